@@ -1,0 +1,77 @@
+# `make demo` from nothing to a report, `make test` from nothing to a verdict. Both make .venv first.
+#
+#   PYTHON=python3.11        interpreter of the environment
+#   TORCH_INDEX=URL          extra package index for torch, e.g. one that holds CPU builds (much smaller downloads)
+#   ARGS="..."               more arguments for the command behind a target
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements/py311.lock
+TORCH := torch==2.13.0
+# Set-up is skipped while neither the lock nor the package's own metadata changed.
+READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+DEMO_RUN ?= runs/demo
+
+# DeepSpeed calls ninja by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: help setup demo test fast lint chaos compare bench clean
+
+help:
+	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
+	@echo "make test     lint, types and every test (under an hour on two cores, from nothing)"
+	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
+	@echo "make chaos    tests that kill things at random"
+	@echo "make compare  methods side by side on several seeds"
+	@echo "make bench    speed against other implementations"
+	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
+
+setup: $(READY)
+
+$(READY):
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python 3.11 or name one with PYTHON="; exit 1; }
+	@echo "setting up $(VENV) (some minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	rm -f $(VENV)/ready-*
+	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation -r $(LOCK)
+	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python requirements/build_ops.py
+	touch $@
+
+demo: setup
+	$(BIN)/pddpo train text-world --run $(DEMO_RUN) $(ARGS)
+	@echo "report: $(DEMO_RUN)/report.html"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not chaos" $(ARGS)
+
+fast: setup
+	$(BIN)/pytest -m "not (ray or vllm or deepspeed or browser or postgres or chaos or gpu or slow)" $(ARGS)
+
+chaos: setup
+	$(BIN)/pytest -m chaos $(ARGS)
+
+compare: setup
+	$(BIN)/python -m bench.compare $(ARGS)
+
+bench: setup
+	$(BIN)/python -m bench run $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

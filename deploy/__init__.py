@@ -1,0 +1,1 @@
+"""What the outside meets: endpoints, pages and cluster files. May import `actors` and `pddpo_ray`."""

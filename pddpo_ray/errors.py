@@ -1,0 +1,37 @@
+"""Errors that end a command, each with its exit code.
+
+The message is one line for a person: what is wrong, where, and what to do about it. The command line prints it
+without a traceback; anything else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class PddpoError(Exception):
+    """Base of all errors below. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class RunError(PddpoError):
+    """Something failed while running: a proof, a deadline, a lost process."""
+
+    exit_code = 1
+
+
+class UserError(PddpoError):
+    """What was asked for cannot be done as asked: a wrong key, a missing file, resources that are not there."""
+
+    exit_code = 2
+
+
+class ParkedError(PddpoError):
+    """The run waits for labels and has released its resources; `--resume` goes on when they are there."""
+
+    exit_code = 3
+
+
+class DecisionNeeded(PddpoError):
+    """The run cannot go on without a person's decision, which the message names."""
+
+    exit_code = 4

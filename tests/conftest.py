@@ -1,0 +1,32 @@
+"""Rules for all tests: which may warn, and which skips continuous integration does not accept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+THIRD_PARTY = ("ray", "vllm", "deepspeed", "browser", "postgres", "chaos", "gpu")
+"""Markers of tests that start other people's programs, whose warnings are not ours to repair."""
+
+INSTALLED_IN_CI = ("ray", "vllm", "deepspeed", "browser", "postgres")
+"""Markers of tests whose needs `.ci/run` installs: with CI=true such a skip is a failure."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.get_closest_marker(name) for name in THIRD_PARTY):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    needed = [name for name in INSTALLED_IN_CI if item.get_closest_marker(name)]
+    if report.skipped and needed and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"CI installs what {', '.join(needed)} tests need, but this one was skipped: {reason}"
+    return report
