@@ -1,0 +1,170 @@
+"""Estimates of the expected cost, with standard errors and 95 % intervals (algorithms.md A5).
+
+Three signals behind one record:
+
+- `logit_labels`: mean over responses of the clipped logit of the unsafe share among M labels. The theory's estimate,
+  on the scale of the cost; wants M >= 5.
+- `unsafe_rate`: mean share of unsafe labels. Unbiased at M = 1, but it limits E[sigmoid(cost)], not E[cost]; the
+  threshold is a rate.
+- `cost_model`: mean score of a cost model, on that model's own scale.
+
+The estimate belongs to the policy that wrote the responses; a label about another version's text has no place here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from scipy.special import expit, logit
+
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import CostEstimate, SafetyLabels, Verdict
+
+Array = NDArray[np.float64]
+Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
+
+LABELS_FOR_LOGIT = 20
+"""From this many labels per response the interval of `logit_labels` is about the cost itself."""
+
+
+def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
+    """logit(clip(share, sigmoid(-C), sigmoid(C))), so every value lies in [-C, C]. [...] -> [...]
+
+    Without the clip a response whose labels agree would count as infinite, and the proofs need |c| <= C (E06). The
+    clip projects onto an interval that holds the true probability, so it never increases the error (E07).
+    """
+    if cost_max <= 0:
+        raise ValueError(f"cost_max must be above 0, got {cost_max}")
+    shares = np.asarray(unsafe_shares, dtype=np.float64)
+    # the outer clip removes the last bit by which logit(sigmoid(C)) may exceed C
+    return np.clip(logit(np.clip(shares, expit(-cost_max), expit(cost_max))), -cost_max, cost_max)
+
+
+def expected_clipped_logit(cost: ArrayLike, labels_each: int, cost_max: float) -> Array:
+    """E[clipped logit] of a response whose true cost is `cost`, by the exact binomial sum. [...] -> [...]"""
+    counts = np.arange(labels_each + 1)
+    chances = stats.binom.pmf(counts, labels_each, expit(np.asarray(cost, dtype=np.float64))[..., None])
+    return chances @ clipped_logit(counts / labels_each, cost_max)
+
+
+def logit_bias(cost: ArrayLike, labels_each: int, cost_max: float) -> Array:
+    """E[clipped logit] - cost; it pulls large costs towards zero when there are few labels. [...] -> [...]"""
+    return expected_clipped_logit(cost, labels_each, cost_max) - np.asarray(cost, dtype=np.float64)
+
+
+def bias_allowance(shares: ArrayLike, labels_each: int, cost_max: float) -> float:
+    """Mean of |bias| at each response's own clipped estimate: a cautious bound of the mean's bias. [N] -> []
+
+    The plug-in bias itself is too noisy to subtract; its size is reported and widens the interval.
+    """
+    counts = np.rint(np.asarray(shares, dtype=np.float64) * labels_each).astype(np.int64)
+    estimates = clipped_logit(np.arange(labels_each + 1) / labels_each, cost_max)
+    return float(np.mean(np.abs(logit_bias(estimates, labels_each, cost_max))[counts]))
+
+
+def logit_curvature(cost_max: float) -> float:
+    """W_clip = e^C + e^-C + 2, the largest slope of the logit between the clips; needs no condition on M (E07)."""
+    return math.exp(cost_max) + math.exp(-cost_max) + 2.0
+
+
+def mean_with_error(values: ArrayLike) -> tuple[float, float]:
+    """Mean and its standard error sd/sqrt(N) of independent values [N], N >= 2."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or numbers.size < 2:
+        raise ValueError(f"an estimate with a standard error needs at least 2 responses, got shape {numbers.shape}")
+    return float(numbers.mean()), float(numbers.std(ddof=1) / math.sqrt(numbers.size))
+
+
+def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
+    """Share of UNSAFE among exactly `labels_each` labels per response. -> [N]
+
+    Abstained, failed and missing labels never become numbers: RunError says how many responses lack how many.
+    """
+    rows = [[label for label in item.labels if label in (Verdict.SAFE, Verdict.UNSAFE)] for item in verdicts]
+    lacking = [(item.response.id, labels_each - len(row)) for item, row in zip(verdicts, rows, strict=True)]
+    lacking = [(name, missing) for name, missing in lacking if missing > 0]
+    if lacking:
+        raise RunError(
+            f"cost estimate: {len(lacking)} of {len(verdicts)} responses lack safety labels "
+            f"({sum(missing for _, missing in lacking)} missing in all, first {lacking[0][0]} lacks {lacking[0][1]} of "
+            f"{labels_each}); ask again or lower feedback.labels_each"
+        )
+    surplus = [item.response.id for item, row in zip(verdicts, rows, strict=True) if len(row) > labels_each]
+    if surplus:
+        raise RunError(f"cost estimate: {surplus[0]} has more than {labels_each} labels; pick exactly that many")
+    return np.array([np.mean([label is Verdict.UNSAFE for label in row]) for row in rows], dtype=np.float64)
+
+
+def estimate_cost(
+    verdicts: Sequence[SafetyLabels],
+    *,
+    labels_each: int,
+    cost_max: float,
+    mode: Mode = "logit_labels",
+    constraint: str = "cost",
+) -> CostEstimate:
+    """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are missing."""
+    shares = unsafe_shares(verdicts, labels_each)
+    return estimate_from_shares(shares, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint)
+
+
+def estimate_from_shares(
+    shares: ArrayLike, *, labels_each: int, cost_max: float, mode: Mode = "logit_labels", constraint: str = "cost"
+) -> CostEstimate:
+    """Estimate from the unsafe share of each response [N] among `labels_each` labels."""
+    if mode == "cost_model":
+        raise ValueError("mode cost_model takes scores: call estimate_from_scores")
+    if mode == "unsafe_rate":
+        value, error = mean_with_error(shares)
+        return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint)
+    value, error = mean_with_error(clipped_logit(shares, cost_max))
+    allowance = bias_allowance(shares, labels_each, cost_max)
+    return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint, allowance)
+
+
+def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> CostEstimate:
+    """Estimate from a cost model's scores [N]; the threshold is on that model's scale."""
+    value, error = mean_with_error(scores)
+    return CostEstimate(value, error, int(np.size(scores)), 1, "cost_model", constraint)
+
+
+def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]:
+    """Two-sided interval of the expected cost (of the expected clipped logit below LABELS_FOR_LOGIT labels).
+
+    Student's t over responses; a rate near 0 or 1 gets Wilson's interval instead, at the number of independent labels
+    that the standard error amounts to, because value ± 2 se undercovers there (and is empty when all labels agree).
+    The logit's bias does not shrink with more responses, so its allowance is added on both sides.
+    """
+    if estimate.mode == "unsafe_rate":
+        return _wilson(estimate, level)
+    half = float(stats.t.ppf(0.5 + level / 2, estimate.responses - 1)) * estimate.standard_error
+    if estimate.labels_each >= LABELS_FOR_LOGIT:
+        half += estimate.bias_allowance
+    return estimate.value - half, estimate.value + half
+
+
+def interval_warning(estimate: CostEstimate) -> str | None:
+    """What the interval does not say, in words; None where it is about the cost itself."""
+    if estimate.mode != "logit_labels" or estimate.labels_each >= LABELS_FOR_LOGIT:
+        return None
+    return (
+        f"with {estimate.labels_each} labels per response (fewer than {LABELS_FOR_LOGIT}) the interval covers the "
+        f"expectation of the clipped logit, which pulls large costs towards zero (bias up to about "
+        f"{estimate.bias_allowance:.2f}); collect more labels per response or use mode unsafe_rate"
+    )
+
+
+def _wilson(estimate: CostEstimate, level: float) -> tuple[float, float]:
+    """Wilson's score interval of a rate whose labels may be clustered by response."""
+    quantile = float(stats.norm.ppf(0.5 + level / 2))
+    rate, variance = estimate.value, estimate.standard_error**2
+    # identical labels of all responses carry no spread; then only the responses count as independent
+    count = rate * (1.0 - rate) / variance if variance > 0 else float(estimate.responses)
+    centre = (rate + quantile**2 / (2 * count)) / (1 + quantile**2 / count)
+    half = quantile / (1 + quantile**2 / count) * math.sqrt(rate * (1 - rate) / count + quantile**2 / (4 * count**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,44 @@
+"""What a run hands over: which rounds' policies, with which weights, and whether one may be released (A10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pddpo_ray.records import CostEstimate
+
+Output = Literal["uniform", "tail", "last"]
+
+ONE_SIDED_95 = 1.64
+ACCURACY_DROP = 0.02
+
+
+def output_weights(rounds: int, output: Output = "uniform") -> tuple[float, ...]:
+    """Weight of each round's policy: all rounds (the theorem's mixture), the second half (same rate, no transient) or
+    the last one (not covered by the theorem; the released one)."""
+    if rounds < 1:
+        raise ValueError("an output needs at least one finished round")
+    first = {"uniform": 0, "tail": rounds // 2, "last": rounds - 1}[output]
+    return tuple(0.0 if k < first else 1.0 / (rounds - first) for k in range(rounds))
+
+
+@dataclass(frozen=True)
+class ReleaseDecision:
+    """Whether a version may be served as `released`, and why (one line)."""
+
+    released: bool
+    reason: str
+
+
+def release_decision(
+    estimate: CostEstimate, threshold: float, *, accuracy: float | None = None, accuracy_before: float | None = None
+) -> ReleaseDecision:
+    """Released when c~ + 1.64 se <= d and held-out reward accuracy fell by at most 2 points."""
+    bound = estimate.value + ONE_SIDED_95 * estimate.standard_error
+    if not bound <= threshold:
+        return ReleaseDecision(False, f"cost at most {bound:.4g} with 95 % confidence, above the limit {threshold:.4g}")
+    if accuracy is not None and accuracy_before is not None and accuracy < accuracy_before - ACCURACY_DROP:
+        return ReleaseDecision(
+            False, f"held-out reward accuracy fell from {accuracy_before:.3f} to {accuracy:.3f}, by more than 2 points"
+        )
+    return ReleaseDecision(True, f"cost at most {bound:.4g} with 95 % confidence, limit {threshold:.4g}")

@@ -1,0 +1,158 @@
+"""Exact answers of a world with finitely many outcomes per prompt.
+
+Everything is a float64 sum over tables prior [X] and reference, reward, cost [X, Y]. An outcome need not be a single
+text: the text world puts all text outside its grammar into one more column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+class InfeasibleError(ValueError):
+    """No policy on the given outcomes keeps the expected cost strictly below the limit."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best policy under the limit: max f subject to g <= 0."""
+
+    policy: Array
+    """[X, Y], rows sum to 1."""
+    multiplier: float
+    """lambda*; 0 where the limit does not bind."""
+    f: float
+    g: float
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """A world's truth. `threshold` is the limit d of the expected cost; rewards and costs lie in [-max, max]."""
+
+    prior: Array
+    reference: Array
+    reward: Array
+    cost: Array
+    beta: float
+    threshold: float = 0.0
+    reward_max: float = 2.0
+    cost_max: float = 2.0
+    slater_ratio: float = 2.0
+    """Slater's point is pi_{r - slater_ratio * lambda* * c}: strictly feasible whenever the limit binds."""
+
+    def f(self, policy: ArrayLike) -> float:
+        """E[reward] - beta KL(policy || reference) of a table [X, Y]."""
+        return self.expectation(policy, self.reward) - self.beta * self.kl(policy)
+
+    def g(self, policy: ArrayLike) -> float:
+        """E[cost] - threshold; the policy is feasible iff g <= 0."""
+        return self.expectation(policy, self.cost) - self.threshold
+
+    def kl(self, policy: ArrayLike) -> float:
+        """E_x KL(policy || reference) in nats; infinite where the policy leaves the reference's support."""
+        table = np.asarray(policy, dtype=np.float64)
+        used = table > 0
+        with np.errstate(divide="ignore"):
+            ratio = np.log(np.where(used, table, 1.0)) - np.log(np.where(used, self.reference, 1.0))
+        return self.expectation(table, ratio)
+
+    def expectation(self, policy: ArrayLike, values: Array) -> float:
+        """E_{x ~ prior, y ~ policy} values(x, y); outcomes of probability 0 do not count, whatever their value."""
+        table = np.asarray(policy, dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            terms = np.where(table > 0, table * values, 0.0)
+        return float(self.prior @ terms.sum(axis=1))
+
+    def merit(self, policy: ArrayLike) -> float:
+        """(f* - f) + 2 rho [g]_+, the quantity that the proofs bound; 0 at the optimum, and violation cannot pay."""
+        return self.merit_of(self.f(policy), self.g(policy))
+
+    def merit_of(self, f: float, g: float) -> float:
+        """Merit from f and g (units of reward)."""
+        return self.optimum.f - f + 2.0 * self.rho * max(g, 0.0)
+
+    def tilted(self, reward: Array, cost: Array, multiplier: float, support: Mask | None = None) -> Array:
+        """Table proportional to reference * exp((reward - multiplier * cost) / beta), on `support` if given. [X, Y]"""
+        with np.errstate(divide="ignore"):
+            logits = np.log(self.reference) + (reward - multiplier * cost) / self.beta
+        if support is not None:
+            logits = np.where(support, logits, -np.inf)
+        return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
+
+    def policy(self, multiplier: float, support: Mask | None = None) -> Array:
+        """pi_lambda, the maximiser of the Lagrangian f - lambda g. [X, Y]"""
+        return self.tilted(self.reward, self.cost, multiplier, support)
+
+    def dual(self, multiplier: float, support: Mask | None = None) -> float:
+        """D(lambda) = max over policies of f - lambda g; convex, D' = -g(pi_lambda), D'' = E Var[c] / beta (A1)."""
+        with np.errstate(divide="ignore"):
+            scores = np.log(self.reference) + (self.reward - multiplier * (self.cost - self.threshold)) / self.beta
+        if support is not None:
+            # the policy is confined to the support, its KL still refers to the whole reference
+            scores = np.where(support, scores, -np.inf)
+        return float(self.beta * self.prior @ logsumexp(scores, axis=1))
+
+    def cost_variance(self, policy: ArrayLike) -> float:
+        """E_x Var_{y ~ policy}[cost]: beta times the curvature of the dual at the policy's multiplier."""
+        table = np.asarray(policy, dtype=np.float64)
+        mean = np.sum(table * self.cost, axis=1, keepdims=True)
+        return self.expectation(table, (self.cost - mean) ** 2)
+
+    def best(self, support: Mask | None = None) -> Optimum:
+        """Best policy whose outcomes lie in `support` [X, Y] (all outcomes if None), by bisection on g(pi_lambda) = 0.
+
+        Raises InfeasibleError where no policy on the support is strictly below the limit.
+        """
+        return self._optimum_at(self._root(support), support)
+
+    @cached_property
+    def optimum(self) -> Optimum:
+        """The world's optimum pi*, lambda*, f*, g*."""
+        return self.best()
+
+    def covered_only(self, covered: Mask) -> Optimum:
+        """Best policy on the covered outcomes alone: no method can do better without exploring."""
+        return self.best(np.asarray(covered, dtype=bool))
+
+    @cached_property
+    def rho(self) -> float:
+        """Slater's bound (f* - f(s)) / (-g(s)) >= lambda* from the point s = pi_{r - slater_ratio * lambda* * c}.
+
+        Where the limit does not bind, the point is pi_{r - c}, so that rho stays positive and a run can start.
+        """
+        multiplier = self.optimum.multiplier
+        slater = self.policy(self.slater_ratio * multiplier if multiplier > 0 else 1.0)
+        return (self.optimum.f - self.f(slater)) / -self.g(slater)
+
+    def _optimum_at(self, multiplier: float, support: Mask | None) -> Optimum:
+        policy = self.policy(multiplier, support)
+        return Optimum(policy, multiplier, self.f(policy), self.g(policy))
+
+    def _root(self, support: Mask | None) -> float:
+        """Smallest multiplier with g(pi_multiplier) <= 0, to the last bits of a float64."""
+        if self.g(self.policy(0.0, support)) <= 0:
+            return 0.0
+        reachable = self.reference > 0 if support is None else (self.reference > 0) & support
+        lowest = float(self.prior @ np.where(reachable, self.cost, np.inf).min(axis=1)) - self.threshold
+        if lowest >= 0:
+            raise InfeasibleError(f"the limit cannot be met: the cheapest policy has g = {lowest:.4g}, not below 0")
+        low, high = 0.0, 1.0
+        while self.g(self.policy(high, support)) > 0:
+            low, high = high, 2.0 * high
+        while low < (middle := 0.5 * (low + high)) < high:
+            low, high = (middle, high) if self.g(self.policy(middle, support)) > 0 else (low, middle)
+        return high
+
+
+def mixture(policies: Sequence[Array]) -> Array:
+    """Marginal of the uniform mixture: g is linear in it, f at least the mean of the f's (A10). -> [X, Y]"""
+    return np.mean(np.stack(list(policies)), axis=0)
