@@ -1,0 +1,6 @@
+"""The journal: a SQL database that is the only truth about a run (SQLite in WAL mode, or PostgreSQL by URL)."""
+
+from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, JournalEvent, PairEntry, PhaseEntry, VersionEntry
+from pddpo_ray.journal.journal import Journal
+
+__all__ = ["DeliveryEntry", "DualEntry", "Journal", "JournalEvent", "PairEntry", "PhaseEntry", "VersionEntry"]

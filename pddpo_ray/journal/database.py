@@ -1,0 +1,99 @@
+"""Opens the journal's database: SQLite in WAL mode by a path, PostgreSQL by a URL, and brings its schema up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from pddpo_ray.errors import UserError
+
+HEAD = "0001"
+"""Newest schema revision that this version of the package knows."""
+BUSY_TIMEOUT_S = 30
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def open_database(url_or_path: str | Path) -> Engine:
+    """Engine for a database file or URL, with the newest schema. Raises UserError where that is impossible."""
+    try:
+        url = make_url(str(url_or_path) if "://" in str(url_or_path) else f"sqlite:///{url_or_path}")
+    except ArgumentError as error:
+        raise UserError(f"journal url {str(url_or_path)!r} is not understood: {error}") from error
+    if url.get_backend_name() == "postgresql" and url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite":
+        if url.database and url.database != ":memory:":
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+        _make_sqlite_durable(engine)
+    else:
+        engine = create_engine(url, pool_pre_ping=True)
+    try:
+        upgrade(engine)
+    except DBAPIError as error:
+        place = url.render_as_string(hide_password=True)
+        raise UserError(f"journal {place} cannot be opened: {error.orig}; check the path or the server") from error
+    return engine
+
+
+def _make_sqlite_durable(engine: Engine) -> None:
+    """WAL, every commit on disk, foreign keys held, and writers that queue instead of failing half-way."""
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        # The driver must not start transactions by itself: `on_begin` decides which kind.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        if cursor.fetchone()[0] not in ("wal", "memory"):
+            raise UserError("the journal's disk does not support SQLite's WAL mode; use a local disk or PostgreSQL")
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        # A deferred transaction that turns into a writer can fail with "database is locked" whatever the timeout.
+        reading = connection.get_execution_options().get("reading", False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One consistent snapshot that never waits for a writer."""
+    with engine.connect().execution_options(reading=True) as connection, connection.begin():
+        yield connection
+
+
+def upgrade(engine: Engine) -> None:
+    """Brings the schema to HEAD; refuses one that a newer package wrote."""
+    with reading(engine) as connection:
+        found = _revision(connection)
+    if found == HEAD:
+        return
+    if found is not None and found > HEAD:
+        raise UserError(
+            f"the journal has schema {found}, this version of pddpo_ray knows {HEAD}: upgrade pddpo_ray to read it"
+        )
+    # Imported here: a journal that is up to date, which is the usual case, should open without alembic's start-up.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

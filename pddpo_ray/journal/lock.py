@@ -1,0 +1,106 @@
+"""One driver per run: a row that names the process, kept fresh by a heartbeat, taken over only from the dead."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
+
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal.schema import driver
+
+HEARTBEAT_S = 10.0
+STALE_S = 60.0
+"""A driver on another host cannot be looked at; it counts as dead when it was silent for this long."""
+
+
+def process_start(pid: int) -> str:
+    """When a process of this machine began, in clock ticks since boot; empty if it is not there (or not on Linux).
+
+    A process id is used again after a while: the pair of id and start names one process for good.
+    """
+    try:
+        # The command name may hold spaces and brackets; the fields after its last bracket are plain.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def is_alive(pid: int, start: str) -> bool:
+    """Whether that very process still runs on this machine."""
+    if Path("/proc/self/stat").exists():
+        return process_start(pid) == start != ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class DriverLock:
+    """Held from construction to `release`. Raises UserError if a live driver holds the run."""
+
+    def __init__(self, engine: Engine, run_id: str, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._engine = engine
+        self._run = run_id
+        self.token = uuid.uuid4().hex
+        with engine.begin() as connection:
+            self._take(connection)
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._beat, args=(heartbeat_s,), name=f"driver-{run_id}", daemon=True)
+        self._thread.start()
+
+    def _take(self, connection: Connection) -> None:
+        holder = connection.execute(select(driver).where(driver.c.run == self._run).with_for_update()).first()
+        here = socket.gethostname()
+        if holder is not None:
+            silent_s = (_now_ms() - holder.seen_ms) / 1000
+            alive = is_alive(holder.pid, holder.process_start) if holder.host == here else silent_s < STALE_S
+            if alive:
+                raise UserError(
+                    f"run {self._run} is driven by process {holder.pid} on {holder.host} (last seen {silent_s:.0f} s"
+                    " ago): wait for it, or end that process first"
+                )
+            connection.execute(delete(driver).where(driver.c.run == self._run))
+        pid = os.getpid()
+        connection.execute(
+            insert(driver).values(
+                run=self._run, token=self.token, host=here, pid=pid, process_start=process_start(pid), seen_ms=_now_ms()
+            )
+        )
+
+    def _mine(self) -> ColumnElement[bool]:
+        return and_(driver.c.run == self._run, driver.c.token == self.token)
+
+    def _beat(self, every_s: float) -> None:
+        while not self._leaving.wait(every_s):
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(update(driver).where(self._mine()).values(seen_ms=_now_ms()))
+            except DBAPIError:
+                # A database that is away for a moment: the next write of the run says so if it stays away.
+                continue
+
+    def check(self, connection: Connection) -> None:
+        """Inside a write transaction: nobody took the run over. Raises RunError."""
+        if connection.execute(select(driver.c.run).where(self._mine())).first() is None:
+            raise RunError(f"another driver took run {self._run} over; this process stops without writing")
+
+    def release(self) -> None:
+        self._leaving.set()
+        self._thread.join()
+        with self._engine.begin() as connection:
+            connection.execute(delete(driver).where(self._mine()))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

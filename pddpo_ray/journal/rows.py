@@ -1,0 +1,121 @@
+"""Records to rows of the journal and back. Both directions are exact: what is read equals what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+
+Row = dict[str, Any]
+
+
+def prompt_row(run: str, prompt: Prompt) -> Row:
+    return {"run": run, "id": prompt.id, "token_ids": list(prompt.token_ids), "text": prompt.text}
+
+
+def prompt_record(row: Any) -> Prompt:
+    return Prompt(id=row.id, token_ids=tuple(row.token_ids), text=row.text)
+
+
+def sample_rows(run: str, round_: int, purpose: str, responses: Iterable[Response]) -> list[Row]:
+    return [
+        {
+            "run": run,
+            "id": response.id,
+            "round": round_,
+            "purpose": purpose,
+            "position": position,
+            "prompt": response.prompt.id,
+            "token_ids": list(response.token_ids),
+            "text": response.text,
+            "policy_version": response.policy_version,
+            "seed": response.seed,
+            "log_prob": response.log_prob,
+        }
+        for position, response in enumerate(responses)
+    ]
+
+
+def response_record(row: Any, prompt: Prompt) -> Response:
+    return Response(
+        id=row.id,
+        prompt=prompt,
+        token_ids=tuple(row.token_ids),
+        text=row.text,
+        policy_version=row.policy_version,
+        seed=row.seed,
+        log_prob=row.log_prob,
+    )
+
+
+def safety_rows(run: str, round_: int, labelled: Sequence[SafetyLabels], labeller: str) -> list[Row]:
+    """One row per label: `source` is the place of the labeller among the M of one answer."""
+    return [
+        {
+            "run": run,
+            "sample": item.response.id,
+            "constraint": item.constraint,
+            "source": source,
+            "round": round_,
+            "position": position,
+            "policy_version": item.response.policy_version,
+            "labeller": labeller,
+            "label": label.value,
+        }
+        for position, item in enumerate(labelled)
+        for source, label in enumerate(item.labels)
+    ]
+
+
+def pair_rows(run: str, round_: int, pairs: Iterable[Pair], first_position: int = 0) -> list[Row]:
+    return [
+        {
+            "run": run,
+            "id": pair.id,
+            "round": round_,
+            "position": position,
+            "first": pair.first.id,
+            "second": pair.second.id,
+        }
+        for position, pair in enumerate(pairs, first_position)
+    ]
+
+
+def pair_label_rows(run: str, labelled: Iterable[LabelledPair], labeller: str, source: int) -> list[Row]:
+    return [
+        {
+            "run": run,
+            "pair": item.pair.id,
+            "source": source,
+            "labeller": labeller,
+            "helpful": item.helpful.value,
+            "harmful": item.harmful.value,
+            "further": {name: verdict.value for name, verdict in item.further},
+        }
+        for item in labelled
+    ]
+
+
+def labelled_pair_record(row: Any, pair: Pair) -> LabelledPair:
+    return LabelledPair(
+        pair=pair,
+        helpful=Verdict(row.helpful),
+        harmful=Verdict(row.harmful),
+        further=tuple((name, Verdict(value)) for name, value in row.further.items()),
+    )
+
+
+def version_row(run: str, round_: int, version: PolicyVersion) -> Row:
+    return {
+        "run": run,
+        "number": version.number,
+        "name": version.name,
+        "round": round_,
+        "sha256": version.sha256,
+        "path": version.path,
+    }
+
+
+def version_record(row: Any) -> PolicyVersion:
+    return PolicyVersion(number=row.number, name=row.name, sha256=row.sha256, path=row.path)

@@ -1,0 +1,219 @@
+"""Tables of the journal: the only truth about a run.
+
+Every row carries its run, so one database holds many runs. Times are UTC milliseconds. Rows of `phase`, `sample`,
+`safety_label`, `pair`, `pair_label`, `dual_step` and `version` are written once and never changed.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+metadata = MetaData(naming_convention=NAMING)
+
+
+def _run_column() -> Column[str]:
+    return Column("run", String(200), primary_key=True)
+
+
+def _belongs_to_run() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(["run"], ["run.id"])
+
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", String(200), primary_key=True),
+    Column("recipe_sha256", String(64), nullable=False),
+    Column("recipe", JSON, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+
+driver = Table(
+    "driver",
+    metadata,
+    _run_column(),
+    Column("token", String(64), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("process_start", String(64), nullable=False),
+    Column("seen_ms", BigInteger, nullable=False),
+    _belongs_to_run(),
+)
+"""Who drives the run now: at most one row a run, removed when the driver leaves."""
+
+round_ = Table(
+    "round",
+    metadata,
+    _run_column(),
+    Column("round", Integer, primary_key=True),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("finished_ms", BigInteger),
+    _belongs_to_run(),
+)
+
+phase = Table(
+    "phase",
+    metadata,
+    _run_column(),
+    Column("round", Integer, primary_key=True),
+    Column("phase", String(100), primary_key=True),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("finished_ms", BigInteger, nullable=False),
+    Column("payload", JSON, nullable=False),
+    _belongs_to_run(),
+)
+"""Finished phases only: a phase that has no row is done again."""
+
+version = Table(
+    "version",
+    metadata,
+    _run_column(),
+    Column("number", Integer, primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("stage", String(20), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("base", Integer),
+    Column("multiplier", Float),
+    Column("metrics", JSON, nullable=False),
+    Column("workers", JSON, nullable=False),
+    _belongs_to_run(),
+)
+
+prompt = Table(
+    "prompt",
+    metadata,
+    _run_column(),
+    Column("id", String(200), primary_key=True),
+    Column("token_ids", JSON, nullable=False),
+    Column("text", Text, nullable=False),
+    _belongs_to_run(),
+)
+
+sample = Table(
+    "sample",
+    metadata,
+    _run_column(),
+    Column("id", String(200), primary_key=True),
+    Column("round", Integer, nullable=False),
+    Column("purpose", String(50), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("prompt", String(200), nullable=False),
+    Column("token_ids", JSON, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("log_prob", Float),
+    ForeignKeyConstraint(["run", "prompt"], ["prompt.run", "prompt.id"]),
+    Index("ix_sample_round_purpose", "run", "round", "purpose", "position", unique=True),
+)
+
+safety_label = Table(
+    "safety_label",
+    metadata,
+    _run_column(),
+    Column("sample", String(200), primary_key=True),
+    Column("constraint", String(100), primary_key=True),
+    Column("source", Integer, primary_key=True),
+    Column("round", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("labeller", String(200), nullable=False),
+    Column("label", String(20), nullable=False),
+    ForeignKeyConstraint(["run", "sample"], ["sample.run", "sample.id"]),
+    Index("ix_safety_label_round", "run", "round", "constraint", "position", "source"),
+)
+
+pair = Table(
+    "pair",
+    metadata,
+    _run_column(),
+    Column("id", String(200), primary_key=True),
+    Column("round", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("first", String(200), nullable=False),
+    Column("second", String(200), nullable=False),
+    ForeignKeyConstraint(["run", "first"], ["sample.run", "sample.id"]),
+    ForeignKeyConstraint(["run", "second"], ["sample.run", "sample.id"]),
+    Index("ix_pair_round", "run", "round", "position", unique=True),
+)
+
+pair_label = Table(
+    "pair_label",
+    metadata,
+    _run_column(),
+    Column("pair", String(200), primary_key=True),
+    Column("source", Integer, primary_key=True),
+    Column("labeller", String(200), nullable=False),
+    Column("helpful", String(20), nullable=False),
+    Column("harmful", String(20), nullable=False),
+    Column("further", JSON, nullable=False),
+    ForeignKeyConstraint(["run", "pair"], ["pair.run", "pair.id"]),
+)
+
+dual_step = Table(
+    "dual_step",
+    metadata,
+    _run_column(),
+    Column("round", Integer, primary_key=True),
+    Column("constraint", String(100), primary_key=True),
+    Column("value", Float, nullable=False),
+    Column("standard_error", Float, nullable=False),
+    Column("responses", Integer, nullable=False),
+    Column("labels_each", Integer, nullable=False),
+    Column("mode", String(50), nullable=False),
+    Column("multiplier_before", Float, nullable=False),
+    Column("multiplier_after", Float, nullable=False),
+    Column("eta", Float, nullable=False),
+    _belongs_to_run(),
+)
+
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", String(200), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("engine", String(200), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("tensors", Integer, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("proven", Boolean, nullable=False),
+    Column("canary_difference", Float),
+    Column("at_ms", BigInteger, nullable=False),
+    _belongs_to_run(),
+    Index("ix_delivery_run", "run", "round"),
+)
+"""Every hand-over that happened, repeated ones after a restart too."""
+
+metric = Table(
+    "metric",
+    metadata,
+    _run_column(),
+    Column("round", Integer, primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("value", Float),
+    _belongs_to_run(),
+)
+"""A missing value is a number that does not exist (not a number); it never reads back as zero."""

@@ -1,0 +1,177 @@
+"""Records that travel between the parts of a run.
+
+Each is a frozen value: no part keeps a reference to another part's state, so every record can be written to the
+journal, sent to a Ray actor or compared in a test. Token ids travel with text; text is never tokenised a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+Stage = Literal["reward", "cost"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question as the policy sees it. In a tabular world `token_ids` is the single prompt index."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer with its provenance: who wrote it (`policy_version`) and from which seed it can be drawn again.
+
+    `token_ids` ends with the end-of-sequence token when the policy stopped by itself. `log_prob` is the sum over
+    `token_ids` under the policy that wrote it, at temperature 1 and without truncation (None if not asked for).
+    """
+
+    id: str
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    text: str
+    policy_version: int
+    seed: int
+    log_prob: float | None = None
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """One set of weights. `number` is the run-wide policy_version (0 is the reference); `sha256` names the content."""
+
+    number: int
+    name: str
+    sha256: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are drawn from a policy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True)
+class CandidateSet:
+    """Answers to one prompt from which the explorer picks what people will compare.
+
+    `log_policy[i]` and `log_proposal[i]` are the log-probabilities of `responses[i]` under the round's policy and
+    under the broader proposal; both are needed because a candidate may come from either.
+    """
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    log_policy: tuple[float, ...]
+    log_proposal: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, in the order in which a labeller sees them."""
+
+    id: str
+    first: Response
+    second: Response
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.first.prompt
+
+
+class Verdict(StrEnum):
+    """A label. Abstained and failed labels are kept and counted; they never become numbers."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    FIRST = "first"
+    SECOND = "second"
+    ABSTAIN = "abstain"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class LabelledPair:
+    """`helpful` says which answer is better, `harmful` which is costlier (the more harmful one).
+
+    `further` holds the costlier answer under each constraint after the first, by name.
+    """
+
+    pair: Pair
+    helpful: Verdict
+    harmful: Verdict
+    further: tuple[tuple[str, Verdict], ...] = ()
+
+
+@dataclass(frozen=True)
+class SafetyLabels:
+    """Labels of one answer by distinct sources; a cost estimate uses exactly `labels_each` of them."""
+
+    response: Response
+    labels: tuple[Verdict, ...]
+    constraint: str = "cost"
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """One training row of D^r or D^c.
+
+    `chosen` is the answer whose probability the stage raises: the better one of a reward pair, the *cheaper* one of a
+    cost pair (the paper's cost "winner" is the costlier answer, here `rejected`).
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    round: int = 0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Estimated expected cost with its standard error; `mode` is one of algorithms.md A5's three dual signals."""
+
+    value: float
+    standard_error: float
+    responses: int
+    labels_each: int
+    mode: str = "logit_labels"
+    constraint: str = "cost"
+    bias_allowance: float = 0.0
+    """Mean size of the clipped logit's bias at the responses' own estimates (`logit_labels` only, else 0)."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Objective of one stage: softplus(-(temperature * (h(chosen) - h(rejected)) + margin)), h = log policy/base.
+
+    The reward stage has base = reference and temperature beta; the cost stage base = reward policy and temperature
+    beta / multiplier (algorithms.md A2, A3). `multiplier` is None in the reward stage. `margins[i]` belongs to row i
+    (bonus in the loss, A9); empty means no bonus.
+    """
+
+    stage: Stage
+    base: PolicyVersion
+    temperature: float
+    multiplier: float | None = None
+    margins: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class FitMetrics:
+    """What a fit says about itself. Metric names are `area/what`."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+
+def responses_of(sets: Sequence[CandidateSet]) -> list[Response]:
+    """All candidates of several sets, in order."""
+    return [response for candidates in sets for response in candidates.responses]

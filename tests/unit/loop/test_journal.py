@@ -1,0 +1,264 @@
+"""The journal: phases happen once, records come back as they went in, and nobody else's run is touched."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database
+from pddpo_ray.journal.lock import is_alive, process_start
+from pddpo_ray.parts import Delivery
+from pddpo_ray.records import (
+    CostEstimate,
+    LabelledPair,
+    Pair,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
+
+RECIPE = {"seed": 3, "rounds": 4, "cluster": {"mode": "in-process"}}
+PROMPT = Prompt("p0", (7, 8), "how do I sleep")
+
+
+def answer(name: str, log_prob: float | None = -1.5) -> Response:
+    return Response(name, PROMPT, (1, 2, 3), f"text of {name}", policy_version=2, seed=2**62, log_prob=log_prob)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "journal.sqlite"
+
+
+def test_a_finished_phase_is_read_back_and_not_computed_again(place: Path) -> None:
+    for expected_calls in ([1], []):
+        calls: list[int] = []
+
+        def compute(calls: list[int] = calls) -> dict[str, tuple[int, int]]:
+            calls.append(1)
+            return {"count": (1, 2)}
+
+        with Journal.open(place, "demo", create=RECIPE) as journal:
+            payload = journal.once("sample", compute)
+        assert payload == {"count": [1, 2]}
+        assert calls == expected_calls
+
+
+def test_a_phase_that_fails_in_the_middle_leaves_nothing_behind(place: Path) -> None:
+    def half_a_phase() -> None:
+        journal.add_samples("cost", [answer("a")])
+        raise ValueError("power cut")
+
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        with pytest.raises(ValueError, match="power cut"):
+            journal.once("sample", half_a_phase)
+        assert journal.samples() == []
+        assert journal.phases() == []
+        assert journal.once("sample", lambda: journal.add_samples("cost", [answer("a")])) is None
+        assert journal.samples() == [answer("a")]
+
+
+def test_the_same_phase_twice_in_a_round_is_a_mistake_of_the_page(place: Path) -> None:
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        journal.once("sample", lambda: 1)
+        with pytest.raises(RuntimeError, match="entered twice in round 0"):
+            journal.once("sample", lambda: 2)
+
+
+def test_rounds_that_are_finished_are_not_handed_out_again(place: Path) -> None:
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        seen = []
+        for number in journal.rounds(4):
+            if number == 3:
+                break
+            seen.append(number)
+        assert seen == [1, 2]
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        assert list(journal.rounds(4)) == [3, 4]
+        assert list(journal.rounds(4)) == []
+
+
+def test_every_record_comes_back_exactly_as_it_was_written(place: Path) -> None:
+    answers = [answer("a", None), answer("b", -1 / 3)]
+    pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, Verdict.ABSTAIN, (("toxic", Verdict.SECOND),))
+    labels = [SafetyLabels(answers[1], (Verdict.SAFE, Verdict.FAILED)), SafetyLabels(answers[0], (Verdict.UNSAFE,) * 2)]
+    version = PolicyVersion(2, "policy-1", "ab" * 32, "policy-1-abab")
+    estimate = CostEstimate(0.1, 1 / 7, 2, 2)
+    delivery = Delivery("vllm-0", 2, "ab" * 32, 31, 0.25)
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        for _ in journal.rounds(1):
+            journal.add_version(
+                version, "cost", {"fit/loss": 0.3, "fit/odd": math.nan}, [11, 12], base=1, multiplier=0.7
+            )
+            journal.add_samples("cost", answers)
+            journal.add_safety(labels, "world")
+            journal.add_pairs([pair], "world")
+            journal.add_dual_step("cost", estimate, 1.0, 1.25, 0.1)
+            journal.add_delivery(delivery, True, 1e-6)
+            journal.add_metrics({"dual/multiplier": 1.0, "fit/slope_cost": math.nan})
+            journal.add_metrics({"dual/multiplier": 2.0})
+    with Journal.open(place, "demo") as journal:
+        assert journal.samples(1, "cost") == answers
+        assert journal.safety(1) == labels
+        (entry,) = journal.pairs()
+        assert (entry.labelled, entry.labeller, entry.round) == (pair, "world", 1)
+        (stored,) = journal.versions()
+        assert stored.version == version
+        assert (stored.metrics, stored.workers, stored.base, stored.multiplier) == ({"fit/loss": 0.3}, (11, 12), 1, 0.7)
+        assert journal.policies == [version]
+        (step,) = journal.dual_steps()
+        assert (step.estimate, step.multiplier_before, step.multiplier_after) == (estimate, 1.0, 1.25)
+        assert journal.deliveries()[0].delivery == delivery
+        assert journal.metrics()[1]["dual/multiplier"] == 2.0
+        assert math.isnan(journal.metrics()[1]["fit/slope_cost"])
+        assert journal.recipe == RECIPE
+
+
+def test_a_label_of_an_answer_that_was_never_written_is_refused(place: Path) -> None:
+    with Journal.open(place, "demo", create=RECIPE) as journal, pytest.raises(RunError, match="refuses what round 0"):
+        journal.add_safety([SafetyLabels(answer("ghost"), (Verdict.SAFE,))], "world")
+
+
+def test_a_run_of_another_recipe_is_refused_and_the_difference_named(place: Path) -> None:
+    Journal.open(place, "demo", create=RECIPE).close()
+    with pytest.raises(UserError, match="seed is 3 there and 4 here"):
+        Journal.open(place, "demo", create={**RECIPE, "seed": 4})
+
+
+def test_a_run_may_move_to_another_cluster(place: Path) -> None:
+    Journal.open(place, "demo", create=RECIPE).close()
+    Journal.open(place, "demo", create={**RECIPE, "cluster": {"mode": "ray"}}).close()
+
+
+def test_reading_a_journal_that_is_not_there_says_so(place: Path) -> None:
+    with pytest.raises(UserError, match="no journal at"):
+        Journal.open(place, "demo")
+    Journal.open(place, "demo", create=RECIPE).close()
+    with pytest.raises(UserError, match="no run 'other'; it has demo"):
+        Journal.open(place, "other")
+
+
+def test_a_reader_cannot_write(place: Path) -> None:
+    Journal.open(place, "demo", create=RECIPE).close()
+    with Journal.open(place, "demo") as journal, pytest.raises(RunError, match="opened for reading"):
+        journal.add_metrics({"a/b": 1.0})
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(place: Path) -> None:
+    with (
+        Journal.open(place, "demo", create=RECIPE),
+        pytest.raises(UserError, match=f"driven by process {os.getpid()} on"),
+    ):
+        Journal.open(place, "demo", create=RECIPE)
+    Journal.open(place, "demo", create=RECIPE).close()
+
+
+def test_the_lock_of_a_killed_driver_is_taken_over_and_its_unfinished_phase_done_again(place: Path) -> None:
+    program = f"""
+        import os, signal
+        from pddpo_ray.journal import Journal
+        journal = Journal.open({str(place)!r}, "demo", create={RECIPE!r})
+        journal.once("one", lambda: 1)
+        journal.once("two", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        assert journal.once("one", lambda: 100) == 1
+        assert journal.once("two", lambda: 2) == 2
+
+
+def test_a_driver_that_lost_its_run_writes_nothing_more(place: Path) -> None:
+    journal = Journal.open(place, "demo", create=RECIPE)
+    with sqlite3.connect(place) as connection:
+        connection.execute("UPDATE driver SET token = 'somebody else'")
+    connection.close()
+    with pytest.raises(RunError, match="another driver took run demo over"):
+        journal.once("sample", lambda: 1)
+    assert journal.phases() == []
+    journal.close()
+
+
+def test_a_process_is_known_by_id_and_start_together() -> None:
+    assert is_alive(os.getpid(), process_start(os.getpid()))
+    assert not is_alive(os.getpid(), "12345")
+    assert not is_alive(2**22 + 1, "")
+
+
+def test_a_journal_of_a_newer_version_is_refused(place: Path) -> None:
+    Journal.open(place, "demo", create=RECIPE).close()
+    with sqlite3.connect(place) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(UserError, match=f"schema 9999, this version of pddpo_ray knows {HEAD}"):
+        Journal.open(place, "demo")
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    from pddpo_ray.journal.schema import metadata
+
+    engine = open_database(tmp_path / "journal.sqlite")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+
+
+def test_commits_are_on_disk_and_readers_do_not_block_the_writer(place: Path) -> None:
+    Journal.open(place, "demo", create=RECIPE).close()
+    engine = open_database(place)
+    with engine.connect().execution_options(reading=True) as connection:
+        settings = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+        assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+        with Journal.open(place, "demo", create=RECIPE) as journal:
+            journal.once("sample", lambda: 1)
+    engine.dispose()
+
+
+def test_a_bad_url_or_a_server_that_is_away_is_a_users_error() -> None:
+    with pytest.raises(UserError, match="not understood"):
+        Journal.open("sqlite:nonsense://", "demo", create=RECIPE)
+    with pytest.raises(UserError, match="cannot be opened"):
+        Journal.open("postgresql://nobody@127.0.0.1:1/none", "demo", create=RECIPE)
+
+
+def test_a_listener_hears_rounds_and_phases_as_they_happen(place: Path) -> None:
+    heard: list[JournalEvent] = []
+    with Journal.open(place, "demo", create=RECIPE, listener=heard.append) as journal:
+        for _ in journal.rounds(1):
+            journal.once("sample", lambda: 1)
+    assert [(event.what, event.round, event.phase) for event in heard] == [
+        ("round-started", 1, ""),
+        ("phase-started", 1, "sample"),
+        ("phase-finished", 1, "sample"),
+        ("round-finished", 1, ""),
+    ]
+
+
+def test_two_runs_share_a_database_without_touching_each_other(place: Path) -> None:
+    with (
+        Journal.open(place, "online", create=RECIPE) as online,
+        Journal.open(place, "offline", create=RECIPE) as offline,
+    ):
+        online.once("sample", lambda: online.add_samples("cost", [answer("a")]))
+        assert offline.samples() == []
+        assert offline.once("sample", lambda: "its own") == "its own"
