@@ -1,0 +1,228 @@
+"""The vLLM engine inside the process that makes it: the same class serves notebooks, tests and Ray actors.
+
+Weights change in place, version by version; the engine never restarts. Everything it says about a delivery it has seen
+itself: the hash is taken over the tensors while they are consumed, because what vLLM keeps (packed layers) cannot be
+read back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.errors import RunError
+from pddpo_ray.parts import Array, Delivery
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.checkpoint import (
+    check_shapes,
+    check_tokenizer,
+    fingerprint,
+    load_tokenizer,
+    model_tensors,
+    stored_shapes,
+    stored_tensors,
+)
+from pddpo_ray.rollout.draws import draw_seeds
+
+if TYPE_CHECKING:
+    import torch
+
+NO_VERSION = -1
+"""Version of an engine that holds no policy: dummy weights after the start, or a delivery that did not end well."""
+
+Draw = tuple[tuple[int, ...], str, float]
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How much of the machine the engine takes."""
+
+    dtype: str = "float32"
+    max_model_len: int = 256
+    max_sequences: int = 128
+    tensor_parallel: int = 1
+    kv_cache_gib: float = 0.5
+    """Size of the key-value cache on a CPU; a GPU engine takes `gpu_memory` instead."""
+    gpu_memory: float = 0.5
+    """Fraction of the GPU's memory."""
+    transfer: str | None = None
+    """Backend of vLLM's own weight transfer (`ipc`, `nccl`), or None for reloading from the artifact store."""
+
+
+def prepare_process(threads: int = 1) -> None:
+    """Environment that vLLM reads while it is imported; call it first in a process that will hold an engine.
+
+    One process per engine (no engine core of its own: that costs a second start); no thread binding, because several
+    engines and trainers share the cores; no usage report to anyone.
+    """
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+class VllmEngine:
+    """One vLLM engine; satisfies `pddpo_ray.parts.RolloutEngine`.
+
+    `model` is a folder with config.json and tokenizer, the weights need not exist yet. `store` is where
+    `PolicyVersion.path` is found.
+
+    >>> engine = VllmEngine("rollout-0", model=Path("reference"), store=store)  # doctest: +SKIP
+    >>> engine.deliver(policy)  # doctest: +SKIP
+    >>> engine.sample(prompts, seeds=[1, 2], n=4, decoding=Decoding())  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str, model: Path, store: ArtifactStore, settings: VllmSettings | None = None) -> None:
+        settings = settings or VllmSettings()
+        self.name = name
+        self._store = store
+        self._expected = model_tensors(Path(model))
+        self._tokenizer = load_tokenizer(Path(model))
+        self.tokenizer = fingerprint(self._tokenizer)
+        self._version = NO_VERSION
+        self._llm = _start(Path(model), settings)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        """Check the stored tensors against the model, load them in place and state what was loaded.
+
+        Raises RunError, and holds no version afterwards, when names, shapes, count or the tokenizer do not fit.
+        """
+        begin = time.monotonic()
+        folder = self._store.folder(policy.path)
+        self._version = NO_VERSION
+        check_shapes(self._expected, stored_shapes(folder), engine=self.name, version=policy.number)
+        check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
+        consumed = self._reload(stored_tensors(folder))
+        self._version = policy.number
+        self._llm.llm_engine.set_weight_version(str(policy.number))
+        return Delivery(
+            engine=self.name,
+            version=int(self._llm.llm_engine.get_weight_version()),
+            sha256=tensors_sha256(consumed),
+            tensors=len(consumed),
+            seconds=time.monotonic() - begin,
+            tokenizer=self.tokenizer,
+        )
+
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+        """n answers per prompt. A draw follows from weights, prompt, seed and decoding, not from its neighbours.
+
+        Raises RunError when the engine holds no version or an answer is missing.
+        """
+        from vllm import SamplingParams
+
+        self._demand_version()
+        requests, parameters = [], []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            for draw_seed in draw_seeds(seed, n):
+                requests.append({"prompt_token_ids": list(prompt.token_ids)})
+                parameters.append(
+                    SamplingParams(
+                        temperature=decoding.temperature,
+                        top_p=decoding.top_p,
+                        max_tokens=decoding.max_tokens,
+                        seed=draw_seed,
+                        logprobs=0,
+                        detokenize=False,
+                    )
+                )
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False) if requests else []
+        if len(outputs) != len(requests):
+            raise RunError(f"engine {self.name} returned {len(outputs)} answers for {len(requests)} requests")
+        draws = [self._draw(output.outputs[0]) for output in outputs]
+        return [draws[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        """Sum log-probability of each answer under the loaded version. -> [n]"""
+        from vllm import SamplingParams
+
+        self._demand_version()
+        requests = [
+            {"prompt_token_ids": [*prompt.token_ids, *answer]} for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False) if requests else []
+        return np.array(
+            [_prompt_log_prob(output, len(prompt.token_ids)) for prompt, output in zip(prompts, outputs, strict=True)]
+        )
+
+    def close(self) -> None:
+        """Release the engine's memory; the object is of no use afterwards."""
+        self._version = NO_VERSION
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+        """Load in place; returns the tensors as the engine consumed them."""
+        consumed: list[tuple[str, torch.Tensor]] = []
+
+        def watched() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                consumed.append((name, tensor))
+                yield name, tensor
+
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": watched()})
+        # Keys and values in the cache were computed with the old weights.
+        if not self._llm.reset_prefix_cache():
+            raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
+        return consumed
+
+    def _demand_version(self) -> None:
+        if self._version == NO_VERSION:
+            raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
+
+    def _draw(self, completion: Any) -> Draw:
+        token_ids = tuple(int(token) for token in completion.token_ids)
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return token_ids, text, float(completion.cumulative_logprob)
+
+
+def _start(model: Path, settings: VllmSettings) -> Any:
+    prepare_process()
+    import torch
+    from vllm import LLM
+
+    options: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        options["gpu_memory_utilization"] = settings.gpu_memory
+        if settings.transfer is not None:
+            options["weight_transfer_config"] = {"backend": settings.transfer}
+    else:
+        # Nothing here is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute.
+        torch._dynamo.config.disable = True
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
+    if settings.tensor_parallel == 1:
+        options["distributed_executor_backend"] = "uni"
+    return LLM(
+        model=str(model),
+        dtype=settings.dtype,
+        load_format="dummy",
+        generation_config="vllm",
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_sequences,
+        tensor_parallel_size=settings.tensor_parallel,
+        seed=0,
+        trust_remote_code=False,
+        disable_log_stats=True,
+        **options,
+    )
+
+
+def _prompt_log_prob(output: Any, prompt_tokens: int) -> float:
+    tokens = output.prompt_token_ids[prompt_tokens:]
+    entries = output.prompt_logprobs[prompt_tokens:]
+    return float(sum(entry[token].logprob for token, entry in zip(tokens, entries, strict=True)))

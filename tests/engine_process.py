@@ -1,0 +1,58 @@
+"""A vLLM engine in a process of its own, so that what it does to its process (threads, process groups, compiler
+switches) ends with it and cannot reach another test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager, NamespaceProxy  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.artifacts import ArtifactStore
+
+
+class EngineProxy(NamespaceProxy):
+    """Attributes and methods of the engine, one call each."""
+
+    _exposed_ = ("__getattribute__", "deliver", "sample", "score", "close")
+
+    def deliver(self, *args: Any) -> Any:
+        return self._callmethod("deliver", args)
+
+    def sample(self, *args: Any) -> Any:
+        return self._callmethod("sample", args)
+
+    def score(self, *args: Any) -> Any:
+        return self._callmethod("score", args)
+
+    def close(self) -> Any:
+        return self._callmethod("close")
+
+
+class EngineManager(BaseManager):
+    """The engine's process."""
+
+    def vllm(self, name: str, model: Path, store: str) -> Any:
+        return self.make_vllm(name, model, store)  # type: ignore[attr-defined]
+
+
+def make_vllm(name: str, model: Path, store: str) -> Any:
+    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+
+    prepare_process()
+    return VllmEngine(name, model, ArtifactStore(store), VllmSettings(max_model_len=128, kv_cache_gib=0.1))
+
+
+EngineManager.register("make_vllm", make_vllm, EngineProxy)
+
+
+@contextmanager
+def vllm_process(name: str, model: Path, store: ArtifactStore) -> Iterator[Any]:
+    manager = EngineManager(ctx=get_context("spawn"))
+    manager.start()
+    try:
+        yield manager.vllm(name, model, store.root)
+    finally:
+        manager.shutdown()
