@@ -14,7 +14,7 @@ import sys
 def main() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if shutil.which("c++") is None and shutil.which("g++") is None:
-        print("no C++ compiler: trainer.engine zero1, zero2 and zero3 will not run on CPU (install g++)", file=sys.stderr)
+        print("no C++ compiler: trainer.engine zero1 to zero3 will not run on CPU (install g++)", file=sys.stderr)
         return
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 

@@ -1,0 +1,89 @@
+"""Reading recipe files: YAML 1.2 scalars, no duplicate keys, and where each key stands.
+
+PyYAML follows YAML 1.1, in which `1e-4` is a string and `off` is false. In a recipe both would be traps.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pddpo_ray.errors import UserError
+
+Keys = tuple[str, ...]
+Origins = dict[Keys, str]
+"""Where a key was set, in words: `recipe.yaml line 12`, or the text of an override."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the core schema of YAML 1.2: null, true, false, decimal numbers, and strings."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the library's own class attribute
+
+
+_NUMBER = list("-+.0123456789")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:null|~|)$"), ["n", "~", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), _NUMBER)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+    _NUMBER,
+)
+# The library's constructor reads a leading zero as octal, and so on.
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(loader.construct_scalar(node)))
+
+
+def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
+    """A recipe file as nested dictionaries, and the place of each key. UserError when it is not a YAML mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: cannot be read as text ({error})") from error
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}
+        origins: Origins = {}
+        _note_lines(node, (), name, origins)
+        value = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+    finally:
+        loader.dispose()
+    if not isinstance(value, dict):
+        raise UserError(f"{name}: a recipe is a mapping of keys to values, not a {type(value).__name__}")
+    return value, origins
+
+
+def parse_value(text: str, origin: str) -> Any:
+    """The value of an override, read as YAML: `3`, `1e-4`, `null`, `true`, `word`, `[1, 2]`, `{kind: newton}`."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise UserError(f"{origin}: the value is not valid YAML; quote it, e.g. 'key=\"{text}\"'") from error
+    finally:
+        loader.dispose()
+
+
+def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> None:
+    """Record where each key of a mapping stands; UserError for a key that stands there twice or is no word."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value_node in node.value:
+        place = f"{name} line {key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise UserError(f"{place}: a key must be a single word")
+        path = (*keys, str(key_node.value))
+        if path in origins:
+            raise UserError(f"{place}: key `{'.'.join(path)}` stands here a second time; remove one of the two")
+        origins[path] = place
+        _note_lines(value_node, path, name, origins)

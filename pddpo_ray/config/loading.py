@@ -1,0 +1,342 @@
+"""From a recipe's name or file and `key=value` overrides to a checked configuration.
+
+Later layers win: the recipe that is extended, the recipe, the file of a tabular world (it states its own problem), the
+overrides. Every complaint is one line that names the place, the key and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
+from pddpo_ray.config.tree import Config
+from pddpo_ray.errors import UserError
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
+"""Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
+
+Tree = dict[str, Any]
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a shipped recipe (by name) or of a recipe file, with overrides. Raises UserError."""
+    tree, origins = _read_recipe(recipe)
+    changes: Tree = {}
+    change_origins: Origins = {}
+    for text in overrides:
+        keys, value, origin = _parse_override(text)
+        change = _nested(keys, value)
+        _absolute_paths(change, Path.cwd())
+        changes = merge(changes, change, Config)
+        change_origins[keys] = origin
+    world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
+    tree = merge(tree, _problem_of_world(world), Config)
+    tree = _with_tags(merge(tree, changes, Config), Config)
+    origins = {keys: place for keys, place in origins.items() if keys not in change_origins} | change_origins
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(_explain(error, tree, origins)) from error
+    _check_files(config, origins)
+    return config
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved recipe as YAML; loading it again gives an equal configuration."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, Origins]:
+    path, name = _locate(recipe)
+    if name in extended_by:
+        raise UserError(f"{name}: recipes extend each other in a circle: {' -> '.join((*extended_by, name))}")
+    tree, origins = read_document(path, name)
+    if path.parent != RECIPES:
+        _absolute_paths(tree, path.resolve().parent)
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree, origins
+    if not isinstance(base, str):
+        raise UserError(f"{origins[('extends',)]}: `extends` names one recipe, e.g. `extends: text-world`")
+    beside = path.parent / base
+    base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
+    base_tree.pop("about", None)
+    return merge(base_tree, tree, Config), base_origins | origins
+
+
+def _locate(recipe: str) -> tuple[Path, str]:
+    """File of a recipe and its name in messages."""
+    names = recipe_names()
+    if recipe in names:
+        return RECIPES / f"{recipe}.yaml", f"recipe {recipe}"
+    path = Path(recipe)
+    if path.is_file():
+        return path, recipe
+    if path.suffix in (".yaml", ".yml") or path.is_dir():
+        raise UserError(f"{recipe}: there is no such recipe file; `pddpo recipes` lists the shipped ones")
+    raise UserError(f"there is no recipe `{recipe}`{_nearest(recipe, names)}; `pddpo recipes` lists them all")
+
+
+def _parse_override(text: str) -> tuple[Keys, Any, str]:
+    origin = f"override `{text}`"
+    key, equals, value = text.partition("=")
+    keys = tuple(key.strip().split("."))
+    if not equals or not all(keys):
+        raise UserError(f"{origin}: write overrides as key=value, e.g. dual.threshold=0.1")
+    return keys, parse_value(value, origin), origin
+
+
+def _nested(keys: Keys, value: Any) -> Tree:
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
+    """`over` laid on `base`. Where it chooses another variant, only settings that both variants share survive."""
+    result = dict(base)
+    for key, value in over.items():
+        field = model.model_fields.get(key)
+        below = result.get(key)
+        if isinstance(value, dict) and field is not None and _models(field):
+            below = below if isinstance(below, dict) else {}
+            old, new = _variant(field, below), _variant(field, {**below, **value})
+            if old is not None and new is not None and old is not new:
+                below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
+            result[key] = merge(below, value, new) if new is not None else {**below, **value}
+        else:
+            result[key] = value
+    return result
+
+
+def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:
+    """Settings declared by the nearest common ancestor of two variants."""
+    ancestor = next(kind for kind in new.__mro__ if issubclass(old, kind))
+    return set(ancestor.model_fields) if issubclass(ancestor, BaseModel) else set()
+
+
+def _with_tags(tree: Tree, model: type[BaseModel]) -> Tree:
+    """Name the default variant where a section sets values without saying which variant it is."""
+    result = dict(tree)
+    for key, field in model.model_fields.items():
+        value = result.get(key)
+        if not isinstance(value, dict) or not _models(field):
+            continue
+        variant = _variant(field, value)
+        if field.discriminator and variant is not None:
+            value = {str(field.discriminator): _tag(variant, str(field.discriminator)), **value}
+        result[key] = _with_tags(value, variant) if variant is not None else value
+    return result
+
+
+def _absolute_paths(tree: Tree, folder: Path) -> None:
+    """Make the paths of one layer absolute, in place."""
+    for *parents, key in PATHS:
+        section = _at(tree, tuple(parents))
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = str(folder / Path(section[key]).expanduser())
+
+
+def _problem_of_world(path: Any) -> Tree:
+    """What a tabular world's file says about the problem: beta, bounds, limit, number of offline pairs."""
+    if not isinstance(path, str) or not Path(path).is_file():
+        return {}
+    try:
+        world = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"world.path {path}: not a JSON file ({error})") from error
+    if not isinstance(world, dict):
+        raise UserError(f"world.path {path}: a world is a JSON object with prior, reference, reward, cost, ...")
+    tree: Tree = {key: float(world[key]) for key in ("beta", "reward_max") if _is_number(world.get(key))}
+    dual = {key: float(world[key]) for key in ("cost_max", "threshold") if _is_number(world.get(key))}
+    offline = world.get("offline")
+    pairs = offline.get("pairs") if isinstance(offline, dict) else None
+    if isinstance(pairs, int) and not isinstance(pairs, bool):
+        tree["offline"] = {"pairs": pairs}
+    return {**tree, "dual": dual} if dual else tree
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- the tree of models ----------------------------------------------------------------------------------------------
+
+
+def _models(field: FieldInfo) -> tuple[type[BaseModel], ...]:
+    """The section classes that a field may hold: none for a plain value, several for a tagged union."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def _tag(model: type[BaseModel], discriminator: str) -> str:
+    return str(model.model_fields[discriminator].default)
+
+
+def _variant(field: FieldInfo, value: Tree) -> type[BaseModel] | None:
+    """The class that a section's values belong to; None when the tag is wrong or there is none and no default."""
+    models = _models(field)
+    if len(models) == 1:
+        return models[0]
+    tag = str(field.discriminator)
+    if tag not in value:
+        return type(field.default) if isinstance(field.default, BaseModel) else None
+    return next((model for model in models if _tag(model, tag) == value[tag]), None)
+
+
+def dotted_keys(model: type[BaseModel] = Config, prefix: Keys = ()) -> Iterator[str]:
+    """Every key that a recipe may set, in all variants."""
+    for key, field in model.model_fields.items():
+        yield ".".join((*prefix, key))
+        for section in _models(field):
+            yield from dotted_keys(section, (*prefix, key))
+
+
+def _at(tree: Any, keys: Keys) -> Any:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
+# --- complaints ------------------------------------------------------------------------------------------------------
+
+
+def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
+    """The first complaint as one line, with the number of the others."""
+    problems = error.errors()
+    # An unknown key explains a missing one that is spelt like it.
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    keys = _keys_of(first["loc"], tree)
+    key = ".".join(keys)
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "extra_forbidden":
+            text = f"unknown key `{key}`{_nearest_key(keys, tree)}"
+        case "missing":
+            text = f"key `{key}` is missing; set it, e.g. with {key}=..."
+        case "union_tag_invalid" | "union_tag_not_found":
+            keys = (*keys, str(context.get("discriminator", "")).strip("'"))
+            tags = str(context.get("expected_tags", "")).replace("'", "")
+            found = f" is {context['tag']!r}, but" if "tag" in context else ""
+            text = f"`{'.'.join(keys)}`{found} must be one of {tags}" if tags else f"`{'.'.join(keys)}` is missing"
+        case "model_type" | "model_attributes_type":
+            text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
+        case "value_error":
+            text = f"{f'`{key}`: ' if key else ''}{context['error']}"
+        case _:
+            wanted = first["msg"].replace("Input should be", "must be", 1)
+            text = f"`{key}` is {_shown(first['input'])}, but {wanted}"
+    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    place = _place(keys, origins)
+    return f"{place}: {text}{others}" if place else f"{text}{others}"
+
+
+def _keys_of(location: tuple[int | str, ...], tree: Tree) -> Keys:
+    """pydantic's location without the tags of unions, which are no keys."""
+    keys: list[str] = []
+    here: Any = tree
+    for index, part in enumerate(location):
+        last = index == len(location) - 1
+        if isinstance(here, dict) and (part in here or last):
+            keys.append(str(part))
+            here = here.get(part)
+        elif not isinstance(here, dict):
+            keys.append(str(part))
+    return tuple(keys)
+
+
+def _place(keys: Keys, origins: Origins) -> str:
+    """Where a key was set. For a section as a whole: the last override inside it, else its place in the recipe."""
+    inside = [origin for path, origin in origins.items() if keys and path[: len(keys)] == keys]
+    if inside and (keys not in origins or inside[-1].startswith("override")):
+        return inside[-1]
+    around = (origins[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in origins)
+    return next(around, "")
+
+
+def _nearest_key(keys: Keys, tree: Tree) -> str:
+    """`; did you mean ...`: in the same section, then below it, then anywhere."""
+    key, fields = ".".join(keys), _fields_of_section(keys[:-1], tree)
+    close = difflib.get_close_matches(keys[-1], fields, 1, 0.6)
+    if close:
+        return f"; did you mean `{'.'.join((*keys[:-1], close[0]))}`?"
+    every = list(dict.fromkeys(dotted_keys()))
+    if key in every:
+        return f"; it belongs to another variant of `{'.'.join(keys[:-1])}`"
+    near = [other for other in every if difflib.get_close_matches(keys[-1], [other.split(".")[-1]], 1, 0.7)]
+    near.sort(key=lambda other: (other.split(".")[: len(keys) - 1] != list(keys[:-1]), -_similarity(key, other)))
+    if near:
+        return f"; did you mean `{near[0]}`?"
+    return f"; this section has {', '.join(fields)}" if fields else ""
+
+
+def _fields_of_section(section: Keys, tree: Tree) -> list[str]:
+    """The keys that a section may hold, in the variant that the tree chooses."""
+    model: type[BaseModel] | None = Config
+    here: Any = tree
+    for key in section:
+        field = model.model_fields.get(key) if model else None
+        here = here.get(key) if isinstance(here, dict) else None
+        model = _variant(field, here) if field is not None and isinstance(here, dict) else None
+    return list(model.model_fields) if model else []
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _nearest(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, 1, 0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _check_files(config: Config, origins: Origins) -> None:
+    """Everything that a recipe points to is there. Nothing is downloaded, so a missing file stays missing."""
+    if config.world.kind == "tabular" and config.world.path is not None and not Path(config.world.path).is_file():
+        place = _place(("world", "path"), origins)
+        raise UserError(f"{place}: world.path {config.world.path} does not exist; give the path of a world file (JSON)")
+    if config.model.reference is not None:
+        place, folder = _place(("model", "reference"), origins), Path(config.model.reference)
+        problem = model_folder_problem(folder)
+        if problem:
+            raise UserError(f"{place}: model.reference {folder} {problem}")
+
+
+def model_folder_problem(folder: Path) -> str | None:
+    """What a folder lacks to be a model in Hugging Face layout with its tokenizer, and what to do; None if nothing."""
+    if not folder.is_dir():
+        return "does not exist; give a folder with config.json, *.safetensors and a tokenizer (nothing is downloaded)"
+    if not (folder / "config.json").is_file():
+        return "has no config.json; save the model there with save_pretrained"
+    if not any(folder.glob("*.safetensors")):
+        return "has no *.safetensors; save the model there with save_pretrained (pickled weights are not read)"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return "has no tokenizer; save it there too: tokenizer.save_pretrained(folder)"
+    return None

@@ -1,0 +1,540 @@
+"""What a run is made of: a tree of frozen settings, each explained underneath.
+
+Defaults here are the values of the mathematics; recipes change what their world or model needs. Nothing heavy is
+imported, so that `--help` stays instant, and no value that follows from others is a setting: it is a property.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused and values are not converted: a typing mistake is never a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+# --- world -----------------------------------------------------------------------------------------------------------
+
+
+class TextReferenceConfig(Strict):
+    """Size and pre-training of the text world's reference model."""
+
+    hidden: int = Field(96, ge=32, multiple_of=8)
+    """Width of the model."""
+    layers: int = Field(3, ge=1)
+    """Number of layers."""
+    heads: int = Field(3, ge=1)
+    """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
+    intermediate: int = Field(192, ge=32)
+    """Width inside the feed-forward blocks."""
+    steps: int = Field(400, ge=1)
+    """Optimiser steps of the pre-training."""
+    batch: int = Field(96, ge=1)
+    """Sentences per step."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
+    rare: float = Field(0.012, gt=0, lt=0.1)
+    """Intended probability of each rare value: 0.2 to 2 % is where exploration matters and can succeed."""
+
+
+class TextWorldConfig(Strict):
+    """English sentences from a grammar, with a known reward and cost for every answer."""
+
+    kind: Literal["text"] = "text"
+    """Tag of this variant."""
+    seed: int = Field(0, ge=0)
+    """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
+    reference: TextReferenceConfig = TextReferenceConfig()
+    """The model that is trained in place of a downloaded one."""
+    cache: str | None = None
+    """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+
+
+class TabularWorldConfig(Strict):
+    """Finite prompts and answers; policies are tables and everything is exact."""
+
+    kind: Literal["tabular"] = "tabular"
+    """Tag of this variant."""
+    name: Literal["trap", "random"] = "trap"
+    """`trap`: the good answers are in no offline pair. `random`: drawn from `seed`."""
+    path: str | None = None
+    """A world file (JSON, the format of `pddpo verify --world`) in place of a named world."""
+    seed: int = Field(0, ge=0)
+    """Seed of a random world and of the offline pairs."""
+
+
+World = Annotated[TextWorldConfig | TabularWorldConfig, Field(discriminator="kind")]
+
+
+# --- model and trainer -----------------------------------------------------------------------------------------------
+
+
+class FullParameters(Strict):
+    """Every weight is trained; a version is a whole model."""
+
+    kind: Literal["full"] = "full"
+    """Tag of this variant."""
+
+
+class LoraParameters(Strict):
+    """Reference, reward policy and every policy are adapters on one shared base (reference: adapters off)."""
+
+    kind: Literal["lora"] = "lora"
+    """Tag of this variant."""
+    rank: int = Field(16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: the update is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout in front of the adapters."""
+
+
+class ModelConfig(Strict):
+    """The language model that is aligned."""
+
+    reference: str | None = None
+    """Folder in Hugging Face layout with weights and tokenizer; null: the world's own reference."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where training and inference run; auto: CUDA when there is a device."""
+    parameters: Annotated[FullParameters | LoraParameters, Field(discriminator="kind")] = FullParameters()
+    """What is trained."""
+
+
+class FitConfig(Strict):
+    """Optimiser of one fit (AdamW)."""
+
+    steps: int = Field(30, ge=1)
+    """Optimiser steps."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """Peak learning rate; the cost stage multiplies it by min(1, multiplier)."""
+    batch_pairs: int = Field(32, ge=1)
+    """Pairs per step, over all workers."""
+    warmup: float = Field(0.1, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What the learning rate does afterwards."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+
+
+class SupportConfig(Strict):
+    """Keeps a policy on the reference's tokens without touching its choices among them.
+
+    The term is the mean over response tokens of -log of the mass on tokens to which the reference gives at least
+    `floor`. Small models need it against likelihood displacement; recipes that follow the paper leave it out.
+    """
+
+    weight: float = Field(0.5, ge=0)
+    """Weight of the term; 0 switches it off."""
+    floor: float = Field(1e-3, gt=0, lt=1)
+    """Smallest probability under the reference that counts as supported."""
+
+
+class TrainerConfig(Strict):
+    """How policies are fitted."""
+
+    engine: Literal["torch", "zero1", "zero2", "zero3"] = "torch"
+    """Plain torch, or DeepSpeed ZeRO at that stage (needs `cluster.mode: ray`)."""
+    workers: int = Field(1, ge=1)
+    """Ranks of the worker group."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of each rank."""
+    micro_batch: int | None = Field(None, ge=1)
+    """Pairs per forward pass; null: a rank's whole share. Changes memory, not results."""
+    reward: FitConfig = FitConfig()
+    """The reward stage (standard DPO against the reference)."""
+    cost: FitConfig = FitConfig()
+    """The cost stage (Lagrangian DPO against the reward policy)."""
+    first_reward: FitConfig = FitConfig(steps=200)
+    """The reward stage of round 1, which starts from the reference."""
+    first_cost: FitConfig = FitConfig(steps=60)
+    """The cost stage of round 1. Long first cost fits push a small model off its language: keep them gentle."""
+    warm_start: Literal["carried", "previous", "reward"] = "carried"
+    """Start of a cost fit after round 1. carried: the new reward policy plus last round's cost part, rescaled to the
+    new multiplier. previous: last round's policy. reward: the reward policy, as in round 1."""
+    support: SupportConfig = SupportConfig()
+    """The term that keeps policies in their language."""
+    replay_rows: int | None = Field(None, ge=1)
+    """At most so many rows of older rounds enter a fit, drawn by seed; null: all."""
+    max_failures: int = Field(3, ge=0)
+    """How often a broken worker group is restarted before the run fails."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Longest wait for one fit, in seconds; after it the run fails and says whom it waited for."""
+
+
+# --- rollout ---------------------------------------------------------------------------------------------------------
+
+
+class RolloutCommon(Strict):
+    """Sampling; the same for every engine."""
+
+    engines: int = Field(1, ge=1)
+    """Engines that share the prompts. Results do not depend on their number."""
+    max_tokens: int = Field(32, ge=1)
+    """Longest answer, in tokens."""
+    candidates: int = Field(16, ge=2)
+    """Answers per prompt from which the explorer chooses, half from the policy and half from the proposal."""
+    proposal_temperature: float = Field(1.1, gt=0)
+    """Temperature of the reference as the broader proposal. What nobody proposes cannot be explored."""
+    canaries: int = Field(8, ge=1)
+    """Sequences whose log-probabilities prove a delivery."""
+    canary_tolerance: float = Field(1e-4, gt=0)
+    """Largest difference per token between engine and trainer (float32: 1e-4)."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Longest wait for one batch, in seconds."""
+
+
+class VllmRollout(RolloutCommon):
+    """vLLM: weights updated in place, version by version."""
+
+    engine: Literal["vllm"] = "vllm"
+    """Tag of this variant."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Devices per engine."""
+    threads: int = Field(1, ge=1)
+    """CPU threads per engine."""
+    max_model_len: int = Field(256, ge=8)
+    """Longest prompt and answer together, in tokens."""
+    max_sequences: int = Field(128, ge=1)
+    """Sequences decoded at a time."""
+    kv_cache_gib: float = Field(0.5, gt=0)
+    """Key-value cache on a CPU, in GiB."""
+    gpu_memory: float = Field(0.5, gt=0, le=1)
+    """Share of a GPU's memory that the engine may take."""
+
+
+class TransformersRollout(RolloutCommon):
+    """`transformers` generation: slower, runs everywhere."""
+
+    engine: Literal["transformers"] = "transformers"
+    """Tag of this variant."""
+    batch: int = Field(128, ge=1)
+    """Sequences decoded at a time."""
+
+
+class TabularRollout(RolloutCommon):
+    """Draws from tables; only for tabular worlds."""
+
+    engine: Literal["tabular"] = "tabular"
+    """Tag of this variant."""
+
+
+Rollout = Annotated[VllmRollout | TransformersRollout | TabularRollout, Field(discriminator="engine")]
+
+
+# --- feedback --------------------------------------------------------------------------------------------------------
+
+
+class WorldFeedback(Strict):
+    """Labels drawn from a world's truth: Bernoulli for safety, Bradley-Terry for preferences."""
+
+    kind: Literal["world"] = "world"
+    """Tag of this variant."""
+    responses: int = Field(192, ge=2)
+    """N_ce: answers per round whose cost is labelled."""
+    labels_each: int = Field(32, ge=1)
+    """M_ce: labels per answer, from distinct sources."""
+    signal: Literal["logit_labels", "unsafe_rate"] = "logit_labels"
+    """What the labels estimate: the expected cost (wants labels_each >= 5), or the unsafe rate (threshold is a rate)."""
+    minutes_per_label: float = Field(0.5, gt=0)
+    """A person's time for one label, for the plan's estimate of what the same run costs with people."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Longest wait for a round's labels, in seconds."""
+
+
+Feedback = WorldFeedback
+
+
+# --- dual variable ---------------------------------------------------------------------------------------------------
+
+
+class ProjectedRule(Strict):
+    """Projected ascent with the theory's step for a fixed number of rounds: eta = first / ((C + |d|) sqrt(K))."""
+
+    kind: Literal["projected"] = "projected"
+    """Tag of this variant."""
+    step: float | None = Field(None, gt=0)
+    """eta; null: the theory's."""
+    curvature_cap: bool = True
+    """Cap eta at 2 beta / Var(cost), above which exact steps overshoot."""
+
+
+class AnytimeRule(Strict):
+    """Projected ascent with eta_k = eta_0 / sqrt(k), for an open number of rounds."""
+
+    kind: Literal["anytime"] = "anytime"
+    """Tag of this variant."""
+    step: float | None = Field(None, gt=0)
+    """eta_0; null: rho / (C + |d|)."""
+    curvature_cap: bool = True
+    """Cap eta at 2 beta / Var(cost)."""
+
+
+class NewtonRule(Strict):
+    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region."""
+
+    kind: Literal["newton"] = "newton"
+    """Tag of this variant."""
+    damping: float = Field(1.0, gt=0, le=1)
+    """Share of the Newton step that is taken."""
+    trust: float | None = Field(None, gt=0)
+    """Largest step; null: 0.5 * upper / sqrt(K)."""
+
+
+class LogRule(Strict):
+    """Ascent on log(multiplier), the rule of adaLag. It freezes near 0, hence the floor."""
+
+    kind: Literal["log"] = "log"
+    """Tag of this variant."""
+    rate: float = Field(0.5, gt=0)
+    """Learning rate on the logarithm."""
+    floor: float = Field(0.05, gt=0)
+    """The multiplier never falls below it."""
+
+
+class PidRule(Strict):
+    """Proportional, integral and derivative parts of the residual."""
+
+    kind: Literal["pid"] = "pid"
+    """Tag of this variant."""
+    proportional: float = Field(0.1, ge=0)
+    """Gain on the residual."""
+    integral: float = Field(0.05, ge=0)
+    """Gain on the sum of residuals."""
+    derivative: float = Field(0.0, ge=0)
+    """Gain on the rise of the residual."""
+
+
+class FixedRule(Strict):
+    """No ascent: the multiplier stays at `first`."""
+
+    kind: Literal["fixed"] = "fixed"
+    """Tag of this variant."""
+
+
+DualRule = Annotated[
+    ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule, Field(discriminator="kind")
+]
+
+
+class DualConfig(Strict):
+    """The limit on the expected cost, and how its price is found."""
+
+    threshold: float = 0.0
+    """d: the expected cost must stay at or below it."""
+    cost_max: float = Field(2.0, gt=0)
+    """C: costs lie in [-C, C]; labels are clipped to it before the logit."""
+    rho: float | None = Field(None, gt=0)
+    """Half of the multiplier's upper end; null: the value that the world's oracle states."""
+    lower: float = Field(0.0, ge=0)
+    """Lower end of the multiplier."""
+    upper: float | None = Field(None, gt=0)
+    """Upper end of the multiplier; null: twice rho."""
+    first: float | None = Field(None, gt=0)
+    """Multiplier of round 1 (at 0 the theory's step is 0 and it never moves); null: rho."""
+    skip_below: float | None = Field(None, ge=0)
+    """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
+    warmup_rounds: int = Field(0, ge=0)
+    """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
+    rule: DualRule = ProjectedRule()
+    """How the multiplier moves."""
+
+    @model_validator(mode="after")
+    def bounds_in_order(self) -> Self:
+        upper = self.upper if self.upper is not None else (2.0 * self.rho if self.rho is not None else None)
+        if upper is not None and self.lower >= upper:
+            raise ValueError(f"the multiplier's bounds are reversed: lower {self.lower} >= upper {upper}; swap them")
+        if self.first is not None and upper is not None and not self.lower <= self.first <= upper:
+            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [{self.lower}, {upper}]")
+        return self
+
+
+# --- exploration -----------------------------------------------------------------------------------------------------
+
+
+class ExploreConfig(Strict):
+    """Which answers get labelled for preferences. The exploring policy is never served."""
+
+    bonus: Literal["elliptical", "off"] = "elliptical"
+    """elliptical: posterior standard deviations of frozen features. off: answers of the policy as they come."""
+    prompts: int = Field(24, ge=1)
+    """Prompts per round that get candidates."""
+    picks: int = Field(6, ge=1)
+    """Pairs per prompt, chosen one after another with the design matrix updated in between."""
+    scale: float = Field(1.5, gt=0)
+    """k: bonus in posterior standard deviations (1 to 2 works everywhere that was tried)."""
+    cost_scale: float = Field(1.0, ge=0)
+    """Factor on the cost bonus; 0: only the reward's uncertainty is explored."""
+    prior_sd: float = Field(2.0, gt=0)
+    """s0: prior standard deviation of a difference of scores."""
+    information: float = Field(0.25, gt=0)
+    """w: Fisher information of one comparison (at most 1/4)."""
+    rank: int = Field(128, ge=1)
+    """q: dimensions kept by the whitening."""
+    feature_clip: float = Field(3.0, gt=0)
+    """Largest norm of a whitened feature."""
+    calibration: int = Field(2048, ge=16)
+    """Answers of the reference on which the whitening is fitted, once."""
+    comparator: Literal["baseline", "max_info"] = "baseline"
+    """The other answer of a pair: one of the baseline's, or the most informative candidate."""
+    baseline_answers: int = Field(8, ge=4)
+    """Answers of the baseline per prompt: they centre the features and serve as comparators."""
+    baseline_top_p: float = Field(0.9, gt=0, le=1)
+    """The baseline is the reference with this nucleus, so it is confined to common answers."""
+    weights: Literal["exact", "bonus_only"] = "exact"
+    """Weights of the resampling: with log-probability ratios, or for long answers without them."""
+    proposal_weight: float = Field(0.2, gt=0, le=1)
+    """bonus_only: weight of a proposal's answer against a policy's."""
+    min_ess: float = Field(1.5, ge=1)
+    """The bonus is tempered until the weights' effective sample size is at least this."""
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+class OfflineConfig(Strict):
+    """The preferences that exist before the first round."""
+
+    pairs: int = Field(1500, ge=0)
+    """n0: pairs, each labelled for helpfulness and for harm."""
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Worlds draw their offline answers from the reference's nucleus: it covers the space badly, as real data do."""
+
+
+class InProcess(Strict):
+    """Everything in this process, for notebooks and tests."""
+
+    mode: Literal["in-process"] = "in-process"
+    """Tag of this variant."""
+
+
+class RayCluster(Strict):
+    """Each part is a group of Ray actors."""
+
+    mode: Literal["ray"] = "ray"
+    """Tag of this variant."""
+    address: str | None = None
+    """A running cluster (`auto` or host:port); null: `$RAY_ADDRESS`, else a session of this machine."""
+    cpus: int | None = Field(None, ge=1)
+    """CPUs of a session of this machine; null: as many as it has."""
+    placement: Literal["pack", "spread"] = "pack"
+    """Reserve the parts' resources on few nodes or on many."""
+    start_deadline_s: float = Field(300.0, gt=0)
+    """Longest wait for resources and for the parts to come up, in seconds."""
+
+
+Cluster = Annotated[InProcess | RayCluster, Field(discriminator="mode")]
+
+
+class ReportConfig(Strict):
+    """What a run shows."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files into the run folder."""
+    html: bool = True
+    """Write report.html at the end."""
+    samples: int = Field(12, ge=0)
+    """Answers shown before and after."""
+
+
+class Config(Strict):
+    """A resolved recipe: all that decides what a run computes, and where."""
+
+    about: str = ""
+    """One line for `pddpo recipes`."""
+    algorithm: Literal["o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed"]
+    """The page that runs."""
+    seed: int = Field(0, ge=0)
+    """Seed of all draws of the run."""
+    rounds: int = Field(16, ge=1)
+    """K. Theory steps depend on it: it is fixed in advance."""
+    beta: float = Field(0.1, gt=0)
+    """Weight of the KL divergence from the reference, the same in both stages."""
+    reward_max: float = Field(2.0, gt=0)
+    """R: rewards lie in [-R, R]."""
+    world: World
+    """Where prompts and truth come from."""
+    model: ModelConfig = ModelConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    rollout: Rollout = VllmRollout()
+    feedback: Feedback = WorldFeedback()
+    dual: DualConfig = DualConfig()
+    explore: ExploreConfig = ExploreConfig()
+    offline: OfflineConfig = OfflineConfig()
+    cluster: Cluster = InProcess()
+    journal: str | None = None
+    """Database URL; null: `journal.sqlite` in the run folder."""
+    report: ReportConfig = ReportConfig()
+
+    @property
+    def pairs_per_round(self) -> int:
+        """N_on: new pairs of an online round, each labelled for helpfulness and for harm."""
+        return self.explore.prompts * self.explore.picks if self.online else 0
+
+    @property
+    def online(self) -> bool:
+        """Whether rounds collect new preferences."""
+        return self.algorithm.startswith("o-")
+
+    @property
+    def skip_below(self) -> float:
+        """Multiplier at or below which the cost fit is skipped."""
+        return 0.1 * self.beta if self.dual.skip_below is None else self.dual.skip_below
+
+    def digest(self) -> str:
+        """Hash of what decides the numbers. Two runs with one digest compute the same, wherever they run."""
+        return hashlib.sha256(json.dumps(self.substance(), sort_keys=True).encode()).hexdigest()
+
+    def substance(self) -> dict[str, Any]:
+        """The settings that enter the digest: without where it runs and what it shows."""
+        tree = self.model_dump(mode="json")
+        for key in ("about", "cluster", "journal", "report"):
+            del tree[key]
+        tree["world"].pop("cache", None)
+        for key in ("workers", "threads", "micro_batch", "max_failures", "deadline_s"):
+            del tree["trainer"][key]
+        for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory"):
+            tree["rollout"].pop(key, None)
+        for key in ("minutes_per_label", "deadline_s"):
+            del tree["feedback"][key]
+        return tree
+
+    @model_validator(mode="after")
+    def parts_fit_together(self) -> Self:
+        tabular = isinstance(self.world, TabularWorldConfig)
+        if tabular != isinstance(self.rollout, TabularRollout):
+            wanted = "tabular" if tabular else "vllm or transformers"
+            raise ValueError(f"world.kind {self.world.kind} needs rollout.engine {wanted}, not {self.rollout.engine}")
+        if isinstance(self.cluster, InProcess):
+            self._one_process()
+        if self.algorithm == "pd-dpo-fixed" and not isinstance(self.dual.rule, FixedRule):
+            raise ValueError("algorithm pd-dpo-fixed needs dual.rule.kind=fixed")
+        if isinstance(self.dual.rule, FixedRule) and self.dual.first is None:
+            raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
+        if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:
+            raise ValueError(
+                f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
+            )
+        if isinstance(self.rollout, VllmRollout) and self.rollout.max_tokens >= self.rollout.max_model_len:
+            raise ValueError("rollout.max_tokens must be below rollout.max_model_len, which counts the prompt too")
+        return self
+
+    def _one_process(self) -> None:
+        only = (
+            ("trainer.workers", self.trainer.workers, 1),
+            ("trainer.engine", self.trainer.engine, "torch"),
+            ("rollout.engines", self.rollout.engines, 1),
+        )
+        for key, value, possible in only:
+            if value != possible:
+                raise ValueError(f"{key}={value} needs cluster.mode=ray; in one process only {possible} works")

@@ -1,0 +1,322 @@
+"""Recipes, overrides, and what is said about mistakes in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from pddpo_ray.config import Config, load, recipe_names, to_yaml
+from pddpo_ray.config.document import parse_value
+from pddpo_ray.config.loading import dotted_keys, model_folder_problem
+from pddpo_ray.config.tree import FixedRule, NewtonRule, RayCluster, TransformersRollout
+from pddpo_ray.errors import UserError
+from pddpo_ray.parts import FitSettings
+
+
+def complaint(recipe: str | Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(str(recipe), overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipes_of_this_release_ship_with_the_package() -> None:
+    assert {"text-world", "tabular", "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_loads_and_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+    config = load(name)
+    assert config.about
+    assert load(str(write(tmp_path / "copy.yaml", to_yaml(config)))) == config
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_explains_itself_in_a_comment(name: str) -> None:
+    path = Path(__file__).parents[3] / "pddpo_ray" / "recipes" / f"{name}.yaml"
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_recipes_of_one_world_differ_only_in_what_they_say() -> None:
+    demo, paper = load("text-world"), load("o-pd-dpo-paper")
+    assert paper.algorithm == "o-pd-dpo-paper"
+    assert paper.trainer == demo.trainer
+    assert paper.explore == demo.explore
+
+
+def test_every_setting_is_explained_underneath() -> None:
+    unexplained: list[str] = []
+
+    def visit(model: type[BaseModel]) -> None:
+        for key, field in model.model_fields.items():
+            section = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in _kinds(field.annotation))
+            if not section and not field.description:
+                unexplained.append(f"{model.__name__}.{key}")
+            for kind in _kinds(field.annotation):
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    assert kind.__doc__, kind
+                    visit(kind)
+
+    visit(Config)
+    assert unexplained == []
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", None) or (annotation,)
+
+
+def test_the_settings_of_a_fit_are_those_of_the_trainer_contract() -> None:
+    from dataclasses import asdict
+
+    from pddpo_ray.config.tree import FitConfig, SupportConfig
+
+    contract = asdict(FitSettings())
+    support = SupportConfig()
+    assert {**FitConfig().model_dump(), "support_weight": support.weight, "support_floor": support.floor} == contract
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        load("tabular").rounds = 3  # type: ignore[misc]
+
+
+def test_pairs_per_round_follow_from_prompts_and_picks() -> None:
+    assert load("o-pd-dpo", ["explore.prompts=5", "explore.picks=3"]).pairs_per_round == 15
+    assert load("pd-dpo", ["explore.prompts=5", "explore.picks=3"]).pairs_per_round == 0
+
+
+def test_the_cost_fit_is_skipped_below_a_tenth_of_beta_unless_said_otherwise() -> None:
+    assert load("tabular").skip_below == pytest.approx(0.01)
+    assert load("tabular", ["dual.skip_below=0.3"]).skip_below == 0.3
+
+
+# --- the digest ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("override", ["cluster.mode=in-process", "report.html=false", "trainer.deadline_s=5.0"])
+def test_the_digest_does_not_depend_on_where_a_run_happens(override: str) -> None:
+    assert load("text-world", [override]).digest() == load("text-world").digest()
+
+
+@pytest.mark.parametrize("override", ["seed=1", "beta=0.1", "dual.rule.kind=newton", "rollout.engine=transformers"])
+def test_the_digest_depends_on_everything_that_decides_numbers(override: str) -> None:
+    assert load("text-world", [override]).digest() != load("text-world").digest()
+
+
+# --- overrides and layers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("010", 10),
+        ("1e-4", 1e-4),
+        (".5", 0.5),
+        ("-2.5E+3", -2500.0),
+        ("true", True),
+        ("off", "off"),
+        ("no", "no"),
+        ("null", None),
+        ("1:30", "1:30"),
+        ("2026-11-21", "2026-11-21"),
+        ("[1, 2]", [1, 2]),
+        ("{kind: newton}", {"kind": "newton"}),
+        ('"3"', "3"),
+    ],
+)
+def test_values_are_read_as_yaml_1_2(text: str, value: object) -> None:
+    parsed = parse_value(text, "override")
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@settings(max_examples=200)
+def test_every_number_that_python_prints_is_read_back_as_that_number(number: float) -> None:
+    assert parse_value(repr(number), "override") == number
+
+
+def test_overrides_reach_any_depth_and_later_ones_win() -> None:
+    config = load("text-world", ["trainer.reward.steps=7", "rounds=3", "trainer.reward.steps=9"])
+    assert config.trainer.reward.steps == 9
+    assert config.rounds == 3
+    assert config.trainer.reward.learning_rate == load("text-world").trainer.reward.learning_rate
+
+
+def test_choosing_another_variant_keeps_only_what_both_share() -> None:
+    config = load("text-world", ["rollout.threads=2", "rollout.engine=transformers", "rollout.candidates=4"])
+    assert isinstance(config.rollout, TransformersRollout)
+    assert config.rollout.candidates == 4
+    assert config.rollout.max_tokens == load("text-world").rollout.max_tokens
+    assert isinstance(load("pd-dpo-fixed").dual.rule, FixedRule)
+
+
+def test_a_whole_section_can_be_given_at_once() -> None:
+    config = load("text-world", ["dual.rule={kind: newton, damping: 0.5}", "cluster={mode: ray, cpus: 3}"])
+    assert config.dual.rule == NewtonRule(damping=0.5)
+    assert config.cluster == RayCluster(cpus=3)
+
+
+def test_a_section_without_its_tag_means_the_default_variant(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", "extends: pd-dpo\nmodel: {parameters: {kind: lora}}\ndual: {rule: {step: 0.1}}\n")
+    config = load(str(path))
+    assert config.dual.rule.kind == "projected"
+    assert config.model.parameters.kind == "lora"
+
+
+def test_a_recipe_extends_a_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", "extends: tabular\nrounds: 5\nbeta: 0.3\n")
+    child = write(tmp_path / "child.yaml", "extends: base.yaml\nrounds: 6\n")
+    config = load(str(child))
+    assert (config.rounds, config.beta, config.world.kind) == (6, 0.3, "tabular")
+
+
+def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    write(tmp_path / "inner" / "world.json", "{}")
+    recipe = write(tmp_path / "inner" / "r.yaml", "extends: tabular\nworld: {path: world.json}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load(str(recipe)).world.model_dump()["path"] == str(tmp_path / "inner" / "world.json")
+    assert load("tabular", ["world.path=inner/world.json"]).world == load(str(recipe)).world
+
+
+def test_a_world_file_states_its_own_problem_and_overrides_have_the_last_word(tmp_path: Path) -> None:
+    world = {"beta": 0.3, "reward_max": 1, "cost_max": 3.0, "threshold": -0.5, "offline": {"pairs": 12}}
+    path = write(tmp_path / "w.json", json.dumps(world))
+    config = load("tabular", [f"world.path={path}", "dual.threshold=0.25"])
+    assert (config.beta, config.reward_max, config.dual.cost_max, config.offline.pairs) == (0.3, 1.0, 3.0, 12)
+    assert config.dual.threshold == 0.25
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_in_a_file_is_refused_with_line_and_nearest_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", "extends: text-world\n\ntrainer:\n  reward:\n    lerning_rate: 1e-4\n")
+    text = complaint(path)
+    assert text.startswith(f"{path} line 5: unknown key `trainer.reward.lerning_rate`")
+    assert "did you mean `trainer.reward.learning_rate`?" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("beat=1", "did you mean `beta`?"),
+        ("train.lr=1", "did you mean `trainer`?"),
+        ("trainer.stpes=3", ".steps`?"),
+        ("dual.tresholt=1", "did you mean `dual.threshold`?"),
+        ("world.path=x", "belongs to another variant of `world`"),
+        ("dual.rule.xyzzy=1", "this section has kind, step, curvature_cap"),
+    ],
+)
+def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override: str, expected: str) -> None:
+    text = complaint("text-world", override)
+    assert text.startswith(f"override `{override}`: unknown key `")
+    assert expected in text
+
+
+@given(st.sampled_from(sorted(dotted_keys())))
+@settings(max_examples=60)
+def test_a_misspelt_key_is_never_a_default(key: str) -> None:
+    assert "unknown key" in complaint("text-world", f"{key}q=1") or key == "about"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rounds=ten", "`rounds` is 'ten', but must be a valid integer"),
+        ("rounds=true", "`rounds` is True, but must be a valid integer"),
+        ("rounds=0", "`rounds` is 0, but must be greater than or equal to 1"),
+        ("beta='0.1'", "`beta` is '0.1', but must be a valid number"),
+        ("rollout=3", "`rollout` is a section"),
+        ("rollout.engine=sglang", "must be one of vllm, transformers, tabular"),
+        ("algorithm=ppo", "must be 'o-pd-dpo'"),
+        ("rounds", "write overrides as key=value"),
+        ("=3", "write overrides as key=value"),
+        ("dual.rule={kind: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(override: str, expected: str) -> None:
+    text = complaint("text-world", override)
+    assert text.startswith(f"override `{override}`")
+    assert expected in text
+
+
+def test_reversed_bounds_of_the_multiplier_are_refused() -> None:
+    assert "bounds are reversed: lower 3.0 >= upper 2.0" in complaint("text-world", "dual.lower=3", "dual.upper=2")
+    assert "bounds are reversed" in complaint("text-world", "dual.lower=3", "dual.rho=1")
+    assert "outside the multiplier's bounds" in complaint("text-world", "dual.first=3", "dual.rho=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["world.kind=tabular"], "needs rollout.engine tabular"),
+        (["cluster.mode=in-process", "trainer.workers=2"], "trainer.workers=2 needs cluster.mode=ray"),
+        (["cluster.mode=in-process", "trainer.engine=zero2"], "trainer.engine=zero2 needs cluster.mode=ray"),
+        (["cluster.mode=in-process", "rollout.engines=2"], "rollout.engines=2 needs cluster.mode=ray"),
+        (["algorithm=pd-dpo-fixed"], "needs dual.rule.kind=fixed"),
+        (["dual.rule.kind=fixed"], "needs dual.first"),
+        (["feedback.signal=unsafe_rate"], "limits a rate: dual.threshold=0.0 is not in (0, 1)"),
+        (["rollout.max_tokens=300"], "must be below rollout.max_model_len"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(overrides: list[str], expected: str) -> None:
+    assert expected in complaint("text-world", *overrides)
+
+
+def test_a_missing_recipe_names_the_nearest_one(tmp_path: Path) -> None:
+    assert "did you mean `text-world`?" in complaint("text-wolrd")
+    assert "no such recipe file" in complaint(tmp_path / "none.yaml")
+
+
+def test_broken_files_are_refused_with_the_line(tmp_path: Path) -> None:
+    assert "line 2: not valid YAML" in complaint(write(tmp_path / "a.yaml", "rounds: 3\nseed: [1]]\n"))
+    assert "a recipe is a mapping" in complaint(write(tmp_path / "b.yaml", "- 1\n"))
+    assert "line 3: key `dual.rho` stands here a second time" in complaint(
+        write(tmp_path / "c.yaml", "dual:\n  rho: 1.0\n  rho: 2.0\n")
+    )
+    assert "key `algorithm` is missing" in complaint(write(tmp_path / "d.yaml", "world: {kind: text}\n"))
+    (tmp_path / "e.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read as text" in complaint(tmp_path / "e.yaml")
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "extends: b.yaml\n")
+    write(tmp_path / "b.yaml", "extends: a.yaml\n")
+    assert "extend each other in a circle" in complaint(tmp_path / "a.yaml")
+
+
+def test_a_missing_world_file_is_refused(tmp_path: Path) -> None:
+    assert "does not exist" in complaint("tabular", f"world.path={tmp_path}/none.json")
+    assert "not a JSON file" in complaint("tabular", f"world.path={write(tmp_path / 'w.json', '{')}")
+
+
+def test_a_reference_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    override = f"model.reference={tmp_path / 'model'}"
+    assert "does not exist" in complaint("text-world", override)
+    (tmp_path / "model").mkdir()
+    assert "has no config.json" in complaint("text-world", override)
+    write(tmp_path / "model" / "config.json", "{}")
+    assert "has no *.safetensors" in complaint("text-world", override)
+    write(tmp_path / "model" / "model.safetensors", "")
+    assert "has no tokenizer; save it there too" in complaint("text-world", override)
+    write(tmp_path / "model" / "tokenizer.json", "{}")
+    assert model_folder_problem(tmp_path / "model") is None
+    assert load("text-world", [override]).model.reference == str(tmp_path / "model")
