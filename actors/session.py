@@ -1,0 +1,77 @@
+"""The connection to Ray: to the cluster whose address is given, or to a session of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+from pddpo_ray.errors import UserError
+
+
+@contextmanager
+def ray_session(
+    namespace: str, *, address: str | None = None, cpus: int | None = None, working_dir: Path | None = None
+) -> Iterator[None]:
+    """Connect for the duration of a run; a session of this machine is ended afterwards, a cluster is left alone.
+
+    address: `auto`, host:port, or None for $RAY_ADDRESS (a job finds its cluster there), else a session here.
+    Raises UserError when there is no cluster at a given address.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        yield
+        return
+    if address:
+        try:
+            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
+        except ConnectionError as error:
+            raise UserError(f"no Ray cluster answers at {address}: start one, or leave cluster.address out") from error
+    else:
+        _start_local(namespace, cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start_local(namespace: str, cpus: int | None) -> None:
+    """A session of this machine, reachable from this machine alone.
+
+    Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
+    address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
+    """
+    port = _free_port()
+    os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=cpus,
+        dashboard_host="127.0.0.1",
+        dashboard_port=port,
+        include_dashboard=True,
+        logging_level=logging.WARNING,
+        log_to_driver=False,
+    )
+
+
+def write_token(path: Path) -> Path:
+    """A token file that only its owner can read; Ray's own would be readable by everyone under the usual umask."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
