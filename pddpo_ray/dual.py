@@ -41,15 +41,19 @@ class ProjectedFixed:
 
     eta is proportional to the first multiplier, which therefore must not be 0 (E10). `curvature_beta` turns on the
     cap eta < 2 beta / Var(c), beyond which a gradient step on the dual diverges when every fit is solved exactly.
+    `step` replaces the theory's eta.
     """
 
     rounds: int
     first: float
     cost_max: float
     curvature_beta: float | None = None
+    step: float | None = None
 
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        eta = self.first / ((self.cost_max + abs(constraint.threshold)) * math.sqrt(self.rounds))
+        eta = self.step
+        if eta is None:
+            eta = self.first / ((self.cost_max + abs(constraint.threshold)) * math.sqrt(self.rounds))
         return _gradient_step(constraint, estimate, eta, self.curvature_beta, self.cost_max)
 
 
@@ -87,7 +91,7 @@ class LogMultiplier:
 
 @dataclass(frozen=True)
 class DampedNewton:
-    """lambda + (c~ - d) beta / Var(c), clipped to a trust region of +-0.5 upper / sqrt(K).
+    """lambda + damping (c~ - d) beta / Var(c), clipped to a trust region of +-0.5 upper / sqrt(K), or +-`trust`.
 
     Slope and curvature of the dual are both estimable: D' = -(c - d) and D'' = Var(c) / beta.
     """
@@ -95,10 +99,12 @@ class DampedNewton:
     rounds: int
     beta: float
     cost_max: float
+    damping: float = 1.0
+    trust: float | None = None
 
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        eta = self.beta / cost_variance(estimate, self.cost_max)
-        radius = 0.5 * constraint.upper / math.sqrt(self.rounds)
+        eta = self.damping * self.beta / cost_variance(estimate, self.cost_max)
+        radius = 0.5 * constraint.upper / math.sqrt(self.rounds) if self.trust is None else self.trust
         step = min(max(eta * constraint.gap(estimate), -radius), radius)
         return constraint.multiplier + step, eta, constraint.memory
 
@@ -121,6 +127,14 @@ class Pid:
         rise = 0.0 if memory.previous_gap is None else max(gap - memory.previous_gap, 0.0)
         value = self.proportional * gap + total + self.derivative * rise
         return value, self.proportional + self.integral, Memory(total, gap)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """No ascent: the multiplier stays where it is (SACPO with beta / lambda, PD-DPO with fixed lambda)."""
+
+    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        return constraint.multiplier, 0.0, constraint.memory
 
 
 @dataclass(frozen=True)
@@ -191,18 +205,20 @@ def constraint_state(
     first: float | None = None,
     threshold: float = 0.0,
     lower: float = 0.0,
+    upper: float | None = None,
     dead_band: bool = False,
 ) -> ConstraintState:
-    """A constraint before its first step: upper = 2 rho, first multiplier = rho unless given.
+    """A constraint before its first step: upper = 2 rho and first multiplier = rho unless given.
 
     Raises ValueError where the bounds are reversed or the first multiplier lies outside them or is 0.
     """
-    upper, start = 2.0 * rho, rho if first is None else first
-    if not 0.0 <= lower < upper:
-        raise ValueError(f"{name}: multiplier bounds are reversed, lower {lower} is not below upper {upper} (2 rho)")
-    if not (lower <= start <= upper and start > 0):
-        raise ValueError(f"{name}: first multiplier {start} must be above 0 and inside [{lower}, {upper}]")
-    return ConstraintState(name, start, upper, threshold, rule, lower, dead_band, memory=Memory(integral=start))
+    end, start = 2.0 * rho if upper is None else upper, rho if first is None else first
+    if not 0.0 <= lower < end:
+        raise ValueError(f"{name}: multiplier bounds are reversed, lower {lower} is not below upper {end}")
+    if not (lower <= start <= end and start > 0):
+        raise ValueError(f"{name}: first multiplier {start} must be above 0 and inside [{lower}, {end}]")
+    memory = Memory(integral=start)
+    return ConstraintState(name, start, end, threshold, rule, lower, dead_band, memory=memory)
 
 
 def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualStep]:

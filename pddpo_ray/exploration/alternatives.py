@@ -1,0 +1,174 @@
+"""Uncertainty models behind one small interface. Which to use when:
+
+- `EllipticalBonus`: the default. The paper's bonus; it shrinks with data and reports coverage; a q x q matrix a stream.
+- `SimHashCounts`: where linear algebra is unwanted (quick tests) or features are many and coarse. A dictionary.
+- `ThompsonBonus`: one random guess a round instead of a systematic bonus; ties the best elliptical one in tables.
+- `NoBonus`: the control, the policy's own answers get labelled.
+
+Two relatives act elsewhere: the bonus in the loss (`margins`) trains an optimistic policy, for the theory's mode; the
+XPO-style term (`objectives.baseline_optimism_loss`) needs no features but never switches off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.exploration.bonus import elliptical_from_inverse
+from pddpo_ray.exploration.design import FISHER_WEIGHT, Design, empty_design, inverse, sherman_morrison
+from pddpo_ray.records import Stage
+
+Array = NDArray[np.float64]
+
+BOTH: tuple[Stage, ...] = ("reward", "cost")
+
+
+class Uncertainty(Protocol):
+    """What the explorer asks. Features are centred on the baseline, so a pair's v is a difference of two of them."""
+
+    def start_batch(self, generator: np.random.Generator) -> None:
+        """Prepares for a batch of picks; nothing that `picked` does survives the next call."""
+        ...
+
+    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
+        """Reward and cost bonus of answers to one prompt. [n, q] -> [n], [n]"""
+        ...
+
+    def distances(self, differences: Array) -> Array:
+        """How much comparing would teach, for the comparator `max_info`. [n, q] -> [n]"""
+        ...
+
+    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
+        """A pair was picked in this batch and will be compared. [q], [q]"""
+        ...
+
+    def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
+        """A pair was compared; kept for good. [q], [q]"""
+        ...
+
+    @property
+    def information(self) -> float:
+        """One number that grows with what was compared (`explore/logdet`)."""
+        ...
+
+
+class EllipticalBonus:
+    """b = k ||phi_c||_{Lambda^-1}, with one Lambda per label stream."""
+
+    def __init__(self, dimension: int, *, k: float, s0: float, weight: float = FISHER_WEIGHT) -> None:
+        self.k, self.s0, self.weight = k, s0, weight
+        self.designs: dict[Stage, Design] = {stage: empty_design(dimension, s0=s0, weight=weight) for stage in BOTH}
+        self._inverses: dict[Stage, Array] = {}
+
+    def start_batch(self, generator: np.random.Generator) -> None:
+        self._inverses = {stage: inverse(design.matrix) for stage, design in self.designs.items()}
+
+    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
+        reward, cost = (elliptical_from_inverse(self._inverses[stage], centred, self.k) for stage in BOTH)
+        return reward, cost
+
+    def distances(self, differences: Array) -> Array:
+        return elliptical_from_inverse(self._inverses["reward"] + self._inverses["cost"], differences, 1.0)
+
+    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
+        row = chosen - other
+        self._inverses = {stage: sherman_morrison(kept, row, self.weight) for stage, kept in self._inverses.items()}
+
+    def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
+        for stage in streams:
+            self.designs[stage] = self.designs[stage].add((chosen - other)[None])
+
+    @property
+    def information(self) -> float:
+        return 0.5 * sum(design.log_determinant for design in self.designs.values())
+
+
+class ThompsonBonus(EllipticalBonus):
+    """(theta - theta_hat) . phi_c with theta - theta_hat ~ N(0, k^2 Lambda^-1), one draw per stream and batch.
+
+    Added to the policy's own scores this is acting on a posterior sample; the cost's part has its sign turned, because
+    a bonus lowers the cost. Values are negative for about half of the answers.
+    """
+
+    def start_batch(self, generator: np.random.Generator) -> None:
+        super().start_batch(generator)
+        self._deviations: dict[Stage, Array] = {}
+        for stage in BOTH:
+            noise = generator.standard_normal(len(self._inverses[stage]))
+            self._deviations[stage] = self.k * np.linalg.cholesky(self._inverses[stage]) @ noise
+
+    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
+        return centred @ self._deviations["reward"], -(centred @ self._deviations["cost"])
+
+
+class SimHashCounts:
+    """b = alpha / sqrt(1 + n), n = answers compared under the same (prompt, sign pattern of 16 random projections)."""
+
+    def __init__(self, dimension: int, *, alpha: float, seed: int, bits: int = 16) -> None:
+        self.alpha = alpha
+        self._projection = np.random.default_rng([seed, dimension, bits]).standard_normal((bits, dimension))
+        self._powers = 1 << np.arange(bits)
+        self.counts: dict[Stage, Counter[tuple[str, int]]] = {stage: Counter() for stage in BOTH}
+        self._batch: Counter[tuple[str, int]] = Counter()
+
+    def start_batch(self, generator: np.random.Generator) -> None:
+        self._batch = Counter()
+
+    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
+        keys = self._keys(prompt, centred)
+        reward, cost = (np.array([self.counts[stage][key] + self._batch[key] for key in keys]) for stage in BOTH)
+        return self.alpha / np.sqrt(1.0 + reward), self.alpha / np.sqrt(1.0 + cost)
+
+    def distances(self, differences: Array) -> Array:
+        return np.linalg.norm(differences, axis=1)
+
+    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
+        self._batch.update(self._keys(prompt, np.stack([chosen, other])))
+
+    def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
+        for stage in streams:
+            self.counts[stage].update(self._keys(prompt, np.stack([chosen, other])))
+
+    @property
+    def information(self) -> float:
+        """Distinct (prompt, code) cells seen, averaged over the streams."""
+        return 0.5 * sum(len(counts) for counts in self.counts.values())
+
+    def _keys(self, prompt: str, centred: Array) -> list[tuple[str, int]]:
+        codes = (centred @ self._projection.T > 0) @ self._powers
+        return [(prompt, int(code)) for code in codes]
+
+
+class NoBonus:
+    """No optimism: every bonus is 0."""
+
+    def start_batch(self, generator: np.random.Generator) -> None:
+        return
+
+    def bonuses(self, prompt: str, centred: Array) -> tuple[Array, Array]:
+        return np.zeros(len(centred)), np.zeros(len(centred))
+
+    def distances(self, differences: Array) -> Array:
+        return np.linalg.norm(differences, axis=1)
+
+    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
+        return
+
+    def observe(self, prompt: str, chosen: Array, other: Array, streams: tuple[Stage, ...] = BOTH) -> None:
+        return
+
+    @property
+    def information(self) -> float:
+        return 0.0
+
+
+def margins(chosen_bonus: Array, rejected_bonus: Array) -> Array:
+    """Margins of a loss with the bonus inside (A9), for either stage. [n], [n] -> [n]
+
+    b(rejected) - b(chosen): chosen is the better answer of a reward pair and the cheaper one of a cost pair, and the
+    reward bonus enters as -(b(better) - b(worse)), the corrected cost bonus as b(costlier) - b(cheaper).
+    """
+    return np.asarray(rejected_bonus) - np.asarray(chosen_bonus)

@@ -1,0 +1,220 @@
+"""The explorer: chooses which pairs of answers get compared (parts.Explorer; algorithms.md B3, B4).
+
+    candidates -> bonus of each -> one draw from the optimistic policy = y;  a baseline answer = y';  compare (y, y')
+
+It keeps no state that the journal does not hold: feeding it the journalled pairs again, in order and in any grouping,
+gives the same explorer. Every draw is seeded by the candidates' ids, so it depends on no earlier draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.exploration.alternatives import (
+    BOTH,
+    EllipticalBonus,
+    NoBonus,
+    SimHashCounts,
+    ThompsonBonus,
+    Uncertainty,
+)
+from pddpo_ray.exploration.bonus import saturation
+from pddpo_ray.exploration.design import FISHER_WEIGHT
+from pddpo_ray.exploration.features import Features, centres, pool_features
+from pddpo_ray.exploration.resampling import ESS_FLOOR, bonus_only_base, exact_base, resampling_weights
+from pddpo_ray.records import CandidateSet, Pair, Response, Stage, responses_of
+
+Array = NDArray[np.float64]
+BonusKind = Literal["elliptical", "simhash", "thompson", "off"]
+Comparator = Literal["baseline", "max_info"]
+Weights = Literal["exact", "bonus_only"]
+
+
+class OptimisticExplorer:
+    """Optimistic choice of what gets labelled. It never decides what is served.
+
+    Args:
+        features: answers -> features [n, q] (whitened hidden states of the reference; one-hot in a table).
+        baseline: answers of the baseline policy per prompt id; they centre the features and serve as comparators.
+        beta: KL weight of the run.
+        multiplier: getter of the current multiplier, the weight of the cost bonus.
+        seed: seed of the run.
+        k: bonus in posterior standard deviations (alpha of `simhash`); 1 to 2 works everywhere that was tried.
+        s0: prior standard deviation of a score difference.
+        weight: Fisher information w of one comparison, at most 1/4.
+        picks: pairs per candidate set, chosen one after another with the uncertainty updated in between.
+        bonus: the uncertainty model (see `alternatives`); `off` draws y evenly from the policy's own candidates.
+        comparator: y' from the baseline, or the most informative candidate.
+        weights: `exact` importance weights, or `bonus_only` for long answers.
+        proposal_weight: weight of a proposal's candidate under `bonus_only`.
+        ess_floor: the bonus is tempered until the effective sample size is at least this.
+        cost_bonus_scale: factor on the cost bonus; 0 explores the reward's uncertainty alone, which asks for fewer
+            possibly harmful texts.
+    """
+
+    def __init__(
+        self,
+        *,
+        features: Features,
+        baseline: Mapping[str, Sequence[Response]],
+        beta: float,
+        multiplier: Callable[[], float],
+        seed: int,
+        k: float = 1.5,
+        s0: float = 2.0,
+        weight: float = FISHER_WEIGHT,
+        picks: int = 1,
+        bonus: BonusKind = "elliptical",
+        comparator: Comparator = "baseline",
+        weights: Weights = "exact",
+        proposal_weight: float = 0.2,
+        ess_floor: float = ESS_FLOOR,
+        cost_bonus_scale: float = 1.0,
+    ) -> None:
+        self._features, self._baseline, self._beta, self._multiplier = features, baseline, beta, multiplier
+        self._seed, self._k, self._s0, self._picks = seed, k, s0, picks
+        self._kind, self._comparator, self._weights = bonus, comparator, weights
+        self._proposal_weight, self._ess_floor, self._cost_bonus_scale = proposal_weight, ess_floor, cost_bonus_scale
+        pool = pool_features(features, baseline)
+        self._centres = centres(pool)
+        self._pool = {prompt: rows - self._centres[prompt] for prompt, rows in pool.items()}
+        dimension = len(next(iter(self._centres.values())))
+        self._uncertainty = _uncertainty(bonus, dimension, k=k, s0=s0, weight=weight, seed=seed)
+        self._seen: set[str] = set()
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """`explore/...` of the last `choose`."""
+        return self._metrics
+
+    def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
+        """Up to `picks` pairs per candidate set, in the order in which a labeller sees them (random sides).
+
+        Two equal texts are never paired: nothing can be learned from them. A set in which every candidate equals all
+        comparators gives no pair; `explore/skipped` counts that.
+        """
+        self._uncertainty.start_batch(self._generator("batch", [c.responses[0].id for c in candidates]))
+        log = _Log()
+        rows = self._centred(responses_of(candidates))
+        parts = np.split(rows, np.cumsum([len(c.responses) for c in candidates])[:-1])
+        pairs = [pair for c, part in zip(candidates, parts, strict=True) for pair in self._choose_one(c, part, log)]
+        self._metrics = log.summary() | {
+            "explore/pairs": float(len(pairs)),
+            "explore/skipped": float(len(candidates) * self._picks - len(pairs)),
+            "explore/logdet": self._uncertainty.information,
+        }
+        return pairs
+
+    def update(self, pairs: Sequence[Pair], streams: tuple[Stage, ...] = BOTH) -> None:
+        """Remembers compared pairs. A pair that was seen before counts once, so a retry changes nothing.
+
+        `streams` names the labels that exist, where reward and cost were not both answered.
+        """
+        fresh = [pair for pair in pairs if pair.id not in self._seen]
+        if not fresh:
+            return
+        rows = self._centred([response for pair in fresh for response in (pair.first, pair.second)])
+        for pair, first, second in zip(fresh, rows[::2], rows[1::2], strict=True):
+            self._seen.add(pair.id)
+            self._uncertainty.observe(pair.prompt.id, first, second, streams)
+
+    def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        """Reward and cost bonus of any answers under everything observed so far (bonus in the loss). -> [n], [n]"""
+        self._uncertainty.start_batch(self._generator("bonuses", []))
+        rows = self._centred(responses)
+        values = [
+            self._uncertainty.bonuses(response.prompt.id, row[None])
+            for response, row in zip(responses, rows, strict=True)
+        ]
+        return np.array([float(r[0]) for r, _ in values]), np.array([float(c[0]) for _, c in values])
+
+    def _choose_one(self, candidates: CandidateSet, rows: Array, log: _Log) -> list[Pair]:
+        generator = self._generator("choose", [response.id for response in candidates.responses])
+        pairs = []
+        for pick in range(self._picks):
+            weights = self._behaviour(candidates, rows, log)
+            chosen = int(generator.choice(len(rows), p=weights))
+            other = self._other(candidates, rows, chosen, generator)
+            if other is None:
+                continue
+            response, other_row = other
+            self._uncertainty.picked(candidates.prompt.id, rows[chosen], other_row)
+            sides = [candidates.responses[chosen], response]
+            if generator.random() < 0.5:
+                sides.reverse()
+            pairs.append(Pair(f"{candidates.responses[chosen].id}/{response.id}/{pick}", *sides))
+        return pairs
+
+    def _behaviour(self, candidates: CandidateSet, rows: Array, log: _Log) -> Array:
+        """Weights of the candidates under the behaviour policy. -> [n]"""
+        versions = np.array([response.policy_version for response in candidates.responses])
+        from_policy = versions == versions.max()  # a proposal is always an older version than the round's policy
+        if self._kind == "off":
+            return from_policy / from_policy.sum()
+        reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
+        optimism = (reward + self._multiplier() * self._cost_bonus_scale * cost) / self._beta
+        if self._weights == "exact":
+            base = exact_base(np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal))
+        else:
+            base = bonus_only_base(from_policy, self._proposal_weight)
+        weights, tau, ess = resampling_weights(base, optimism, ess_floor=self._ess_floor)
+        log.add(reward, cost, saturation(reward, rows, k=self._k, s0=self._s0), tau, ess)
+        return weights
+
+    def _other(
+        self, candidates: CandidateSet, rows: Array, chosen: int, generator: np.random.Generator
+    ) -> tuple[Response, Array] | None:
+        """The comparator y' of the chosen candidate with its centred features; None where no text differs."""
+        tokens = candidates.responses[chosen].token_ids
+        if self._comparator == "max_info":
+            distances = self._uncertainty.distances(rows[chosen] - rows)
+            differs = np.array([response.token_ids != tokens for response in candidates.responses])
+            if not differs.any():
+                return None
+            index = int(np.where(differs, distances, -np.inf).argmax())
+            return candidates.responses[index], rows[index]
+        pool = self._baseline[candidates.prompt.id]
+        options = [index for index, answer in enumerate(pool) if answer.token_ids != tokens]
+        if not options:
+            return None
+        index = options[int(generator.integers(len(options)))]
+        return pool[index], self._pool[candidates.prompt.id][index]
+
+    def _centred(self, responses: Sequence[Response]) -> Array:
+        """phi - phi_base(x). -> [n, q]"""
+        return self._features(responses) - np.stack([self._centres[response.prompt.id] for response in responses])
+
+    def _generator(self, purpose: str, ids: Sequence[str]) -> np.random.Generator:
+        digest = hashlib.sha256("\n".join([purpose, *ids]).encode()).digest()
+        return np.random.default_rng([self._seed, int.from_bytes(digest[:8], "little")])
+
+
+class _Log:
+    """Running means of what one `choose` saw."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, float, float, float]] = []
+
+    def add(self, reward: Array, cost: Array, saturated: float, tau: float, ess: float) -> None:
+        self._rows.append((float(reward.mean()), float(cost.mean()), saturated, tau, ess))
+
+    def summary(self) -> dict[str, float]:
+        names = ("mean_bonus_reward", "mean_bonus_cost", "saturation", "tau", "ess")
+        means = np.mean(self._rows, axis=0) if self._rows else np.zeros(len(names))
+        return {f"explore/{name}": float(value) for name, value in zip(names, means, strict=True)}
+
+
+def _uncertainty(kind: BonusKind, dimension: int, *, k: float, s0: float, weight: float, seed: int) -> Uncertainty:
+    if kind == "elliptical":
+        return EllipticalBonus(dimension, k=k, s0=s0, weight=weight)
+    if kind == "thompson":
+        return ThompsonBonus(dimension, k=k, s0=s0, weight=weight)
+    if kind == "simhash":
+        return SimHashCounts(dimension, alpha=k, seed=seed)
+    return NoBonus()

@@ -1,0 +1,63 @@
+"""Optimistic resampling: one draw from the behaviour policy out of n candidates (algorithms.md B3).
+
+    log w = log policy - log q + tau (b_r + multiplier b_c) / beta,   q = (policy + proposal) / 2
+
+As n grows the draw is one from policy * exp((b_r + multiplier b_c) / beta), the paper's optimistic policy. The
+temperature tau keeps the effective sample size up: at beta = 0.1 a bonus of 1 is a factor of e^10.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+Array = NDArray[np.float64]
+
+ESS_FLOOR = 1.5
+
+
+def exact_base(log_policy: Array, log_proposal: Array) -> Array:
+    """log policy - log((policy + proposal) / 2): importance weights of candidates drawn half from each. [n] -> [n]"""
+    return log_policy - (np.logaddexp(log_policy, log_proposal) - np.log(2.0))
+
+
+def bonus_only_base(from_policy: NDArray[np.bool_], proposal_weight: float = 0.2) -> Array:
+    """0 for the policy's own candidates, log(proposal_weight) for the proposal's. [n] -> [n]
+
+    For language models: log-probability ratios of long answers would drown any bonus.
+    """
+    return np.where(from_policy, 0.0, np.log(proposal_weight))
+
+
+def effective_sample_size(log_weights: Array) -> float:
+    """(sum w)^2 / sum w^2, between 1 and n. [n] -> []"""
+    return float(np.exp(2.0 * logsumexp(log_weights) - logsumexp(2.0 * log_weights)))
+
+
+def temper(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> float:
+    """Largest tau in (0, 1] at which base + tau * optimism has an effective sample size of at least `ess_floor`.
+
+    0 where no tau has (the base weights alone are too uneven): then the draw follows the policy.
+    """
+    if len(base) < ess_floor or effective_sample_size(base + optimism) >= ess_floor:
+        return 1.0
+    # from above on a grid: the effective sample size need not be monotone in tau
+    grid = np.concatenate([np.geomspace(1.0, 1e-4, 60), [0.0]])
+    enough = (tau for tau in grid[1:] if effective_sample_size(base + tau * optimism) >= ess_floor)
+    low = next(enough, None)
+    if low is None:
+        return 0.0
+    high = float(grid[np.searchsorted(-grid, -low) - 1])
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if effective_sample_size(base + middle * optimism) >= ess_floor else (low, middle)
+    return float(low)
+
+
+def resampling_weights(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> tuple[Array, float, float]:
+    """Normalised weights of the candidates, the tau used and the effective sample size. [n], [n] -> [n], [], []"""
+    tau = temper(base, optimism, ess_floor=ess_floor)
+    log_weights = base + tau * optimism
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    return weights / weights.sum(), tau, effective_sample_size(log_weights)
