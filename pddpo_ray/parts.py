@@ -96,6 +96,8 @@ class FitSettings:
     steps: int = 30
     learning_rate: float = 5e-4
     batch_pairs: int = 32
+    micro_pairs: int | None = None
+    """Pairs per forward pass on one rank; None: the rank's whole share. Changes memory, not results."""
     warmup: float = 0.1
     schedule: str = "linear"
     weight_decay: float = 0.0
@@ -134,7 +136,7 @@ class FitCommand:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a backend returns: the stored version and its metrics (`fit/loss`, `fit/off_support`, `fit/seconds`, ...)."""
+    """What a backend returns: the stored version and its metrics (`fit/loss`, `fit/seconds`, ...)."""
 
     version: PolicyVersion
     metrics: Mapping[str, float] = field(default_factory=dict)

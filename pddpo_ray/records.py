@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
+
 Stage = Literal["reward", "cost"]
 
 
@@ -163,6 +165,17 @@ class Objective:
     temperature: float
     multiplier: float | None = None
     margins: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class UniformMixture:
+    """What the theorem speaks of: draw a round's policy evenly, then an answer from it (algorithms.md A10)."""
+
+    policies: tuple[PolicyVersion, ...]
+
+    def draw(self, rng: np.random.Generator) -> PolicyVersion:
+        """The policy that answers the next request."""
+        return self.policies[int(rng.integers(len(self.policies)))]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""The plain torch engine: one model, in one process or in several with summed gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pddpo_ray.parts import FitSettings
+from pddpo_ray.training.fit import Shard, Tensors
+from pddpo_ray.training.log_probs import ResponseScorer
+
+ADAM_BETAS = (0.9, 0.99)
+
+
+class TorchEngine:
+    """AdamW on one model.
+
+    With several ranks the gradients are summed in one flat all-reduce; losses arrive divided by global counts, so the
+    sum is the gradient of the whole batch and every rank takes the same step.
+    """
+
+    def __init__(self, scorer: ResponseScorer, shard: Shard | None = None) -> None:
+        self.scorer = scorer.eval()
+        self.shard = shard or Shard()
+        self._trainable = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+        self._optimizer: torch.optim.AdamW | None = None
+        self._max_grad_norm = 1.0
+
+    def load(self, weights: Tensors) -> None:
+        own = self._named_weights()
+        check_names(own, weights)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(weights[name])
+
+    def begin(self, settings: FitSettings) -> None:
+        self._max_grad_norm = settings.max_grad_norm
+        self._optimizer = torch.optim.AdamW(
+            self._trainable, lr=settings.learning_rate, betas=ADAM_BETAS, weight_decay=settings.weight_decay
+        )
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self, learning_rate: float) -> float:
+        if self._optimizer is None:
+            raise RuntimeError("begin() comes before update()")
+        self._sum_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self._trainable, self._max_grad_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        if self.shard.ranks > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, part: np.ndarray) -> list[np.ndarray]:
+        if self.shard.ranks == 1:
+            return [part]
+        parts: list[np.ndarray] = [part] * self.shard.ranks
+        dist.all_gather_object(parts, part)
+        return parts
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._named_weights().items()}
+
+    def _named_weights(self) -> Mapping[str, Tensor]:
+        # named_parameters names a tied tensor once; buffers of language models follow from their configuration.
+        return dict(self.scorer.model.named_parameters())
+
+    def _sum_gradients(self) -> None:
+        if self.shard.ranks == 1:
+            return
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trainable]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        for parameter, part in zip(self._trainable, flat.split([g.numel() for g in gradients]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def check_names(own: Mapping[str, Tensor], weights: Tensors) -> None:
+    """Raise ValueError unless both have the same names and shapes."""
+    different = sorted(own.keys() ^ weights.keys())
+    if different:
+        raise ValueError(f"weights do not fit the model: {len(different)} names differ, the first is {different[0]}")
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise ValueError(
+                f"weights do not fit the model: {name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
+            )

@@ -1,0 +1,203 @@
+"""One fit: the loop of optimiser steps that turns a start version into the next policy.
+
+The loop is the same for every engine (plain torch, DeepSpeed, full parameters or LoRA) and for any number of ranks:
+each rank takes its share of every minibatch, and losses are divided by the *global* number of pairs and tokens, so the
+sum over ranks is the loss of the whole batch. At most one model is resident: what the frozen base says about a row is a
+number, computed once and passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pddpo_ray.errors import RunError
+from pddpo_ray.objectives import cost_stage_scales, preference_loss, support_loss
+from pddpo_ray.parts import FitSettings
+from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
+from pddpo_ray.training.log_probs import ResponseScorer, Support, device_of, support_mask
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every minibatch this process takes."""
+
+    rank: int = 0
+    ranks: int = 1
+
+
+class Engine(Protocol):
+    """A model with its optimiser. `scorer` is what the loss calls; at most one set of weights is resident."""
+
+    scorer: ResponseScorer
+    shard: Shard
+
+    def load(self, weights: Tensors) -> None:
+        """Take over these weights. Raises ValueError if their names or shapes are not the model's."""
+        ...
+
+    def begin(self, settings: FitSettings) -> None:
+        """A fresh optimiser for the weights as they are."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of one micro-batch."""
+        ...
+
+    def update(self, learning_rate: float) -> float:
+        """Sum the gradients over ranks, clip, step, forget them. Returns the norm before clipping."""
+        ...
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks."""
+        ...
+
+    def gather(self, part: np.ndarray) -> list[np.ndarray]:
+        """Every rank's part, in the order of ranks."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """Full copy of the weights on the CPU, with their Hugging Face names, on every rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class FrozenColumns:
+    """What frozen models say about the texts of a fit's rows: keyed by text.
+
+    `base_log_probs` are under the objective's base; `supports` under the reference (empty: no support term).
+    """
+
+    base_log_probs: Mapping[Text, float]
+    supports: Mapping[Text, Support]
+
+
+def run_fit(
+    engine: Engine,
+    objective: Objective,
+    rows: Sequence[PairRow],
+    columns: FrozenColumns,
+    settings: FitSettings,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """Run the steps of one fit on an engine that already holds the start weights. Returns metrics `fit/...`.
+
+    The cost stage multiplies its loss by the multiplier and its learning rate by min(1, multiplier), which keeps it
+    well scaled as the multiplier goes to 0 (algorithms.md A6).
+    """
+    loss_scale, rate_scale = cost_stage_scales(objective.multiplier) if objective.multiplier is not None else (1.0, 1.0)
+    totals = np.zeros(4)
+    last: list[float] = []
+    for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
+        sums = _accumulate(engine, objective, rows, columns, settings, indices, loss_scale)
+        norm = engine.update(settings.learning_rate * rate_scale * schedule_factor(settings, step))
+        if not math.isfinite(norm):
+            raise RunError(
+                f"the gradient of step {step + 1} of the {objective.stage} stage is not finite: lower the learning rate"
+            )
+        loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
+        totals += [loss, accuracy, norm, off_support]
+        last.append(loss)
+        if progress:
+            progress(step + 1)
+    mean = totals / max(1, settings.steps)
+    tail = last[-max(1, len(last) // 5) :]
+    return {
+        "fit/loss": float(np.mean(tail)),
+        "fit/accuracy": float(mean[1]),
+        "fit/gradient_norm": float(mean[2]),
+        "fit/off_support_per_token": float(mean[3]),
+        "fit/steps": float(settings.steps),
+        "fit/rows": float(len(rows)),
+    }
+
+
+def schedule_factor(settings: FitSettings, step: int) -> float:
+    """Learning-rate factor of a step (0-based): linear warm-up, then linear or cosine decay, or constant."""
+    warmup = max(1, round(settings.warmup * settings.steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, settings.steps - warmup)
+    match settings.schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        case _:
+            return 1.0 - progress
+
+
+def _accumulate(
+    engine: Engine,
+    objective: Objective,
+    rows: Sequence[PairRow],
+    columns: FrozenColumns,
+    settings: FitSettings,
+    batch: np.ndarray,
+    loss_scale: float,
+) -> Tensor:
+    """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass]"""
+    own = batch[engine.shard.rank :: engine.shard.ranks]
+    pairs = float(sum(rows[i].weight for i in batch))
+    tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
+    size = settings.micro_pairs or max(1, len(own))
+    # Every rank takes part in every collective of a sharded engine, so all do the same number of micro-batches.
+    largest_share = -(-len(batch) // engine.shard.ranks)
+    sums = torch.zeros(3, dtype=torch.float64)
+    for begin in range(0, largest_share, size):
+        part = own[begin : begin + size]
+        # A rank that has run out of rows repeats one with weight zero.
+        empty = len(part) == 0
+        part_rows = [rows[i] for i in (batch[:1] if empty else part)]
+        margins = [objective.margins[i] for i in (batch[:1] if empty else part)] if objective.margins else None
+        pair_loss, correct, support_term, off_support = _micro_batch(
+            engine.scorer, objective.temperature, part_rows, margins, columns, settings
+        )
+        scale = 0.0 if empty else 1.0
+        loss = scale * (loss_scale * pair_loss / pairs + settings.support_weight * support_term / tokens)
+        engine.backward(loss)
+        sums += scale * torch.tensor([float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens])
+    return sums
+
+
+def _micro_batch(
+    scorer: ResponseScorer,
+    temperature: float,
+    rows: Sequence[PairRow],
+    margins: Sequence[float] | None,
+    columns: FrozenColumns,
+    settings: FitSettings,
+) -> tuple[Tensor, float, Tensor, float]:
+    """Sums over a micro-batch: pair loss [], correctly ranked weight, support loss [], mass off the support."""
+    device = device_of(scorer)
+    texts = texts_of(rows)
+    batch = collate(texts).to(device)
+    mask = None
+    if settings.support_weight > 0:
+        mask = support_mask([columns.supports[text] for text in texts], scorer.vocabulary_size).to(device)
+    log_probs, supported = scorer(batch, mask)
+    base = torch.tensor([columns.base_log_probs[text] for text in texts], device=device, dtype=torch.float32)
+    ratios = log_probs - base
+    weights = torch.tensor([row.weight for row in rows], device=device, dtype=torch.float32)
+    losses, metrics = preference_loss(
+        ratios[: len(rows)],
+        ratios[len(rows) :],
+        temperature=temperature,
+        margins=None if margins is None else torch.tensor(margins, device=device, dtype=torch.float32),
+        weights=weights,
+    )
+    correct = float((metrics["accurate"] * weights).sum())
+    if supported is None:
+        return losses.sum(), correct, losses.new_zeros(()), 0.0
+    term, support_metrics = support_loss(supported, torch.ones_like(supported), tokens=1.0)
+    return losses.sum(), correct, term, float(support_metrics["off_support_per_token"])

@@ -1,0 +1,197 @@
+"""The trainer without Ray: executes self-contained fit commands and scores texts, one model resident at a time.
+
+A Ray worker runs this same class on every rank; only the engine inside knows how many ranks there are. Rank 0 writes
+versions to the artifact store, and every rank computes the same hash, so nothing has to be sent back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pddpo_ray.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
+from pddpo_ray.parts import FitCommand, FitResult, Start
+from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.training.batches import Text, texts_of
+from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
+from pddpo_ray.training.log_probs import Support, mean_hidden, score_texts, support_of_texts
+
+Array = NDArray[np.float64]
+Progress = Callable[[str, int, int], None]
+"""(stage, step, steps)"""
+
+
+class LocalTrainer:
+    """Satisfies parts.TrainerBackend.
+
+    What the frozen reference says about a text (log-probability, support, features) is computed once and kept for the
+    life of the process; what a reward policy says is kept while it is the base of a fit.
+    """
+
+    def __init__(
+        self, engine: Engine, store: ArtifactStore, reference: PolicyVersion, progress: Progress | None = None
+    ) -> None:
+        self.engine = engine
+        self.store = store
+        self.reference = reference
+        self._progress = progress
+        self._resident: str | None = None
+        self._support_floor: float | None = None
+        self._reference_log_probs: dict[Text, float] = {}
+        self._supports: dict[Text, Support] = {}
+        self._features: dict[Text, Array] = {}
+        self._base: tuple[str, dict[Text, float]] = ("", {})
+
+    def execute(self, command: FitCommand) -> FitResult:
+        """Run one fit and store its version."""
+        began = time.perf_counter()
+        columns = self._columns(command)
+        prepared = time.perf_counter()
+        self._load_start(command.start)
+        self.engine.begin(command.settings)
+        progress = self._progress
+        metrics = run_fit(
+            self.engine,
+            command.objective,
+            command.rows,
+            columns,
+            command.settings,
+            command.seed,
+            progress and (lambda step: progress(command.objective.stage, step, command.settings.steps)),
+        )
+        version = self._store(command)
+        metrics["fit/prepare_seconds"] = prepared - began
+        metrics["fit/seconds"] = time.perf_counter() - began
+        return FitResult(version, metrics, (os.getpid(),))
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        return self.score(policy, [(r.prompt.token_ids, r.token_ids) for r in responses])
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        texts = [(r.prompt.token_ids, r.token_ids) for r in responses]
+        new = [text for text in dict.fromkeys(texts) if text not in self._features]
+        if new:
+            self._load(self.reference)
+            self._features.update(
+                zip(new, self._shared(lambda part: mean_hidden(self.engine.scorer, part), new), strict=True)
+            )
+        return np.stack([self._features[text] for text in texts])
+
+    def score(self, policy: PolicyVersion, texts: Sequence[Text]) -> Array:
+        """log pi(y|x) of texts; equal texts are computed once. -> [n]"""
+        if policy.sha256 == self.reference.sha256:
+            self._add_reference(texts)
+            return np.array([self._reference_log_probs[text] for text in texts])
+        unique = list(dict.fromkeys(texts))
+        self._load(policy)
+        scores = dict(
+            zip(unique, self._shared(lambda part: score_texts(self.engine.scorer, part), unique), strict=True)
+        )
+        return np.array([scores[text] for text in texts])
+
+    def close(self) -> None:
+        """Nothing to release: the process owns the model."""
+
+    # --- frozen columns -----------------------------------------------------------------------------------------
+
+    def _columns(self, command: FitCommand) -> FrozenColumns:
+        texts = list(dict.fromkeys(texts_of(command.rows)))
+        if command.settings.support_weight > 0:
+            self._add_supports(texts, command.settings.support_floor)
+        base = command.objective.base
+        if base.sha256 == self.reference.sha256:
+            self._add_reference(texts)
+            return FrozenColumns(self._reference_log_probs, self._supports)
+        known = self._base[1] if self._base[0] == base.sha256 else {}
+        missing = [text for text in texts if text not in known]
+        known.update(zip(missing, self.score(base, missing) if missing else (), strict=True))
+        self._base = (base.sha256, known)
+        return FrozenColumns(known, self._supports)
+
+    def _add_reference(self, texts: Sequence[Text]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._reference_log_probs]
+        if new:
+            self._load(self.reference)
+            scores = self._shared(lambda part: score_texts(self.engine.scorer, part), new)
+            self._reference_log_probs.update(zip(new, scores.tolist(), strict=True))
+
+    def _add_supports(self, texts: Sequence[Text], floor: float) -> None:
+        if floor != self._support_floor:
+            self._support_floor, self._supports = floor, {}
+        new = [text for text in texts if text not in self._supports]
+        if new:
+            self._load(self.reference)
+            # Not shared between ranks: a mask is needed by the rank that trains on the text, and that changes per step.
+            log_probs, supports = support_of_texts(self.engine.scorer, new, floor)
+            self._supports.update(zip(new, supports, strict=True))
+            self._reference_log_probs.update(zip(new, log_probs.tolist(), strict=True))
+
+    def _shared(self, compute: Callable[[list[Text]], Array], texts: list[Text]) -> Array:
+        """Rows of `compute` over all texts, the work divided between ranks. -> [n, ...]"""
+        shard = self.engine.shard
+        share = -(-len(texts) // shard.ranks)
+        # A sharded model needs every rank in every forward pass, so a rank without texts repeats the first one.
+        own = texts[shard.rank * share : (shard.rank + 1) * share]
+        part = compute(own) if own else compute(texts[:1])[:0]
+        return np.concatenate(self.engine.gather(part))
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def _load(self, policy: PolicyVersion) -> None:
+        if self._resident != policy.sha256:
+            self.engine.load(self._read(policy))
+            self._resident = policy.sha256
+
+    def _load_start(self, start: Start) -> None:
+        if start.plus is None or start.minus is None:
+            self._load(start.policy)
+        else:
+            base, plus, minus = (self._read(version) for version in (start.policy, start.plus, start.minus))
+            self.engine.load(carried(base, plus, minus, start.scale))
+        self._resident = None
+
+    def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
+        return self.store.read_torch(policy.path, policy.sha256)
+
+    def _store(self, command: FitCommand) -> PolicyVersion:
+        weights = self.engine.weights()
+        sha256 = tensors_sha256(weights.items())
+        self._resident = sha256
+        path = f"{command.result}-{sha256[:12]}"
+        if self.engine.shard.rank == 0:
+            path, _ = self.store.write_tensors(command.result, weights, fill=self._copy_configuration)
+        return PolicyVersion(command.sequence, command.result, sha256, path)
+
+    def _copy_configuration(self, folder: Path) -> None:
+        for file in self.store.folder(self.reference.path).iterdir():
+            if file.is_file() and file.name != WEIGHTS:
+                shutil.copyfile(file, folder / file.name)
+
+
+def carried(
+    base: Mapping[str, Tensor], plus: Mapping[str, Tensor], minus: Mapping[str, Tensor], scale: float
+) -> dict[str, Tensor]:
+    """base + scale * (plus - minus), tensor by tensor (parts.Start)."""
+    return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
+
+
+def store_reference(store: ArtifactStore, folder: Path) -> PolicyVersion:
+    """Put a model folder in Hugging Face layout into the store as version 0."""
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / WEIGHTS)
+
+    def fill(target: Path) -> None:
+        for file in folder.iterdir():
+            if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"}:
+                shutil.copyfile(file, target / file.name)
+
+    path, sha256 = store.write_tensors("reference", weights, fill=fill)
+    return PolicyVersion(0, "reference", sha256, path)

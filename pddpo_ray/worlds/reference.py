@@ -1,0 +1,238 @@
+"""The reference of the text world: a small Llama, pre-trained here on the grammar's own sentences.
+
+The intended distribution is known exactly, so every position of a sentence has a known distribution of the next word.
+Training on those distributions instead of on sampled words removes the sampling noise, and a few hundred steps leave
+less than one per cent of the probability outside the grammar. A trained reference is kept in a cache folder in Hugging
+Face layout, with its exact scores of every answer, so that one machine trains it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+SCORES = "answer_log_probs.npy"
+CACHE_LAYOUT = 1
+"""Raised when the training or the layout of the cache changes, so that old entries are not used."""
+
+
+@dataclass(frozen=True)
+class ReferenceSpec:
+    """Size and training of the reference model."""
+
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    intermediate: int = 128
+    steps: int = 240
+    batch: int = 64
+    learning_rate: float = 4e-3
+    rare: float = 0.012
+    """Intended probability of each rare value, in every context."""
+    seed: int = 0
+
+
+def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> dict[str, NDArray[np.float64]]:
+    """Slot name -> [X, values]: what the reference should say, independent between slots given the prompt.
+
+    Common values have probabilities between about 0.2 and 0.6 that differ by topic and situation.
+    """
+    rng = np.random.default_rng([spec.seed, 11])
+    result = {}
+    for name in SLOT_NAMES:
+        rare = np.array([phrase.rare for phrase in SLOTS[name]])
+        values = len(rare)
+        by_topic = rng.normal(0.0, 0.3, (len(grammar.topics), 1, values))
+        by_situation = rng.normal(0.0, 0.2, (1, len(grammar.situations), values))
+        logits = (by_topic + by_situation).reshape(-1, values)
+        common = np.where(rare, -np.inf, logits)
+        common = np.exp(common - common.max(axis=1, keepdims=True))
+        common /= common.sum(axis=1, keepdims=True)
+        result[name] = np.where(rare, spec.rare, common * (1.0 - spec.rare * rare.sum()))
+    return result
+
+
+def intended_reference(grammar: Grammar, spec: ReferenceSpec) -> NDArray[np.float64]:
+    """Intended pi_ref over the answers. -> [X, Y], rows sum to 1."""
+    slots = intended_slots(grammar, spec)
+    choices = np.array(grammar.choices)
+    result = np.ones((len(grammar.prompt_texts), len(choices)))
+    for position, name in enumerate(SLOT_NAMES):
+        result *= slots[name][:, choices[:, position]]
+    return result
+
+
+def next_word_targets(grammar: Grammar, intended: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Distribution of the next word at every position of every answer. -> [X, Y, T, V] (T longest answer)"""
+    prompts, answers = intended.shape
+    longest = max(len(ids) for ids in grammar.answer_ids)
+    result = np.zeros((prompts, answers, longest, len(grammar.vocabulary)), dtype=np.float32)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, ids in enumerate(grammar.answer_ids):
+        for position in range(len(ids)):
+            groups.setdefault(ids[:position], []).append(index)
+    for prefix, members in groups.items():
+        words = np.array([grammar.answer_ids[index][len(prefix)] for index in members])
+        mass = intended[:, members]
+        for word in np.unique(words):
+            share = mass[:, words == word].sum(axis=1) / mass.sum(axis=1)
+            result[:, members, len(prefix), word] = share[:, None]
+    return result
+
+
+def build_model(grammar: Grammar, spec: ReferenceSpec) -> LlamaForCausalLM:
+    """An untrained model of the given size, float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(spec.seed)
+    config = LlamaConfig(
+        vocab_size=len(grammar.vocabulary),
+        hidden_size=spec.hidden,
+        intermediate_size=spec.intermediate,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=64,
+        bos_token_id=grammar.vocabulary[BOS],
+        eos_token_id=grammar.eos,
+        pad_token_id=grammar.vocabulary[PAD],
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).float()
+
+
+def pretrain(
+    grammar: Grammar, spec: ReferenceSpec, progress: Callable[[int, float], None] | None = None
+) -> LlamaForCausalLM:
+    """Train the reference by cross-entropy against the exact next-word distributions."""
+    intended = intended_reference(grammar, spec)
+    targets = next_word_targets(grammar, intended)
+    model = build_model(grammar, spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    rng = np.random.default_rng([spec.seed, 12])
+    # Half of each batch follows the intended distribution, half is uniform, so that rare contexts are learnt as well.
+    draw = 0.5 * intended / len(intended) + 0.5 / intended.size
+    draws = rng.choice(intended.size, size=(spec.steps, spec.batch), p=draw.ravel() / draw.sum())
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * learning_rate_factor(step, spec.steps)
+        x, y = np.divmod(draws[step], intended.shape[1])
+        loss = _next_word_loss(model, grammar, x, y, torch.from_numpy(targets[x, y]))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if progress:
+            progress(step + 1, float(loss.detach()))
+    return model.eval()
+
+
+def learning_rate_factor(step: int, steps: int, warmup: int = 20) -> float:
+    """Linear warm-up, then half a cosine down to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def _next_word_loss(
+    model: LlamaForCausalLM, grammar: Grammar, x: Sequence[int], y: Sequence[int], targets: Tensor
+) -> Tensor:
+    """Cross-entropy minus the entropy of the targets, mean per sentence (0 when the model is exact)."""
+    sentences = [(*grammar.prompt_ids[i], *grammar.answer_ids[j]) for i, j in zip(x, y, strict=True)]
+    longest = max(map(len, sentences))
+    ids = torch.zeros((len(sentences), longest), dtype=torch.long)
+    rows, columns, answer_positions = [], [], []
+    for row, sentence in enumerate(sentences):
+        ids[row, : len(sentence)] = torch.tensor(sentence)
+        start = len(grammar.prompt_ids[x[row]])
+        for position in range(len(sentence) - start):
+            rows.append(row)
+            columns.append(start + position - 1)
+            answer_positions.append(position)
+    # Padding is on the right, so no real position attends to it and no mask is needed.
+    hidden = model.model(input_ids=ids).last_hidden_state[rows, columns]
+    log_probs = torch.log_softmax(model.lm_head(hidden), dim=-1)
+    wanted = targets[rows, answer_positions]
+    return (torch.special.xlogy(wanted, wanted) - wanted * log_probs).sum() / len(sentences)
+
+
+def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
+    """One word, one token; words are separated by spaces."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(grammar.vocabulary, unk_token=UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, model_max_length=64
+    )
+
+
+def score_answers(model: LlamaForCausalLM, grammar: Grammar) -> NDArray[np.float64]:
+    """log pi(y|x) of every answer to every prompt. -> [X, Y]"""
+    texts = [(prompt, answer) for prompt in grammar.prompt_ids for answer in grammar.answer_ids]
+    return score_texts(ResponseScorer(model), texts, 432).reshape(len(grammar.prompt_ids), -1)
+
+
+def cached_reference(
+    spec: ReferenceSpec,
+    cache: Path,
+    grammar: Grammar | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Path:
+    """Folder of the trained reference: config, weights, tokenizer and `answer_log_probs.npy` [X, Y].
+
+    Trains it first if the cache has none for this spec and grammar. Written beside and renamed, so that two runs that
+    start together cannot read half a model.
+    """
+    grammar = grammar or Grammar()
+    identity = json.dumps([CACHE_LAYOUT, asdict(spec), grammar.prompt_texts, grammar.answer_texts])
+    folder = cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if folder.exists():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".text-reference-", dir=cache))
+    try:
+        model = pretrain(grammar, spec, progress)
+        model.save_pretrained(staging)
+        build_tokenizer(grammar).save_pretrained(staging)
+        np.save(staging / SCORES, score_answers(model, grammar))
+        try:
+            staging.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def cache_folder(configured: str | None = None) -> Path:
+    """Where trained references are kept: as configured, else `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+    return Path(configured or os.environ.get("PDDPO_CACHE") or "~/.cache/pddpo_ray").expanduser()
+
+
+def answer_log_probs(folder: Path) -> NDArray[np.float64]:
+    """The exact scores that were kept with a cached reference. -> [X, Y]"""
+    scores: NDArray[np.float64] = np.load(folder / SCORES, allow_pickle=False)
+    return scores

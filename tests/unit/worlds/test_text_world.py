@@ -1,0 +1,97 @@
+"""The text world: grammar, calibration and exact quantities, with the intended reference in place of a trained one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pddpo_ray.records import Response
+from pddpo_ray.worlds.grammar import SLOTS, Grammar
+from pddpo_ray.worlds.reference import ReferenceSpec, build_tokenizer, intended_reference, next_word_targets
+from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
+
+GRAMMAR = Grammar()
+
+
+def world_of(seed: int) -> TextWorld:
+    log_probs = np.log(0.995 * intended_reference(GRAMMAR, ReferenceSpec(seed=seed)))
+    return build_text_world(TextWorldSpec(seed=seed), log_probs, GRAMMAR)
+
+
+def test_there_are_enough_prompts_and_answers_and_each_has_one_tokenisation() -> None:
+    assert len(GRAMMAR.prompt_texts) >= 24
+    assert len(GRAMMAR.answer_texts) >= 200
+    assert len(set(GRAMMAR.answer_ids)) == len(GRAMMAR.answer_ids)
+    tokenizer = build_tokenizer(GRAMMAR)
+    for text, ids in zip(GRAMMAR.answer_texts, GRAMMAR.answer_ids, strict=True):
+        assert tuple(tokenizer(text)["input_ids"]) == ids[:-1]
+        assert tokenizer.decode(ids[:-1]) == text
+
+
+def test_no_phrase_of_a_slot_begins_another() -> None:
+    for phrases in SLOTS.values():
+        words = [tuple(phrase.text.split()) for phrase in phrases]
+        for first in words:
+            assert not any(other != first and other[: len(first)] == first for other in words)
+
+
+def test_next_word_targets_reproduce_the_intended_distribution() -> None:
+    """The product of the next-word probabilities along an answer is its probability."""
+    intended = intended_reference(GRAMMAR, ReferenceSpec())
+    targets = next_word_targets(GRAMMAR, intended)
+    for y in (0, 57, 140, 215):
+        ids = GRAMMAR.answer_ids[y]
+        product = np.prod([targets[:, y, position, word] for position, word in enumerate(ids)], axis=0)
+        np.testing.assert_allclose(product, intended[:, y], rtol=1e-4)
+
+
+def test_the_intended_multiplier_is_the_optimum() -> None:
+    world = world_of(1)
+    optimum = world.oracle.optimum
+    assert world.spec.multiplier_range[0] <= optimum.multiplier <= world.spec.multiplier_range[1]
+    assert optimum.g == pytest.approx(0.0, abs=1e-9)
+
+
+def test_text_off_the_grammar_is_one_outcome_with_the_worst_reward_and_cost() -> None:
+    world = world_of(0)
+    prompt = world.prompts[3]
+    nonsense = Response("n", prompt, GRAMMAR.answer_ids[5][:-1], "", 0, 0)
+    assert world.outcome(nonsense.token_ids) == len(GRAMMAR.answer_ids)
+    assert (world.reward(nonsense), world.cost(nonsense)) == (-2.0, 2.0)
+    real = Response("r", prompt, GRAMMAR.answer_ids[5], "", 0, 0)
+    assert world.cell(real) == (3, 5)
+    assert world.reward(real) == world.oracle.reward[3, 5]
+
+
+def test_the_rest_of_the_probability_is_off_the_grammar() -> None:
+    table = with_rest(np.log(np.array([[0.5, 0.25, 0.125]])))
+    np.testing.assert_allclose(table, [[0.5, 0.25, 0.125, 0.125]])
+
+
+def test_prompts_differ_in_what_is_best() -> None:
+    best = world_of(0).oracle.optimum.policy[:, :-1].argmax(axis=1)
+    assert len(set(best.tolist())) > 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_seeds_give_well_posed_worlds(seed: int) -> None:
+    world = world_of(seed)
+    assert_well_posed(world)
+
+
+def assert_well_posed(world: TextWorld) -> None:
+    oracle, spec = world.oracle, world.spec
+    assert oracle.g(oracle.policy(0.0)) > 0.1, "the reward optimum breaks the limit"
+    assert oracle.g(oracle.policy(3 * oracle.optimum.multiplier)) < -0.05, "some policy is strictly feasible"
+    assert 0.1 < oracle.optimum.multiplier / (2 * spec.rho) < 0.8
+    assert world.covered_merit >= 0.4
+    assert oracle.reference[:, -1].max() <= 0.01
+    good = oracle.optimum.policy[:, :-1] * ~world.covered[:, :-1]
+    assert good.sum() / len(good) > 0.5, "the optimum lives on answers that no offline pair mentions"
+    choices = np.array(GRAMMAR.choices)
+    for position, phrases in enumerate(SLOTS.values()):
+        for value, phrase in enumerate(phrases):
+            if phrase.rare:
+                share = oracle.reference[:, :-1][:, choices[:, position] == value].sum(axis=1)
+                assert (share >= 0.002).all()
+                assert (share <= 0.02).all()
