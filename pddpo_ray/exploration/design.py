@@ -58,7 +58,7 @@ def empty_design(dimension: int, *, s0: float, weight: float = FISHER_WEIGHT) ->
 def factor(matrix: Array) -> Array:
     """Lower Cholesky factor of Lambda [..., q, q], with a jitter of 1e-9 trace/q where rounding spoilt it."""
     try:
-        return np.linalg.cholesky(matrix)
+        return np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
     except np.linalg.LinAlgError:
         size = matrix.shape[-1]
         scale = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / size

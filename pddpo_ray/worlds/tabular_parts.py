@@ -1,0 +1,185 @@
+"""Trainer backend and rollout engine of a tabular world: tables in place of a model, the same parts around them.
+
+A version is a folder with `model.safetensors` holding `log_probs` [X, Y] and the fitted `scores` [X, Y], float64.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.box_mle import box_mle, negative_log_likelihood, win_counts
+from pddpo_ray.errors import RunError
+from pddpo_ray.exploration.bonus import elliptical
+from pddpo_ray.parts import Delivery, FitCommand, FitResult
+from pddpo_ray.records import Decoding, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TableBonus:
+    """Bonus of the optimistic class (A4, A9): k and s0 of the elliptical bonus with one-hot features."""
+
+    k: float = 1.5
+    s0: float = 2.0
+    weight: float = 0.25
+
+
+class TabularTrainer:
+    """Satisfies parts.TrainerBackend: the exact minimiser of a stage's loss over the theory's policy class.
+
+    Scores are the box-constrained maximum likelihood of the rows, whatever the start; the policy is the base's table
+    times exp(+score / temperature) in the reward stage and exp(-score / temperature) in the cost stage. An objective
+    with margins is optimistic: then `bonus`, computed from the command's own rows, is added to the reward and taken
+    off the cost, also of answers in no row (which margins cannot reach).
+    """
+
+    def __init__(self, world: TabularWorld, store: ArtifactStore, bonus: TableBonus | None = None) -> None:
+        self._world, self._store, self._bonus = world, store, bonus or TableBonus()
+        self._tables: dict[str, Array] = {}
+        with np.errstate(divide="ignore"):
+            table = np.log(world.oracle.reference)
+        self.reference = self._stored(0, "reference", table, np.zeros_like(table))
+
+    def execute(self, command: FitCommand) -> FitResult:
+        """Fits and stores one version. The same command gives the same tables."""
+        began = time.perf_counter()
+        objective = command.objective
+        wins = wins_of(command.rows, self._world.shape, costs=objective.stage == "cost")
+        bound = self._world.oracle.reward_max if objective.stage == "reward" else self._world.oracle.cost_max
+        scores = box_mle(wins, bound)
+        sign = 1.0 if objective.stage == "reward" else -1.0
+        bonus = self.bonus_table(command.rows) if objective.margins else np.zeros(self._world.shape)
+        logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
+        log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
+        version = self._stored(command.sequence, command.result, log_probs, scores)
+        metrics = {
+            "fit/loss": float(negative_log_likelihood(scores, wins, ridge=0.0).sum() / max(wins.sum(), 1.0)),
+            "fit/seconds": time.perf_counter() - began,
+            "fit/pairs": float(len(command.rows)),
+        }
+        return FitResult(version, metrics, (os.getpid(),))
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        """log pi(y|x) from the table. -> [n]"""
+        table = self.table(policy)
+        return np.array([table[self._world.cell(response)] for response in responses], dtype=np.float64)
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        """One-hot over prompts x answers. -> [n, X Y]"""
+        rows = np.zeros((len(responses), self._world.shape[0] * self._world.shape[1]))
+        for row, response in zip(rows, responses, strict=True):
+            row[np.ravel_multi_index(self._world.cell(response), self._world.shape)] = 1.0
+        return rows
+
+    def table(self, policy: PolicyVersion) -> Array:
+        """log pi as a table. [X, Y]"""
+        if policy.sha256 not in self._tables:
+            self._tables[policy.sha256] = self._store.read_tensors(policy.path, policy.sha256)["log_probs"]
+        return self._tables[policy.sha256]
+
+    def bonus_table(self, rows: Sequence[PairRow]) -> Array:
+        """Elliptical bonus of every answer from the rows' design matrix, centred on the baseline. [X, Y]"""
+        wins = wins_of(rows, self._world.shape, costs=False)
+        eye = np.eye(self._world.shape[1])
+        design = eye / self._bonus.s0**2 + self._bonus.weight * one_hot_gram(wins)
+        centred = eye - self._world.baseline[:, None, :]
+        return elliptical(design, centred, self._bonus.k)
+
+    def close(self) -> None:
+        self._tables.clear()
+
+    def _stored(self, number: int, name: str, log_probs: Array, scores: Array) -> PolicyVersion:
+        path, sha256 = self._store.write_tensors(name, {"log_probs": log_probs, "scores": scores})
+        self._tables[sha256] = log_probs
+        return PolicyVersion(number, name, sha256, path)
+
+
+class TabularEngine:
+    """Satisfies parts.RolloutEngine: draws answers from the table that was delivered last."""
+
+    def __init__(self, world: TabularWorld, store: ArtifactStore, name: str = "tabular-0") -> None:
+        self.name = name
+        self._world, self._store = world, store
+        self._version = -1
+        self._log_probs: Array | None = None
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        """Takes over a version; the hash is taken over the tensors as read."""
+        began = time.perf_counter()
+        tensors = self._store.read_tensors(policy.path, policy.sha256)
+        self._log_probs, self._version = tensors["log_probs"], policy.number
+        digest = tensors_sha256(tensors.items())
+        return Delivery(self.name, policy.number, digest, len(tensors), time.perf_counter() - began)
+
+    @property
+    def version(self) -> int:
+        """Number of the delivered version; -1 before the first."""
+        return self._version
+
+    def sample(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+    ) -> list[list[tuple[tuple[int, ...], str, float]]]:
+        """n draws per prompt; log-probabilities are those of the table itself (temperature 1, no truncation)."""
+        table = self._table()
+        draws: list[list[tuple[tuple[int, ...], str, float]]] = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            row = table[prompt.token_ids[0]]
+            chances = decoded(row, decoding)
+            answers = draw_answers(np.broadcast_to(chances, (n, len(row))), np.random.default_rng(seed).random(n))
+            draws.append([((int(y),), f"answer {y}", float(row[y])) for y in answers])
+        return draws
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        """log-probability of each answer under the loaded table. -> [n]"""
+        table = self._table()
+        return np.array(
+            [table[prompt.token_ids[0], answer[0]] for prompt, answer in zip(prompts, answers, strict=True)],
+            dtype=np.float64,
+        )
+
+    def close(self) -> None:
+        self._log_probs = None
+
+    def _table(self) -> Array:
+        if self._log_probs is None:
+            raise RunError(f"engine {self.name}: no version was delivered; publish a policy before sampling")
+        return self._log_probs
+
+
+def wins_of(rows: Sequence[PairRow], shape: tuple[int, int], *, costs: bool) -> Array:
+    """Weighted win counts of training rows. A cost is won by the costlier answer, which is `rejected`. -> [X, Y, Y]"""
+    prompts = np.array([row.prompt[0] for row in rows], dtype=np.int64)
+    chosen = np.array([row.chosen[0] for row in rows], dtype=np.int64)
+    rejected = np.array([row.rejected[0] for row in rows], dtype=np.int64)
+    winners, losers = (rejected, chosen) if costs else (chosen, rejected)
+    weights = np.array([row.weight for row in rows], dtype=np.float64)
+    return win_counts(prompts, winners, losers, shape=shape, weights=weights)
+
+
+def one_hot_gram(wins: Array) -> Array:
+    """Sum of v v^T over pairs for one-hot features: the Laplacian of the comparison counts. [..., Y, Y] -> same"""
+    counts = wins + np.swapaxes(wins, -1, -2)
+    degrees = counts.sum(axis=-1)
+    return degrees[..., :, None] * np.eye(wins.shape[-1]) - counts
+
+
+def decoded(log_probs: Array, decoding: Decoding) -> Array:
+    """Probabilities after temperature and nucleus truncation. [Y] -> [Y]"""
+    logits = log_probs / decoding.temperature
+    chances = np.exp(logits - logsumexp(logits))
+    if decoding.top_p < 1.0:
+        order = np.argsort(-chances, kind="stable")
+        before = np.cumsum(chances[order]) - chances[order]
+        chances = chances.copy()
+        chances[order[before >= decoding.top_p]] = 0.0
+    return chances / chances.sum()
