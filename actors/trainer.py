@@ -59,6 +59,7 @@ class TrainerGroup:
         self._storage = Path(storage).absolute()
         self._number = 0
         self._lost_controllers = 0
+        self._one_at_a_time = threading.Lock()
         self._start_group()
 
     # --- TrainerBackend -----------------------------------------------------------------------------------------
@@ -151,7 +152,11 @@ class TrainerGroup:
             self._failure = error
 
     def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        """One command to all ranks. -> the value of rank 0"""
+        """One command to all ranks, from any thread. -> the value of rank 0"""
+        with self._one_at_a_time:
+            return self._command(method, *arguments, what=what)
+
+    def _command(self, method: str, *arguments: Any, what: str) -> Any:
         self.wait_ready()
         self._number += 1
         self._submit((method, arguments))

@@ -1,0 +1,43 @@
+"""Waiting for actors: every wait has a deadline and says who it waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from pddpo_ray.errors import PddpoError, RunError
+
+
+def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
+    """Value of a remote call. Raises RunError after `deadline_s`, and an actor's own error as it was raised there.
+
+    A lost actor raises `ray.exceptions.RayActorError`, for callers that know how to replace it.
+    """
+    try:
+        return ray.get(reference, timeout=deadline_s)
+    except GetTimeoutError:
+        raise RunError(f"{who} did not finish {what} within {deadline_s:.0f} s; is its process alive?") from None
+    except RayActorError:
+        raise
+    except RayTaskError as error:
+        if isinstance(error.cause, PddpoError):
+            raise error.cause from None
+        raise
+
+
+def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
+    """The same for an actor's first call, which also waits for resources and imports.
+
+    An actor whose constructor failed says so with the reason instead of being waited for.
+    """
+    began = time.monotonic()
+    try:
+        return wait_for(reference, deadline_s=deadline_s, who=who, what="its start")
+    except RayActorError as error:
+        seconds = time.monotonic() - began
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else type(error).__name__
+        raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error

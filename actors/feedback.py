@@ -1,0 +1,93 @@
+"""A labeller as a Ray actor: a world's truth or a scoring model in a process of its own.
+
+Labels follow from the items and a seed, so a lost process is simply asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from actors.calls import wait_for, wait_for_actor
+from pddpo_ray.errors import RunError
+from pddpo_ray.parts import Labeller
+from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
+
+MakeLabeller = Callable[[], Labeller]
+
+
+class FeedbackActor:
+    """One labeller."""
+
+    def __init__(self, make_labeller: MakeLabeller) -> None:
+        self._labeller = make_labeller()
+
+    def ready(self) -> bool:
+        return True
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        return self._labeller.safety(items, labels_each, seed)
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        return self._labeller.compare(pairs, seed)
+
+
+class FeedbackHandle:
+    """A labeller in another process; satisfies `pddpo_ray.parts.Labeller`.
+
+    Raises RunError that names the labeller when its deadline passes or its process was lost too often.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_labeller: MakeLabeller,
+        *,
+        deadline_s: float,
+        start_deadline_s: float = 300.0,
+        gpus: float = 0.0,
+        restarts: int = 3,
+    ) -> None:
+        self.name = name
+        self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
+        self._attempts = restarts + 1
+        self._actor = (
+            ray.remote(FeedbackActor)
+            .options(num_cpus=0, num_gpus=gpus, max_restarts=restarts, max_task_retries=0)
+            .remote(make_labeller)
+        )
+
+    def wait_ready(self) -> None:
+        wait_for_actor(self._actor.ready.remote(), deadline_s=self._start_deadline_s, who=f"labeller {self.name}")
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        labels: list[SafetyLabels] = self._call(
+            "safety", items, labels_each, seed, what=f"{len(items)} x {labels_each} safety labels"
+        )
+        return labels
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        labels: list[LabelledPair] = self._call("compare", pairs, seed, what=f"{len(pairs)} comparisons")
+        return labels
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+        for _ in range(self._attempts):
+            try:
+                reference = getattr(self._actor, method).remote(*arguments)
+                return wait_for(reference, deadline_s=self._deadline_s, who=f"labeller {self.name}", what=what)
+            except RayActorError as error:
+                lost = error
+                self._wait_for_restart()
+        raise RunError(f"labeller {self.name} was lost {self._attempts} times during {what}") from lost
+
+    def _wait_for_restart(self) -> None:
+        # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
+        reference = self._actor.ready.options(max_task_retries=-1).remote()
+        wait_for_actor(reference, deadline_s=self._start_deadline_s, who=f"labeller {self.name}")

@@ -1,0 +1,210 @@
+"""Rollout engines as Ray actors, one per placement bundle, and their handles in the driver.
+
+A handle looks like the engine. It keeps three promises over the wire: every batch names the version it must come from,
+and another version is an error, never an answer; a lost process is replaced a bounded number of times; and a new
+process gets the current version delivered and proven again before it samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError
+
+from actors.calls import wait_for, wait_for_actor
+from pddpo_ray.errors import RunError
+from pddpo_ray.parts import Array, Delivery, RolloutEngine
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+
+Draw = tuple[tuple[int, ...], str, float]
+MakeEngine = Callable[[], RolloutEngine]
+"""Runs in the actor's process; picklable."""
+Prove = Callable[[RolloutEngine, Delivery, PolicyVersion], object]
+
+
+class RolloutActor:
+    """One engine in a process of its own."""
+
+    def __init__(self, make_engine: MakeEngine) -> None:
+        self._engine = make_engine()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def version(self) -> int:
+        return self._engine.version
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        return self._engine.deliver(policy)
+
+    def sample(
+        self, version: int, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+    ) -> list[list[Draw]]:
+        self._demand(version)
+        return self._engine.sample(prompts, seeds, n, decoding)
+
+    def score(self, version: int, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        self._demand(version)
+        return self._engine.score(prompts, answers)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _demand(self, version: int) -> None:
+        if self._engine.version != version:
+            raise RunError(
+                f"engine {self._engine.name} holds version {self._engine.version}, version {version} was asked for"
+            )
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Resources of one engine and patience with it."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    restarts: int = 3
+    start_deadline_s: float = 300.0
+    deadline_s: float = 600.0
+
+
+class RolloutHandle:
+    """An engine in another process; satisfies `pddpo_ray.parts.RolloutEngine`.
+
+    `__init__` only starts the process; `wait_ready` waits for it. `placement` is a placement group and a bundle in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_engine: MakeEngine,
+        settings: RolloutSettings | None = None,
+        placement: tuple[Any, int] | None = None,
+    ) -> None:
+        self.name = name
+        self._make_engine = make_engine
+        self._settings = settings or RolloutSettings()
+        self._placement = placement
+        self._prove: Prove | None = None
+        self._held: PolicyVersion | None = None
+        self._lost = 0
+        self._actor = self._start()
+
+    def prove_with(self, prove: Prove) -> None:
+        """What a replaced engine has to show before it samples again."""
+        self._prove = prove
+
+    def wait_ready(self) -> None:
+        """Wait for resources, imports and the engine's start."""
+        wait_for_actor(
+            self._actor.pid.remote(), deadline_s=self._settings.start_deadline_s, who=f"rollout engine {self.name}"
+        )
+
+    def pid(self) -> int:
+        return int(self._call("pid", what="its process id"))
+
+    @property
+    def restarts(self) -> int:
+        """How many processes were lost so far."""
+        return self._lost
+
+    # --- RolloutEngine ------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return int(self._call("version", what="a version check"))
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        self._held = None
+        delivery: Delivery = self._call("deliver", policy, what=f"the delivery of {policy.name}")
+        self._held = policy
+        return delivery
+
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+        draws: list[list[Draw]] = self._call(
+            "sample", self._number(), prompts, seeds, n, decoding, what=f"{len(prompts)} x {n} answers"
+        )
+        return draws
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        scores = self._call("score", self._number(), prompts, answers, what=f"{len(answers)} canary scores")
+        return np.asarray(scores, dtype=np.float64)
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        if self._held is None:
+            raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
+        return self._held.number
+
+    def _start(self) -> Any:
+        options: dict[str, Any] = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_restarts": 0}
+        if self._placement is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            group, bundle = self._placement
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=bundle
+            )
+        return ray.remote(RolloutActor).options(**options).remote(self._make_engine)
+
+    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+        """One call; a lost process is replaced and asked again, with the same seeds, so the answer is the same."""
+        while True:
+            try:
+                return self._ask(method, *arguments, what=what)
+            except RayActorError as error:
+                self._replace(error, what)
+
+    def _ask(self, method: str, *arguments: Any, what: str) -> Any:
+        reference = getattr(self._actor, method).remote(*arguments)
+        return wait_for(reference, deadline_s=self._settings.deadline_s, who=f"rollout engine {self.name}", what=what)
+
+    def _replace(self, error: RayActorError, what: str) -> None:
+        """A new process with the version that the lost one held, proven. Raises RunError after too many losses."""
+        self._lost += 1
+        if self._lost > self._settings.restarts:
+            raise RunError(
+                f"rollout engine {self.name} was lost {self._lost} times, the last time during {what}; its log is in"
+                " Ray's session folder (`ray logs`)"
+            ) from error
+        ray.kill(self._actor)
+        self._actor = self._start()
+        self.wait_ready()
+        held = self._held
+        if held is not None:
+            delivery = self.deliver(held)
+            if self._prove is not None:
+                self._prove(self, delivery, held)
+
+
+def make_vllm_engine(name: str, model: Path, store: str, threads: int, settings: dict[str, Any]) -> RolloutEngine:
+    """Runs in the actor: vLLM is imported there and nowhere else."""
+    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+
+    prepare_process(threads)
+    from pddpo_ray.artifacts import ArtifactStore
+
+    return VllmEngine(name, model, ArtifactStore(store), VllmSettings(**settings))
+
+
+def make_transformers_engine(
+    name: str, model: Path, store: str, threads: int, settings: dict[str, Any]
+) -> RolloutEngine:
+    """Runs in the actor."""
+    import torch
+
+    from pddpo_ray.artifacts import ArtifactStore
+    from pddpo_ray.rollout.transformers_engine import TransformersEngine
+
+    torch.set_num_threads(threads)
+    return TransformersEngine(name, model, ArtifactStore(store), **settings)
