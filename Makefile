@@ -3,6 +3,7 @@
 #   PYTHON=python3.11        interpreter of the environment
 #   TORCH_INDEX=URL          extra package index for torch, e.g. one that holds CPU builds (much smaller downloads)
 #   ARGS="..."               more arguments for the command behind a target
+#   DEMO_RUN=runs/demo       run folder of the demo; an interrupted demo goes on where it was
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -49,7 +50,7 @@ $(READY):
 	touch $@
 
 demo: setup
-	$(BIN)/pddpo train text-world --run $(DEMO_RUN) $(ARGS)
+	$(BIN)/pddpo train text-world --run $(DEMO_RUN) $(if $(wildcard $(DEMO_RUN)/journal.sqlite),--resume) $(ARGS)
 	@echo "report: $(DEMO_RUN)/report.html"
 
 lint: setup

@@ -149,8 +149,8 @@ class TrainerConfig(Strict):
     """Ranks of the worker group."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
-    micro_batch: int | None = Field(None, ge=1)
-    """Pairs per forward pass; null: a rank's whole share. Changes memory, not results."""
+    micro_pairs: int | None = Field(None, ge=1)
+    """Pairs per forward pass of a rank; null: its whole share. Changes memory, not results."""
     reward: FitConfig = FitConfig()
     """The reward stage (standard DPO against the reference)."""
     cost: FitConfig = FitConfig()
@@ -245,7 +245,7 @@ class WorldFeedback(Strict):
     labels_each: int = Field(32, ge=1)
     """M_ce: labels per answer, from distinct sources."""
     signal: Literal["logit_labels", "unsafe_rate"] = "logit_labels"
-    """What the labels estimate: the expected cost (wants labels_each >= 5), or the unsafe rate (threshold is a rate)."""
+    """What the labels estimate: the expected cost (wants labels_each >= 5), or the unsafe rate, limited as a rate."""
     minutes_per_label: float = Field(0.5, gt=0)
     """A person's time for one label, for the plan's estimate of what the same run costs with people."""
     deadline_s: float = Field(600.0, gt=0)
@@ -263,8 +263,6 @@ class ProjectedRule(Strict):
 
     kind: Literal["projected"] = "projected"
     """Tag of this variant."""
-    step: float | None = Field(None, gt=0)
-    """eta; null: the theory's."""
     curvature_cap: bool = True
     """Cap eta at 2 beta / Var(cost), above which exact steps overshoot."""
 
@@ -274,21 +272,17 @@ class AnytimeRule(Strict):
 
     kind: Literal["anytime"] = "anytime"
     """Tag of this variant."""
-    step: float | None = Field(None, gt=0)
+    first_step: float | None = Field(None, gt=0)
     """eta_0; null: rho / (C + |d|)."""
     curvature_cap: bool = True
     """Cap eta at 2 beta / Var(cost)."""
 
 
 class NewtonRule(Strict):
-    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region."""
+    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region of 0.5 * upper / sqrt(K)."""
 
     kind: Literal["newton"] = "newton"
     """Tag of this variant."""
-    damping: float = Field(1.0, gt=0, le=1)
-    """Share of the Newton step that is taken."""
-    trust: float | None = Field(None, gt=0)
-    """Largest step; null: 0.5 * upper / sqrt(K)."""
 
 
 class LogRule(Strict):
@@ -346,6 +340,8 @@ class DualConfig(Strict):
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
     warmup_rounds: int = Field(0, ge=0)
     """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
+    dead_band: bool = False
+    """Leave the multiplier alone while the estimate is within one standard error of the limit."""
     rule: DualRule = ProjectedRule()
     """How the multiplier moves."""
 
@@ -409,6 +405,8 @@ class OfflineConfig(Strict):
     """n0: pairs, each labelled for helpfulness and for harm."""
     top_p: float = Field(0.9, gt=0, le=1)
     """Worlds draw their offline answers from the reference's nucleus: it covers the space badly, as real data do."""
+    compare_rounds: int = Field(0, ge=0)
+    """Rounds of offline PD-DPO that an online run makes first, on the same pairs, to be compared with; 0: none."""
 
 
 class InProcess(Strict):
@@ -427,6 +425,8 @@ class RayCluster(Strict):
     """A running cluster (`auto` or host:port); null: `$RAY_ADDRESS`, else a session of this machine."""
     cpus: int | None = Field(None, ge=1)
     """CPUs of a session of this machine; null: as many as it has."""
+    gpu_share: float = Field(1.0, gt=0, le=1)
+    """Share of a GPU that a worker or an engine reserves; 0.5: training and inference on one GPU."""
     placement: Literal["pack", "spread"] = "pack"
     """Reserve the parts' resources on few nodes or on many."""
     start_deadline_s: float = Field(300.0, gt=0)
@@ -501,7 +501,7 @@ class Config(Strict):
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]
         tree["world"].pop("cache", None)
-        for key in ("workers", "threads", "micro_batch", "max_failures", "deadline_s"):
+        for key in ("workers", "threads", "micro_pairs", "max_failures", "deadline_s"):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory"):
             tree["rollout"].pop(key, None)

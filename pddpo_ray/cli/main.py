@@ -1,0 +1,61 @@
+"""`pddpo`: the verbs, and how every command ends.
+
+Exit codes: 0 done, 1 failed, 2 user error, 3 parked for labels, 4 needs a decision. This module and the signatures of
+the verbs import neither torch nor ray, vllm or transformers, so `--help` answers at once; a verb imports what it needs
+when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from pddpo_ray import __version__
+from pddpo_ray.cli import doctor, recipes, report, train, verify
+from pddpo_ray.errors import PddpoError
+
+app = typer.Typer(
+    name="pddpo",
+    help="Align a language model online under a cost limit, with a proof on every round.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "train": train.train,
+    "report": report.report,
+    "doctor": doctor.doctor,
+    "recipes": recipes.recipes,
+    "verify": verify.verify,
+}
+for _name, _verb in VERBS.items():
+    app.command(_name)(_verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pddpo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Align a language model online under a cost limit, with a proof on every round."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code. Our own errors are one line on stderr."""
+    try:
+        app(args=arguments, prog_name="pddpo")
+    except PddpoError as error:
+        print(f"pddpo: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

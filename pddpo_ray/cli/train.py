@@ -1,0 +1,113 @@
+"""`pddpo train`: run a recipe to its result."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.config import Config, load, to_yaml
+from pddpo_ray.errors import UserError
+
+Runner = Callable[..., dict[str, Any]]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`pddpo recipes`) or the path of a recipe file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rounds=8 dual.threshold=0.1")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe, resources, memory and labels; run nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a recipe: train, sample, label and move the multiplier, round by round."""
+    config = load(recipe, overrides or [])
+    if dry_run:
+        show_plan(config, as_json=as_json)
+        return
+    run_dir = run_folder(recipe, run, resume=resume)
+    check_resources(config)
+    result = runner(config)(config, run_dir, resume=resume)
+    if as_json:
+        print_json({"run": str(run_dir), **result})
+    else:
+        show_result(result, run_dir)
+
+
+def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
+    """Absolute run folder. Refuses to mix a new run into an old one's folder."""
+    if run is None:
+        if resume:
+            raise UserError("--resume needs the folder of the run to go on with: add --run DIR")
+        run = Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = run.expanduser().absolute()
+    if run.exists() and not run.is_dir():
+        raise UserError(f"--run {run} is a file; name a folder")
+    used = run.is_dir() and any(run.iterdir())
+    if resume and not used:
+        raise UserError(f"--resume: there is no run in {run}; leave --resume out to start one")
+    if used and not resume:
+        raise UserError(f"--run {run} is not empty; add --resume to go on with it, or name another folder")
+    return run
+
+
+def check_resources(config: Config) -> None:
+    """Refuse what this machine can never do before anything is started. A cluster is asked by its launcher."""
+    from pddpo_ray.machine import inspect_machine
+    from pddpo_ray.plan import shortage
+
+    problem = shortage(config, inspect_machine())
+    if problem:
+        raise UserError(problem)
+
+
+def runner(config: Config) -> Runner:
+    """The function that runs this recipe: in this process, or as Ray actors."""
+    module = "actors.launch" if config.cluster.mode == "ray" else "pddpo_ray.run"
+    run_recipe: Runner = importlib.import_module(module).run_recipe
+    return run_recipe
+
+
+def show_plan(config: Config, *, as_json: bool) -> None:
+    """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
+    from pddpo_ray.machine import inspect_machine
+    from pddpo_ray.plan import make_plan, plan_lines, shortage
+
+    machine = inspect_machine()
+    plan, problem = make_plan(config, machine), shortage(config, machine)
+    if as_json:
+        print_json(
+            {"recipe": config.model_dump(mode="json"), "digest": config.digest(), "plan": plan, "short": problem}
+        )
+    else:
+        typer.echo(to_yaml(config))
+        for heading, rows in plan_lines(plan):
+            typer.echo(heading)
+            print_columns(rows, indent=2)
+    if problem:
+        raise UserError(problem)
+
+
+def show_result(result: dict[str, Any], run_dir: Path) -> None:
+    """The numbers of result.json, one a line."""
+    rows = []
+    for key, value in result.items():
+        if isinstance(value, dict):
+            rows += [(f"{key}.{below}", _shown(number)) for below, number in value.items()]
+        else:
+            rows.append((key, _shown(value)))
+    print_columns(rows)
+    typer.echo(f"run folder: {run_dir}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

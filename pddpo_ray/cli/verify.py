@@ -1,0 +1,35 @@
+"""`pddpo verify`: check the mathematics against independent answers, or run a method on a tabular world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pddpo_ray.errors import UserError
+
+
+def verify(
+    world: Annotated[
+        Path | None, typer.Option(help="A tabular world of your own (JSON); runs one method on it.", metavar="FILE")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="With --world: the method, e.g. o-pd-dpo or pd-dpo.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --world: number of rounds K.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.", min=0)] = 0,
+    full: Annotated[bool, typer.Option("--full", help="The whole tables with all seeds and standard errors.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for verify.json and the plots.", metavar="DIR")] = Path(
+        "runs/verify"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check every formula and guarantee; exit 0 only if each check holds."""
+    if world is None and (method is not None or rounds is not None):
+        raise UserError("--method and --rounds select a run on a world: add --world FILE")
+    if world is not None and not world.is_file():
+        raise UserError(f"--world {world} does not exist; give the path of a world file (JSON)")
+    from pddpo_ray.verify.command import main
+
+    raise typer.Exit(
+        main(world=world, method=method, rounds=rounds, seed=seed, full=full, out=out.absolute(), as_json=as_json)
+    )

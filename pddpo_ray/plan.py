@@ -1,0 +1,387 @@
+"""What a recipe takes before anything starts: resources, memory and labels, as pure functions of the recipe.
+
+Memory follows `M = weights + trainable state + activations + head`, per process, with the model's own numbers. Time is
+not guessed: it depends on the machine, and a short run of the same recipe measures it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pddpo_ray.config import Config
+from pddpo_ray.config.tree import LoraParameters, RayCluster, TabularRollout, VllmRollout
+from pddpo_ray.errors import UserError
+from pddpo_ray.machine import GIB, Machine
+
+Device = Literal["cpu", "cuda"]
+
+RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
+"""What a process holds besides the model: interpreter, torch, transformers, vLLM."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Resources that one process of a part reserves, and how many such processes there are."""
+
+    part: str
+    count: int
+    cpus: float
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that the memory depends on. `linear_sizes` sums inputs + outputs over all linear maps (for LoRA)."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    linear_sizes: int
+    text_tokens: int
+    """Longest prompt and answer together."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of each of a part's processes, in bytes by purpose; `where` is the kind of memory."""
+
+    part: str
+    count: int
+    where: Literal["host", "device"]
+    bytes_by_purpose: Mapping[str, float]
+
+    @property
+    def each(self) -> float:
+        return sum(self.bytes_by_purpose.values())
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+
+def device_of(config: Config, machine: Machine) -> Device:
+    """Where the model runs: as configured, or CUDA when this machine has a device."""
+    if config.model.device == "auto":
+        return "cuda" if machine.gpus else "cpu"
+    return config.model.device
+
+
+def bundles(config: Config, device: Device) -> tuple[Bundle, ...]:
+    """What each part reserves. Feedback, the dual variable and the driver wait most of the time and reserve nothing."""
+    share = config.cluster.gpu_share if isinstance(config.cluster, RayCluster) else 1.0
+    gpus = share if device == "cuda" else 0.0
+    trainer = Bundle("trainer", config.trainer.workers, config.trainer.threads, gpus)
+    rollout = Bundle("rollout", config.rollout.engines, 1.0, gpus)
+    if isinstance(config.rollout, VllmRollout):
+        split = config.rollout.tensor_parallel
+        # on a CPU the ranks of one engine are threads of work, on GPUs they are devices
+        cpus = config.rollout.threads * (split if device == "cpu" else 1)
+        rollout = Bundle(
+            "rollout", config.rollout.engines, cpus, gpus if split == 1 or device == "cpu" else float(split)
+        )
+    if isinstance(config.rollout, TabularRollout):
+        trainer, rollout = Bundle("trainer", 1, 1.0), Bundle("rollout", config.rollout.engines, 1.0)
+    return trainer, rollout
+
+
+def runs_here(config: Config) -> bool:
+    """Whether the run uses this machine alone; a cluster elsewhere knows its own resources."""
+    if not isinstance(config.cluster, RayCluster):
+        return True
+    return config.cluster.address is None and not os.environ.get("RAY_ADDRESS")
+
+
+def shortage(config: Config, machine: Machine) -> str | None:
+    """Why this machine can never run the recipe, and what to do; None if it can or if it runs elsewhere."""
+    if not runs_here(config):
+        return None
+    device = device_of(config, machine)
+    if device == "cuda" and not machine.gpus:
+        return "model.device=cuda, but this machine has no CUDA device; set model.device=cpu"
+    if isinstance(config.cluster, RayCluster):
+        short = _short_of_units(config, machine, device)
+        if short:
+            return short
+    return _short_of_memory(config, machine, device)
+
+
+def _short_of_units(config: Config, machine: Machine, device: Device) -> str | None:
+    reserved = bundles(config, device)
+    assert isinstance(config.cluster, RayCluster)
+    cpus = config.cluster.cpus or machine.cpus
+    wanted = sum(bundle.count * bundle.cpus for bundle in reserved)
+    if wanted > cpus:
+        parts = " + ".join(f"{bundle.part} {bundle.count} x {bundle.cpus:g}" for bundle in reserved)
+        return (
+            f"the recipe reserves {wanted:g} CPUs ({parts}), this machine has {cpus}, {wanted - cpus:g} too few; lower "
+            f"trainer.workers or rollout.engines, or share cores with cluster.cpus={wanted:g}"
+        )
+    gpus = sum(bundle.count * bundle.gpus for bundle in reserved)
+    if gpus > len(machine.gpus):
+        here = len(machine.gpus)
+        return (
+            f"the recipe reserves {gpus:g} GPUs, this machine has {here}, {gpus - here:g} too few; lower trainer.workers, "
+            "rollout.engines or rollout.tensor_parallel, or share GPUs with cluster.gpu_share=0.5"
+        )
+    return None
+
+
+def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | None:
+    needs = memory(config, model_shape(config), device)
+    host = sum(need.count * need.each for need in needs if need.where == "host")
+    if host > machine.memory_bytes:
+        return (
+            f"the recipe needs about {host / GIB:.1f} GiB of memory, this machine has "
+            f"{machine.memory_bytes / GIB:.1f}; use a smaller model, model.parameters.kind=lora, fewer workers or a "
+            "smaller trainer.micro_pairs"
+        )
+    smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    for need in needs:
+        if need.where == "device" and need.each > smallest:
+            return (
+                f"{need.part} needs about {need.each / GIB:.1f} GiB on each GPU, the smallest here has "
+                f"{smallest / GIB:.1f}; use model.parameters.kind=lora, trainer.engine=zero3 with more workers, or a "
+                "smaller trainer.micro_pairs"
+            )
+    return None
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def model_shape(config: Config) -> ModelShape | None:
+    """The model's numbers, from its folder or from the text world's settings; None for tables."""
+    if config.model.reference is not None:
+        return _shape_of_folder(Path(config.model.reference), config)
+    if config.world.kind == "tabular":
+        return None
+    from pddpo_ray.worlds.grammar import Grammar
+
+    size, grammar = config.world.reference, Grammar()
+    matrices = [(size.hidden, size.hidden)] * 4 + [(size.hidden, size.intermediate)] * 3
+    vocabulary = len(grammar.vocabulary)
+    per_layer = sum(rows * columns for rows, columns in matrices) + 2 * size.hidden
+    return ModelShape(
+        parameters=size.layers * per_layer + 2 * vocabulary * size.hidden + size.hidden,
+        hidden=size.hidden,
+        layers=size.layers,
+        vocabulary=vocabulary,
+        linear_sizes=size.layers * sum(rows + columns for rows, columns in matrices),
+        text_tokens=max(map(len, grammar.prompt_ids)) + max(map(len, grammar.answer_ids)),
+    )
+
+
+def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
+    """Exact count from the headers of the weight files; widths from config.json."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        described = described.get("text_config", described)
+        shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in stored_shapes(path)]
+        hidden, layers = int(described["hidden_size"]), int(described["num_hidden_layers"])
+        vocabulary = int(described["vocab_size"])
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
+        ) from error
+    longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
+    # the embedding and the head are no place for adapters
+    linear = [shape for shape in shapes if len(shape) == 2 and vocabulary not in shape]
+    return ModelShape(
+        parameters=sum(_product(shape) for shape in shapes),
+        hidden=hidden,
+        layers=layers,
+        vocabulary=vocabulary,
+        linear_sizes=sum(sum(shape) for shape in linear),
+        text_tokens=longest,
+    )
+
+
+def stored_shapes(path: Path) -> list[tuple[int, ...]]:
+    """Shapes of the tensors in a safetensors file, from its header: 8 bytes of length (little-endian), then JSON."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > 100 * 2**20:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(length))
+    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+
+
+def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Memory, ...]:
+    """Memory per process of each part. Tables need nothing worth counting beyond the processes themselves."""
+    one_process = not isinstance(config.cluster, RayCluster)
+    driver = Memory("driver", 1, "host", {"runtime": RUNTIME_BYTES["driver"]})
+    if shape is None:
+        return (driver,)
+    where: Literal["host", "device"] = "host" if device == "cpu" else "device"
+    trainer = trainer_bytes(config, shape)
+    rollout = rollout_bytes(config, shape, device)
+    needs = [
+        Memory("trainer", config.trainer.workers, where, trainer),
+        Memory("rollout", config.rollout.engines, where, rollout),
+    ]
+    if not one_process:
+        needs += [
+            Memory("trainer process", config.trainer.workers, "host", {"runtime": RUNTIME_BYTES["trainer"]}),
+            Memory("rollout process", config.rollout.engines, "host", {"runtime": RUNTIME_BYTES["rollout"]}),
+        ]
+    return (*needs, driver)
+
+
+def trainer_bytes(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Bytes of one rank. At most one model is resident: log-probabilities of frozen models are stored columns.
+
+    Weights take 2 bytes in bfloat16, 4 in float32. AdamW keeps two moments (8), bfloat16 training also a float32 copy
+    (4), and the gradient has the weights' type. ZeRO divides, by the number of ranks, the optimiser (1), also the
+    gradients (2), also the weights (3).
+    """
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    count, ranks = float(shape.parameters), config.trainer.workers
+    trained = count
+    if isinstance(config.model.parameters, LoraParameters):
+        trained = float(config.model.parameters.rank * shape.linear_sizes)
+    stage = int(config.trainer.engine[-1]) if config.trainer.engine.startswith("zero") else 0
+    optimizer = trained * (8 + (4 if width == 2 else 0))
+    pairs = config.trainer.micro_pairs or -(-_largest_batch(config) // ranks)
+    tokens = 2 * pairs * shape.text_tokens
+    return {
+        "weights": count * width / (ranks if stage == 3 else 1),
+        "gradients": trained * width / (ranks if stage >= 2 else 1),
+        "optimizer": optimizer / (ranks if stage >= 1 else 1),
+        "activations": 34.0 * shape.hidden * shape.layers * tokens * (width / 2),
+        "head": 10.0 * shape.vocabulary * tokens,
+    }
+
+
+def rollout_bytes(config: Config, shape: ModelShape, device: Device) -> dict[str, float]:
+    """Bytes of one engine per device: its share of the weights and the key-value cache (CUDA: what is left for it)."""
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    weights = float(shape.parameters * width)
+    if isinstance(config.rollout, VllmRollout):
+        weights /= config.rollout.tensor_parallel if device == "cuda" else 1
+        return {"weights": weights, "cache": config.rollout.kv_cache_gib * GIB}
+    # transformers keeps keys and values of a whole batch
+    sequences = getattr(config.rollout, "batch", 1)
+    cache = 2.0 * shape.layers * shape.hidden * shape.text_tokens * sequences * width
+    return {"weights": weights, "cache": cache}
+
+
+def _largest_batch(config: Config) -> int:
+    fits = (config.trainer.reward, config.trainer.cost, config.trainer.first_reward, config.trainer.first_cost)
+    return max(fit.batch_pairs for fit in fits)
+
+
+def stored_bytes(config: Config, shape: ModelShape | None) -> float:
+    """Artifacts of the whole run: the reference, and one reward policy and one policy per round."""
+    if shape is None:
+        return 0.0
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    versions = 2 * config.rounds
+    if isinstance(config.model.parameters, LoraParameters):
+        return width * (shape.parameters + versions * config.model.parameters.rank * shape.linear_sizes)
+    return float(width * shape.parameters * (versions + 1))
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def labels(config: Config) -> dict[str, float]:
+    """Labels that the run asks for: N x M x K for the cost, and two questions per pair. `hours` is a person's time."""
+    safety = config.feedback.responses * config.feedback.labels_each * config.rounds
+    online = 2 * config.pairs_per_round * config.rounds
+    asked = safety + online
+    return {
+        "safety": safety,
+        "safety_per_round": config.feedback.responses * config.feedback.labels_each,
+        "preferences": online,
+        "preferences_per_round": 2 * config.pairs_per_round,
+        "offline": 2 * config.offline.pairs,
+        "asked_in_rounds": asked,
+        "hours": asked * config.feedback.minutes_per_label / 60.0,
+    }
+
+
+# --- together --------------------------------------------------------------------------------------------------------
+
+
+def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
+    """The whole plan as plain values, for `--dry-run` and `--json`."""
+    device = device_of(config, machine)
+    shape = model_shape(config)
+    in_process = not isinstance(config.cluster, RayCluster)
+    reserved = () if in_process else bundles(config, device)
+    return {
+        "cluster": config.cluster.mode,
+        "device": device,
+        "machine": {
+            "cpus": machine.cpus,
+            "memory_bytes": machine.memory_bytes,
+            "gpus": [gpu.name for gpu in machine.gpus],
+        },
+        "resources": [
+            {"part": bundle.part, "count": bundle.count, "cpus": bundle.cpus, "gpus": bundle.gpus}
+            for bundle in reserved
+        ],
+        "parameters": shape.parameters if shape else 0,
+        "memory": [
+            {
+                "part": need.part,
+                "count": need.count,
+                "where": need.where,
+                "bytes_each": need.each,
+                "bytes_by_purpose": dict(need.bytes_by_purpose),
+            }
+            for need in memory(config, shape, device)
+        ],
+        "stored_bytes": stored_bytes(config, shape),
+        "labels": labels(config),
+    }
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]:
+    """The plan for a reader: headings, each with rows of aligned cells."""
+    resources: list[Sequence[str]] = [
+        (row["part"], f"{row['count']} x", f"{row['cpus']:g} CPU", f"{row['gpus']:g} GPU" if row["gpus"] else "")
+        for row in plan["resources"]
+    ]
+    resources = resources or [("one process", "on this machine")]
+    memory_rows: list[Sequence[str]] = [
+        (
+            row["part"],
+            f"{row['count']} x {_size(row['bytes_each'])}",
+            f"({row['where']})",
+            ", ".join(f"{purpose} {_size(size)}" for purpose, size in row["bytes_by_purpose"].items()),
+        )
+        for row in plan["memory"]
+    ]
+    asked = plan["labels"]
+    label_rows: list[Sequence[str]] = [
+        ("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round"),
+        ("preferences", f"{asked['preferences']:,}", f"{asked['preferences_per_round']:,} a round"),
+        ("offline", f"{asked['offline']:,}", "there before the first round"),
+        ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
+    ]
+    return [
+        (f"resources ({plan['cluster']}, {plan['device']})", resources),
+        (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),
+        ("labels", label_rows),
+    ]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit in ("B", "KiB") or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

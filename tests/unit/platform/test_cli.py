@@ -1,0 +1,280 @@
+"""The command line: verbs, exit codes, one-line messages, and how little `--help` imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pddpo_ray import errors
+from pddpo_ray.cli import train
+from pddpo_ray.cli.main import VERBS, main
+from pddpo_ray.cli.output import print_json
+from pddpo_ray.config import load
+from pddpo_ray.machine import GIB, Machine
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    printed = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), printed.out, printed.err
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two CPUs and no cluster, whatever machine the tests run on."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("pddpo_ray.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for the loop, whose own tests run it for real; notes what it was asked to do."""
+    calls: list[dict[str, Any]] = []
+
+    def run_recipe(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+        calls.append({"config": config, "run_dir": run_dir, "resume": resume})
+        return {"multiplier": 0.5, "seconds_by_phase": {"fit": 1.25}, "rounds": config.rounds}
+
+    monkeypatch.setattr(train, "runner", lambda config: run_recipe)
+    return calls
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_imports_nothing_heavy(verb: str | None) -> None:
+    program = (
+        "import sys\n"
+        "from pddpo_ray.cli.main import main\n"
+        f"try:\n    main({[verb, '--help'] if verb else ['--help']!r})\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: pddpo" in done.stdout
+
+
+def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("pddpo")
+    if not script.exists():
+        pytest.skip("the console script is not installed here: run `make setup`")
+    for arguments in (["--version"], ["recipes"], ["train", "nothing"]):
+        one = subprocess.run([str(script), *arguments], capture_output=True, text=True, check=False, cwd=tmp_path)
+        command = [sys.executable, "-m", "pddpo_ray", *arguments]
+        other = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
+def test_the_verbs_of_this_release_and_no_others_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(VERBS) == ["train", "report", "doctor", "recipes", "verify"]
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f"  {verb} " in out for verb in VERBS)
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(errors.RunError, 1), (errors.UserError, 2), (errors.ParkedError, 3), (errors.DecisionNeeded, 4)],
+)
+def test_each_kind_of_error_has_its_exit_code_and_one_line(
+    error: type[errors.PddpoError],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def fail(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+        raise error("what is wrong; what to do")
+
+    monkeypatch.setattr(train, "runner", lambda config: fail)
+    ended, out, err = run(capsys, "train", "tabular", "--run", str(tmp_path / "run"))
+    assert (ended, out, err) == (code, "", "pddpo: what is wrong; what to do\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["train", "tabular", "--nonsense"],
+        ["train", "tabular", "rounds"],
+        ["train", "tabular", "ronds=3"],
+        ["train", "tabular", "rounds=many"],
+        ["train", "tabular", "dual.lower=3", "dual.upper=2"],
+        ["train", "missing.yaml"],
+        ["train", "tabular", "world.path=missing.json"],
+        ["train", "text-world", "model.reference=missing"],
+        ["train", "tabular", "--resume"],
+        ["train", "tabular", "--resume", "--run", "missing"],
+        ["report", "missing"],
+        ["recipes", "missing"],
+        ["verify", "--world", "missing.json"],
+        ["verify", "--rounds", "3"],
+        ["no-such-verb"],
+    ],
+)
+def test_mistakes_of_the_user_end_with_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.startswith("pddpo: ") == (err.count("\n") == 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(train, "runner", lambda config: broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "tabular", "--run", str(tmp_path / "run")])
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_hands_the_resolved_recipe_and_an_absolute_folder_to_the_loop(
+    runner: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "train", "tabular", "rounds=3", "--run", "here", "dual.threshold=-0.5", "--json")
+    assert code == 0
+    (call,) = runner
+    assert call["config"] == load("tabular", ["rounds=3", "dual.threshold=-0.5"])
+    assert (call["run_dir"], call["resume"]) == (tmp_path / "here", False)
+    assert json.loads(out) == {
+        "run": str(tmp_path / "here"),
+        "multiplier": 0.5,
+        "seconds_by_phase": {"fit": 1.25},
+        "rounds": 3,
+    }
+
+
+def test_train_prints_the_result_one_number_a_line(
+    runner: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, out, _ = run(capsys, "train", "tabular", "--run", str(tmp_path / "r"))
+    assert out.splitlines()[:3] == [
+        "multiplier            0.5",
+        "seconds_by_phase.fit  1.25",
+        "rounds                100",
+    ]
+    assert out.splitlines()[3] == f"run folder: {tmp_path / 'r'}"
+
+
+def test_a_used_run_folder_is_only_entered_with_resume(
+    runner: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "journal.sqlite").touch()
+    code, _, err = run(capsys, "train", "tabular", "--run", str(tmp_path))
+    assert code == 2
+    assert "is not empty; add --resume" in err
+    assert run(capsys, "train", "tabular", "--run", str(tmp_path), "--resume")[0] == 0
+    assert [call["resume"] for call in runner] == [True]
+
+
+def test_the_runner_follows_the_cluster_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+
+    class Module:
+        run_recipe = staticmethod(lambda *_, **__: {})
+
+    def import_module(name: str) -> Any:
+        imported.append(name)
+        return Module
+
+    monkeypatch.setattr(train.importlib, "import_module", import_module)
+    train.runner(load("tabular"))
+    train.runner(load("text-world"))
+    assert imported == ["pddpo_ray.run", "actors.launch"]
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_impossible_resources_are_refused_before_anything_starts(
+    runner: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    code, _, err = run(capsys, "train", "text-world", "trainer.workers=4", "--run", str(folder))
+    assert code == 2
+    assert "reserves 5 CPUs (trainer 4 x 1 + rollout 1 x 1), this machine has 2, 3 too few" in err
+    assert not folder.exists()
+    assert runner == []
+
+
+# --- dry run and recipes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_a_dry_run_prints_the_recipe_and_the_plan_and_runs_nothing(
+    runner: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "train", "text-world", "rounds=7", "--dry-run")
+    assert code == 0
+    for expected in ("rounds: 7", "resources (ray, cpu)", "memory (model of", "people's time"):
+        assert expected in out
+    assert runner == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_a_dry_run_of_impossible_resources_shows_the_plan_and_ends_with_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = run(capsys, "train", "text-world", "trainer.workers=4", "--dry-run", "--json")
+    assert code == 2
+    assert err.startswith("pddpo: the recipe reserves 5 CPUs")
+    plan = json.loads(out)
+    assert plan["short"] in err
+    assert plan["recipe"]["trainer"]["workers"] == 4
+    assert plan["digest"] == load("text-world", ["trainer.workers=4"]).digest()
+
+
+def test_recipes_lists_every_recipe_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "recipes", "--json")
+    listed = json.loads(out)["recipes"]
+    assert listed["tabular"] == load("tabular").about
+    _, out, _ = run(capsys, "recipes")
+    assert len(out.splitlines()) == len(listed)
+
+
+def test_a_shown_recipe_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = run(capsys, "recipes", "pd-dpo")
+    (tmp_path / "copy.yaml").write_text(out)
+    assert load(str(tmp_path / "copy.yaml")) == load("pd-dpo")
+
+
+def test_json_has_no_numbers_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [float("-inf"), 1.5], 3: (True, None, Path("x"))})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "3": [True, None, "x"]}
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m pddpo_ray recipes text-world | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stderr == ""

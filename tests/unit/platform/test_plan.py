@@ -1,0 +1,250 @@
+"""Resources, memory and labels of a recipe, against counts by hand and by the real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pddpo_ray.config import load
+from pddpo_ray.errors import UserError
+from pddpo_ray.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.plan import (
+    Bundle,
+    ModelShape,
+    bundles,
+    device_of,
+    labels,
+    make_plan,
+    memory,
+    model_shape,
+    plan_lines,
+    rollout_bytes,
+    shortage,
+    stored_bytes,
+    stored_shapes,
+    trainer_bytes,
+)
+
+LAPTOP = Machine(cpus=2, memory_bytes=24 * GIB)
+H200 = Machine(cpus=16, memory_bytes=128 * GIB, gpus=(Gpu("H200", 140 * GIB),))
+# Llama-2-7B: 32 layers of width 4096 and 11008 inside, vocabulary 32000
+LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512)
+BF16 = ("model.dtype=bfloat16", "trainer.micro_pairs=1")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_reserves_one_core_for_training_and_one_for_inference() -> None:
+    assert bundles(load("text-world"), "cpu") == (Bundle("trainer", 1, 1), Bundle("rollout", 1, 1))
+    assert shortage(load("text-world"), LAPTOP) is None
+
+
+def test_tensor_parallel_engines_take_devices_on_gpus_and_cores_on_cpus() -> None:
+    config = load("text-world", ["rollout.tensor_parallel=2", "rollout.threads=3", "trainer.workers=4"])
+    assert bundles(config, "cuda") == (Bundle("trainer", 4, 1, 1), Bundle("rollout", 1, 3, 2))
+    assert bundles(config, "cpu") == (Bundle("trainer", 4, 1), Bundle("rollout", 1, 6))
+
+
+def test_the_device_is_cuda_where_there_is_one_unless_said_otherwise() -> None:
+    assert device_of(load("text-world"), LAPTOP) == "cpu"
+    assert device_of(load("text-world"), H200) == "cuda"
+    assert device_of(load("text-world", ["model.device=cpu"]), H200) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine", "expected"),
+    [
+        (
+            ["trainer.workers=2"],
+            LAPTOP,
+            "reserves 3 CPUs (trainer 2 x 1 + rollout 1 x 1), this machine has 2, 1 too few",
+        ),
+        (["rollout.engines=5", "cluster.cpus=4"], LAPTOP, "reserves 6 CPUs"),
+        (["model.device=cuda"], LAPTOP, "no CUDA device; set model.device=cpu"),
+        ([], H200, "reserves 2 GPUs, this machine has 1, 1 too few"),
+        (["rollout.kv_cache_gib=64"], LAPTOP, "GiB of memory, this machine has 24.0"),
+    ],
+)
+def test_what_a_machine_can_never_do_is_said_in_one_line(overrides: list[str], machine: Machine, expected: str) -> None:
+    problem = shortage(load("text-world", overrides), machine)
+    assert problem is not None
+    assert expected in problem
+    assert "\n" not in problem
+    assert ";" in problem  # what to do about it
+
+
+def test_one_gpu_can_be_shared_on_purpose() -> None:
+    config = load("text-world", ["cluster.gpu_share=0.5"])
+    assert bundles(config, "cuda") == (Bundle("trainer", 1, 1, 0.5), Bundle("rollout", 1, 1, 0.5))
+    assert shortage(config, H200) is None
+
+
+def test_cores_can_be_shared_on_purpose() -> None:
+    assert shortage(load("text-world", ["trainer.workers=2", "cluster.cpus=3"]), LAPTOP) is None
+
+
+def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shortage(load("text-world", ["trainer.workers=64", "cluster.address=auto"]), LAPTOP) is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert shortage(load("text-world", ["trainer.workers=64"]), LAPTOP) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("GPU-abc,GPU-def", 2)]
+)
+def test_gpus_are_those_that_this_process_may_see(visible: str | None, count: int) -> None:
+    gpus = visible_gpus("NVIDIA H200, 143771\nNVIDIA H200, NVL, 143771\n", visible)
+    assert len(gpus) == count
+    assert all(gpu.memory_bytes == 143771 * 2**20 for gpu in gpus)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from pddpo_ray.worlds.grammar import Grammar
+
+    config = load("text-world")
+    assert config.world.kind == "text"
+    size = config.world.reference
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(Grammar().vocabulary),
+                hidden_size=size.hidden,
+                intermediate_size=size.intermediate,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.heads,
+                num_key_value_heads=size.heads,
+                tie_word_embeddings=False,
+            )
+        )
+    shape = model_shape(config)
+    assert shape is not None
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    linear = [module for name, module in model.named_modules() if name.endswith("_proj")]
+    assert shape.linear_sizes == sum(sum(module.weight.shape) for module in linear)
+
+
+def test_training_7b_takes_16_bytes_a_parameter_in_full_and_one_copy_of_the_weights_with_lora() -> None:
+    """107.8 GB for AdamW in mixed precision; 13.5 GB of weights and little more for adapters."""
+    full = trainer_bytes(load("text-world", BF16), SEVEN_B)
+    assert full["weights"] + full["gradients"] + full["optimizer"] == pytest.approx(107.8e9, rel=1e-3)
+    lora = trainer_bytes(load("text-world", [*BF16, "model.parameters={kind: lora, rank: 16}"]), SEVEN_B)
+    # 40 million adapter weights, the known count for rank 16 on all linear maps of this model
+    assert lora["gradients"] == 2 * 39_976_960
+    assert lora["weights"] + lora["gradients"] + lora["optimizer"] == pytest.approx(14.0e9, rel=0.01)
+
+
+def test_activations_and_head_follow_the_tokens_in_flight() -> None:
+    """34 h L bytes a token is 4.46 MB for 7B; 10 V bytes is 0.32 MB; one pair is 2 texts of 512 tokens."""
+    need = trainer_bytes(load("text-world", BF16), SEVEN_B)
+    assert need["activations"] == pytest.approx(1024 * 4.46e6, rel=1e-3)
+    assert need["head"] == 1024 * 0.32e6
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"), [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)]
+)
+def test_zero_stages_divide_what_they_say(stage: int, weights: int, gradients: int, optimizer: int) -> None:
+    engine = f"trainer.engine={f'zero{stage}' if stage else 'torch'}"
+    whole = trainer_bytes(load("text-world", [*BF16]), SEVEN_B)
+    share = trainer_bytes(load("text-world", [*BF16, "trainer.workers=4", engine]), SEVEN_B)
+    assert share["weights"] == whole["weights"] / weights
+    assert share["gradients"] == whole["gradients"] / gradients
+    assert share["optimizer"] == whole["optimizer"] / optimizer
+
+
+def test_engines_hold_their_share_of_the_weights_and_a_cache() -> None:
+    config = load("text-world", [*BF16, "rollout.tensor_parallel=2", "rollout.kv_cache_gib=3"])
+    assert rollout_bytes(config, SEVEN_B, "cuda")["weights"] == SEVEN_B.parameters
+    assert rollout_bytes(config, SEVEN_B, "cpu") == {"weights": 2.0 * SEVEN_B.parameters, "cache": 3 * GIB}
+
+
+def test_fifty_policies_take_the_space_of_their_weights() -> None:
+    """K = 25 rounds make 50 versions: 674 GB in full beside the reference, 4 GB as adapters."""
+    overrides = [*BF16, "rounds=25"]
+    reference = 2 * SEVEN_B.parameters
+    assert stored_bytes(load("text-world", overrides), SEVEN_B) - reference == pytest.approx(674e9, rel=1e-3)
+    adapters = stored_bytes(load("text-world", [*overrides, "model.parameters.kind=lora"]), SEVEN_B) - reference
+    assert adapters == pytest.approx(4.0e9, rel=1e-3)
+
+
+def test_a_model_too_large_for_the_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pddpo_ray.plan.model_shape", lambda config: SEVEN_B)
+    small = Machine(cpus=16, memory_bytes=256 * GIB, gpus=(Gpu("L4", 24 * GIB),) * 2)
+    problem = shortage(load("text-world", BF16), small)
+    assert problem is not None
+    assert problem.startswith("trainer needs about 105.")
+    assert "model.parameters.kind=lora" in problem
+    assert shortage(load("text-world", [*BF16, "model.parameters.kind=lora"]), small) is None
+
+
+def test_sizes_of_a_model_folder_are_read_from_its_files(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    described = {"hidden_size": 4, "num_hidden_layers": 1, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    weights = {
+        "embed": np.zeros((10, 4), np.float32),
+        "proj": np.zeros((4, 6), np.float32),
+        "norm": np.ones(4, np.float32),
+    }
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert sorted(stored_shapes(tmp_path / "model.safetensors")) == [(4,), (4, 6), (10, 4)]
+    shape = model_shape(load("text-world", [f"model.reference={tmp_path}"]))
+    assert shape == ModelShape(40 + 24 + 4, 4, 1, 10, 10, 256)
+    (tmp_path / "model.safetensors").write_bytes(b"no safetensors at all")
+    with pytest.raises(UserError, match="cannot read the model's sizes"):
+        model_shape(load("text-world", [f"model.reference={tmp_path}"]))
+
+
+def test_tables_need_no_memory_worth_counting() -> None:
+    config = load("tabular")
+    assert [need.part for need in memory(config, model_shape(config), "cpu")] == ["driver"]
+    assert stored_bytes(config, None) == 0
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
+    overrides = [
+        "rounds=10",
+        "feedback.responses=100",
+        "feedback.labels_each=3",
+        "explore.prompts=5",
+        "explore.picks=2",
+    ]
+    asked = labels(load("text-world", [*overrides, "offline.pairs=7", "feedback.minutes_per_label=0.5"]))
+    assert (asked["safety"], asked["preferences"], asked["offline"]) == (3000, 200, 14)
+    assert asked["hours"] == pytest.approx(3200 * 0.5 / 60)
+    assert labels(load("pd-dpo", overrides))["preferences"] == 0
+
+
+# --- together --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["text-world", "tabular", "pd-dpo"])
+@pytest.mark.parametrize("machine", [LAPTOP, H200])
+def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> None:
+    plan = make_plan(load(recipe), machine)
+    assert json.loads(json.dumps(plan)) == plan
+    headings = [heading for heading, _ in plan_lines(plan)]
+    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", "labels"]
+    for _, rows in plan_lines(plan):
+        assert len({len(row) for row in rows}) == 1
