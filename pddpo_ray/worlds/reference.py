@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
+from pddpo_ray.worlds.text_scoring import score_answers
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -186,12 +186,6 @@ def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, model_max_length=64
     )
-
-
-def score_answers(model: LlamaForCausalLM, grammar: Grammar) -> NDArray[np.float64]:
-    """log pi(y|x) of every answer to every prompt. -> [X, Y]"""
-    texts = [(prompt, answer) for prompt in grammar.prompt_ids for answer in grammar.answer_ids]
-    return score_texts(ResponseScorer(model), texts, 432).reshape(len(grammar.prompt_ids), -1)
 
 
 def cached_reference(
