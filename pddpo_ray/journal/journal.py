@@ -10,7 +10,6 @@ in between, and the annotation page can write to the same database while a fit o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -33,8 +32,7 @@ from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, P
 
 Json = Any
 Listener = Callable[[JournalEvent], None]
-OPEN_TO_CHANGE = ("cluster", "report", "journal")
-"""Sections of a recipe that do not enter the numbers: a run may be resumed with others."""
+Closing = Callable[[int], None]
 
 
 class Journal:
@@ -49,6 +47,8 @@ class Journal:
         self._listener = listener or (lambda event: None)
         self._pending: list[tuple[Table, list[rows.Row], bool]] | None = None
         self._visited: set[tuple[int, str]] = set()
+        self.closing: list[Closing] = []
+        """Called with the round's number after its last line and before it counts as finished (evaluation, log)."""
 
     @classmethod
     def open(
@@ -57,9 +57,13 @@ class Journal:
         run_id: str,
         create: Mapping[str, Json] | None = None,
         *,
+        substance: Mapping[str, Json] | None = None,
         listener: Listener | None = None,
     ) -> Journal:
         """Opens a run to drive it (`create` is its resolved recipe) or, without a recipe, only to read it.
+
+        `substance` is the part of the recipe that decides the numbers (all of it by default): a run may be resumed
+        with other settings of what it shows and where it runs, but not with another substance.
 
         Raises UserError if the run has another recipe, if another process drives it, or if there is nothing to read.
         """
@@ -70,7 +74,8 @@ class Journal:
             if create is None:
                 _require_run(engine, run_id)
                 return cls(engine, run_id, None, listener)
-            _create_run(engine, run_id, json.loads(json.dumps(create)))
+            decisive = create if substance is None else substance
+            _create_run(engine, run_id, json.loads(json.dumps(create)), json.loads(json.dumps(decisive)))
             return cls(engine, run_id, DriverLock(engine, run_id), listener)
         except BaseException:
             engine.dispose()
@@ -100,6 +105,8 @@ class Journal:
             self._write([(schema.round_, [self._row(round=number, started_ms=_now_ms())], True)])
             self._tell("round-started")
             yield number
+            for close in self.closing:
+                close(number)
             with self.engine.begin() as connection:
                 self._fence(connection)
                 connection.execute(
@@ -210,6 +217,7 @@ class Journal:
             multiplier_before=multiplier_before,
             multiplier_after=multiplier_after,
             eta=eta,
+            bias_allowance=estimate.bias_allowance,
         )
         self._add(schema.dual_step, [row])
 
@@ -222,6 +230,7 @@ class Journal:
             sha256=delivery.sha256,
             tensors=delivery.tensors,
             seconds=delivery.seconds,
+            tokenizer=delivery.tokenizer,
             proven=proven,
             canary_difference=canary_difference,
             at_ms=_now_ms(),
@@ -371,7 +380,13 @@ class Journal:
                 round=row.round,
                 constraint=row.constraint,
                 estimate=CostEstimate(
-                    row.value, row.standard_error, row.responses, row.labels_each, row.mode, row.constraint
+                    row.value,
+                    row.standard_error,
+                    row.responses,
+                    row.labels_each,
+                    row.mode,
+                    row.constraint,
+                    row.bias_allowance,
                 ),
                 multiplier_before=row.multiplier_before,
                 multiplier_after=row.multiplier_after,
@@ -385,7 +400,7 @@ class Journal:
         return [
             DeliveryEntry(
                 row.round,
-                Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds),
+                Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds, row.tokenizer),
                 row.proven,
                 row.canary_difference,
             )
@@ -409,31 +424,23 @@ class Journal:
         ]
 
 
-def recipe_sha256(recipe: Mapping[str, Json]) -> str:
-    """Name of the part of a recipe that decides the numbers."""
-    kept = {key: value for key, value in recipe.items() if key not in OPEN_TO_CHANGE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def _create_run(engine: Engine, run_id: str, recipe: Json) -> None:
+def _create_run(engine: Engine, run_id: str, recipe: Json, substance: Json) -> None:
     with engine.begin() as connection:
         found = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
         if found is None:
-            entry = {"id": run_id, "recipe_sha256": recipe_sha256(recipe), "recipe": recipe, "created_ms": _now_ms()}
+            entry = {"id": run_id, "recipe": recipe, "substance": substance, "created_ms": _now_ms()}
             connection.execute(insert(schema.run).values(**entry))
-        elif found.recipe_sha256 != recipe_sha256(recipe):
+        elif found.substance != substance:
             raise UserError(
-                f"run {run_id} belongs to another recipe ({_first_difference(found.recipe, recipe)}): choose another"
-                " run folder, or resume with the recipe it was started with"
+                f"run {run_id} belongs to another recipe ({_first_difference(found.substance, substance)}): choose"
+                " another run folder, or resume with the recipe it was started with"
             )
 
 
 def _first_difference(old: Json, new: Json, path: str = "") -> str:
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            inner = f"{path}.{key}" if path else key
-            if old.get(key) != new.get(key) and inner not in OPEN_TO_CHANGE:
-                return _first_difference(old.get(key), new.get(key), inner)
+        key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+        return _first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     return f"{path} is {old!r} there and {new!r} here"
 
 

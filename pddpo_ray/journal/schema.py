@@ -42,8 +42,8 @@ run = Table(
     "run",
     metadata,
     Column("id", String(200), primary_key=True),
-    Column("recipe_sha256", String(64), nullable=False),
     Column("recipe", JSON, nullable=False),
+    Column("substance", JSON, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
 )
 
@@ -185,6 +185,7 @@ dual_step = Table(
     Column("multiplier_before", Float, nullable=False),
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
+    Column("bias_allowance", Float, nullable=False),
     _belongs_to_run(),
 )
 
@@ -199,6 +200,7 @@ delivery = Table(
     Column("sha256", String(64), nullable=False),
     Column("tensors", Integer, nullable=False),
     Column("seconds", Float, nullable=False),
+    Column("tokenizer", String(64), nullable=False),
     Column("proven", Boolean, nullable=False),
     Column("canary_difference", Float),
     Column("at_ms", BigInteger, nullable=False),

@@ -95,8 +95,8 @@ def test_every_record_comes_back_exactly_as_it_was_written(place: Path) -> None:
     pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, Verdict.ABSTAIN, (("toxic", Verdict.SECOND),))
     labels = [SafetyLabels(answers[1], (Verdict.SAFE, Verdict.FAILED)), SafetyLabels(answers[0], (Verdict.UNSAFE,) * 2)]
     version = PolicyVersion(2, "policy-1", "ab" * 32, "policy-1-abab")
-    estimate = CostEstimate(0.1, 1 / 7, 2, 2)
-    delivery = Delivery("vllm-0", 2, "ab" * 32, 31, 0.25)
+    estimate = CostEstimate(0.1, 1 / 7, 2, 2, bias_allowance=0.01)
+    delivery = Delivery("vllm-0", 2, "ab" * 32, 31, 0.25, "cd" * 32)
     with Journal.open(place, "demo", create=RECIPE) as journal:
         for _ in journal.rounds(1):
             journal.add_version(
@@ -138,8 +138,11 @@ def test_a_run_of_another_recipe_is_refused_and_the_difference_named(place: Path
 
 
 def test_a_run_may_move_to_another_cluster(place: Path) -> None:
-    Journal.open(place, "demo", create=RECIPE).close()
-    Journal.open(place, "demo", create={**RECIPE, "cluster": {"mode": "ray"}}).close()
+    moved = {**RECIPE, "cluster": {"mode": "ray"}}
+    Journal.open(place, "demo", create=RECIPE, substance={"seed": 3}).close()
+    Journal.open(place, "demo", create=moved, substance={"seed": 3}).close()
+    with pytest.raises(UserError, match="another recipe"):
+        Journal.open(place, "demo", create=moved)
 
 
 def test_reading_a_journal_that_is_not_there_says_so(place: Path) -> None:

@@ -18,8 +18,8 @@ def upgrade() -> None:
     op.create_table(
         "run",
         sa.Column("id", sa.String(length=200), nullable=False),
-        sa.Column("recipe_sha256", sa.String(length=64), nullable=False),
         sa.Column("recipe", sa.JSON(), nullable=False),
+        sa.Column("substance", sa.JSON(), nullable=False),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_run"),
     )
@@ -33,6 +33,7 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("tensors", sa.Integer(), nullable=False),
         sa.Column("seconds", sa.Float(), nullable=False),
+        sa.Column("tokenizer", sa.String(length=64), nullable=False),
         sa.Column("proven", sa.Boolean(), nullable=False),
         sa.Column("canary_difference", sa.Float(), nullable=True),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
@@ -64,6 +65,7 @@ def upgrade() -> None:
         sa.Column("multiplier_before", sa.Float(), nullable=False),
         sa.Column("multiplier_after", sa.Float(), nullable=False),
         sa.Column("eta", sa.Float(), nullable=False),
+        sa.Column("bias_allowance", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["run"], ["run.id"], name="fk_dual_step_run"),
         sa.PrimaryKeyConstraint("run", "round", "constraint", name="pk_dual_step"),
     )

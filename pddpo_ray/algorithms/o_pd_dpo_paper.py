@@ -1,0 +1,34 @@
+"""O-PD-DPO as the paper's Algorithm 2 has it, with the cost bonus corrected (E01): the bonus is in both losses.
+
+    reward:  beta (h(better) - h(worse))             - (b_r(better) - b_r(worse))      h = log policy/reference
+    cost:    beta/lambda (h(cheaper) - h(costlier))  + b_c(costlier) - b_c(cheaper)    h = log policy/reward policy
+
+So the policy of a round is optimistic itself: it collects the data, its cost moves the multiplier, and the mixture of
+these policies is the output. It is kept for the theory and for comparison: what it returns breaks the limit more often
+than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural policy reaches no answer outside the pairs (B2).
+"""
+
+from __future__ import annotations
+
+from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_objective, reward_objective
+from pddpo_ray.records import PolicyVersion, UniformMixture
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """K rounds over the bonus of the pairs so far; answers are compared with the baseline's as they come."""
+    journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
+    dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
+    for _ in journal.rounds(sizes.rounds):
+        reward_margins = explorer.margins("reward", preferences.reward, preferences.labelled)
+        policy = trainer.fit(reward_objective(reference, sizes.beta, reward_margins), preferences.reward)
+        for constraint, multiplier in dual.multipliers.items():
+            rows = preferences.cost_of(constraint)
+            margins = explorer.margins("cost", rows, preferences.labelled)
+            policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, margins), rows)
+        rollout.publish(policy)
+        for estimate in estimates(parts, policy, sizes):
+            dual.ascend(estimate)
+        pairs = explorer.choose(rollout.candidates(prompts.draw(sizes.pair_prompts), policy))  # y ~ pi_k, y' ~ pi_base
+        preferences.extend(feedback.compare(pairs))
+        explorer.update(pairs)
+    return UniformMixture(tuple(journal.policies))

@@ -1,0 +1,17 @@
+"""PD-DPO (the paper's Algorithm 1): fixed preferences; only the multiplier learns, from labels of fresh answers."""
+
+from __future__ import annotations
+
+from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_chain, reward_objective
+from pddpo_ray.records import PolicyVersion, UniformMixture
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """One reward fit, then K rounds of a cost fit and a step of the multiplier."""
+    reward_policy = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    for _ in parts.journal.rounds(sizes.rounds):
+        policy = lagrangian_chain(parts, reward_policy, sizes.beta)
+        parts.rollout.publish(policy)
+        for estimate in estimates(parts, policy, sizes):
+            parts.dual.ascend(estimate)
+    return UniformMixture(tuple(parts.journal.policies))

@@ -1,0 +1,347 @@
+"""From a resolved recipe and its backends to the parts that a page calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pddpo_ray import dual as dual_rules
+from pddpo_ray.algorithms.stages import Parts, Sizes
+from pddpo_ray.backends import Backends
+from pddpo_ray.config import tree
+from pddpo_ray.controllers.dual import DualController, LocalDual
+from pddpo_ray.controllers.exploration import ExplorationController
+from pddpo_ray.controllers.feedback import FeedbackController
+from pddpo_ray.controllers.preferences import Preferences
+from pddpo_ray.controllers.prompts import Prompts
+from pddpo_ray.controllers.rollout import Proposal, RolloutController
+from pddpo_ray.controllers.trainer import FitPlan, TrainerController
+from pddpo_ray.cost_estimate import estimate_cost
+from pddpo_ray.errors import UserError
+from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts import FitSettings
+from pddpo_ray.records import CostEstimate, Decoding, Pair, PolicyVersion, Response, SafetyLabels
+from pddpo_ray.rollout.proof import Prover
+
+CONSTRAINT = "cost"
+
+
+def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
+    """All parts, with the work before the first round done or read back. The page is ready to run."""
+    trainer = TrainerController(backends.trainer, journal, fit_plan(config), seed=config.seed)
+    decoding = Decoding(max_tokens=config.rollout.max_tokens)
+    rollout = RolloutController(
+        backends.engines,
+        journal,
+        seed=config.seed,
+        decoding=decoding,
+        reference=backends.reference,
+        proposal=proposal_of(config, len(backends.prompts)),
+        log_probs=trainer.log_probs,
+        prove=Prover(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
+    )
+    feedback = FeedbackController(
+        {CONSTRAINT: backends.labeller}, journal, seed=config.seed, source=config.feedback.kind
+    )
+    _record_reference(journal, backends)
+    baseline = _draw_pools(config, journal, backends, rollout, online)
+    preferences = Preferences(journal, backends.store)
+    _offline_pairs(config, journal, backends, rollout, feedback, preferences)
+    state = dual_state(config, backends, rounds)
+    warmup = rounds if isinstance(config.dual.rule, tree.FixedRule) else config.dual.warmup_rounds
+    owner = LocalDual(state, warmup_rounds=warmup) if backends.own_dual is None else backends.own_dual(state, warmup)
+    dual = DualController(owner, journal)
+    explorer = None
+    if online:
+        explorer = _exploration(config, journal, backends, trainer, dual, baseline)
+    return Parts(
+        journal=journal,
+        trainer=trainer,
+        rollout=rollout,
+        feedback=feedback,
+        dual=dual,
+        prompts=Prompts(backends.prompts, journal, config.seed, backends.prior),
+        preferences=preferences,
+        estimate_cost=cost_estimator(config),
+        explorer=explorer,
+    )
+
+
+def sizes_of(config: tree.Config, rounds: int) -> Sizes:
+    return Sizes(
+        rounds=rounds,
+        responses=config.feedback.responses,
+        labels_each=config.feedback.labels_each,
+        pair_prompts=config.explore.prompts,
+        beta=config.beta,
+    )
+
+
+# --- plain values from the recipe ---------------------------------------------------------------------------------
+
+
+def fit_plan(config: tree.Config) -> FitPlan:
+    """Settings of all fits of a run."""
+    trainer = config.trainer
+
+    def settings(fit: tree.FitConfig) -> FitSettings:
+        support = trainer.support
+        return FitSettings(**fit.model_dump(), support_weight=support.weight, support_floor=support.floor)
+
+    return FitPlan(
+        reward=settings(trainer.reward),
+        cost=settings(trainer.cost),
+        first_reward=settings(trainer.first_reward),
+        first_cost=settings(trainer.first_cost),
+        warm_start=trainer.warm_start,
+        skip_below=config.skip_below,
+        replay_rows=trainer.replay_rows,
+    )
+
+
+def proposal_of(config: tree.Config, prompts: int) -> Proposal:
+    """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
+
+    The pool of proposals doubles as the calibration set of the features. Raises UserError where exact weights meet a
+    proposal whose probabilities are not those of the reference.
+    """
+    explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
+    if explores and config.explore.weights == "exact" and config.rollout.proposal_temperature != 1.0:
+        raise UserError(
+            f"explore.weights=exact needs rollout.proposal_temperature=1.0, not {config.rollout.proposal_temperature}:"
+            " set it, or choose explore.weights=bonus_only"
+        )
+    candidates = config.rollout.candidates
+    pool = max(candidates, math.ceil(config.explore.calibration / prompts))
+    share = 0.5 if explores else 0.0
+    return Proposal(candidates, share, config.rollout.proposal_temperature, pool)
+
+
+def cost_estimator(config: tree.Config) -> _Estimator:
+    return _Estimator(config)
+
+
+class _Estimator:
+    """The recipe's signal from safety labels to an estimate (algorithms.md A5)."""
+
+    def __init__(self, config: tree.Config) -> None:
+        self._feedback = config.feedback
+        self._cost_max = config.dual.cost_max
+
+    def __call__(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
+        return estimate_cost(
+            verdicts,
+            labels_each=self._feedback.labels_each,
+            cost_max=self._cost_max,
+            mode=self._feedback.signal,
+            constraint=verdicts[0].constraint,
+        )
+
+
+def dual_state(config: tree.Config, backends: Backends, rounds: int) -> dual_rules.DualState:
+    """First state of the multiplier. What the recipe leaves open comes from the world's oracle."""
+    settings = config.dual
+    rho = settings.rho if settings.rho is not None else settings.upper and settings.upper / 2
+    if rho is None:
+        if backends.world is None:
+            raise UserError("dual.rho must be given: without a world there is no oracle that states it")
+        rho = backends.world.oracle.rho
+    first = settings.first if settings.first is not None else rho
+    lower = settings.rule.floor if isinstance(settings.rule, tree.LogRule) else settings.lower
+    try:
+        constraint = dual_rules.constraint_state(
+            CONSTRAINT, rho=rho, rule=dual_rule(config, rho, first, rounds), first=first,
+            threshold=settings.threshold, lower=lower, dead_band=settings.dead_band,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"dual: {error}") from error
+    if settings.upper is not None:
+        constraint = replace(constraint, upper=settings.upper)
+    return dual_rules.DualState((constraint,))
+
+
+def dual_rule(config: tree.Config, rho: float, first: float, rounds: int) -> dual_rules.Rule:
+    """How the multiplier moves; the fixed rule never gets to move it."""
+    settings = config.dual
+    match settings.rule:
+        case tree.ProjectedRule(curvature_cap=cap):
+            return dual_rules.ProjectedFixed(rounds, first, settings.cost_max, config.beta if cap else None)
+        case tree.AnytimeRule(first_step=given, curvature_cap=cap):
+            step = rho / (settings.cost_max + abs(settings.threshold)) if given is None else given
+            return dual_rules.ProjectedAnytime(step, settings.cost_max, config.beta if cap else None)
+        case tree.NewtonRule():
+            return dual_rules.DampedNewton(rounds, config.beta, settings.cost_max)
+        case tree.LogRule(rate=rate):
+            return dual_rules.LogMultiplier(rate)
+        case tree.PidRule(proportional=proportional, integral=integral, derivative=derivative):
+            return dual_rules.Pid(proportional, integral, derivative)
+        case tree.FixedRule():
+            return dual_rules.ProjectedFixed(rounds, first, settings.cost_max)
+
+
+# --- work before the first round ----------------------------------------------------------------------------------
+
+
+def _record_reference(journal: Journal, backends: Backends) -> None:
+    def add() -> str:
+        journal.add_version(backends.reference, "reference")
+        return backends.reference.sha256
+
+    if journal.once("reference", add) != backends.reference.sha256:
+        raise UserError(
+            f"run {journal.run_id} was started with another reference model: use the same one, or a new run folder"
+        )
+
+
+def _draw_pools(
+    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool
+) -> dict[str, list[Response]]:
+    """The baseline's answers by prompt, and the pool of proposals; drawn once, before the first round."""
+    if not online:
+        return {}
+    proposal = proposal_of(config, len(backends.prompts))
+    answers = _baseline_answers(config, journal, backends, rollout)
+    if proposal.from_reference or backends.whiten:
+        wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
+        _pool(journal, backends, rollout, "proposal", backends.reference, proposal.pool, wide)
+    by_prompt: dict[str, list[Response]] = {}
+    for response in answers:
+        by_prompt.setdefault(response.prompt.id, []).append(response)
+    return by_prompt
+
+
+def _baseline_answers(
+    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController
+) -> list[Response]:
+    count = config.explore.baseline_answers
+    if not callable(backends.baseline):
+        version, decoding = backends.baseline
+        return _pool(journal, backends, rollout, "baseline", version, count, decoding)
+    given = backends.baseline(count)
+
+    def add() -> int:
+        answers = [answer for prompt in given.values() for answer in prompt]
+        journal.add_samples("baseline", answers)
+        return len(answers)
+
+    journal.once("pool-baseline", add)
+    return journal.samples(0, "baseline")
+
+
+def _pool(
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+    purpose: str,
+    version: PolicyVersion,
+    count: int,
+    decoding: Decoding,
+) -> list[Response]:
+    """`count` answers per prompt; the version is delivered only if they were not drawn before."""
+    if f"pool-{purpose}" not in {entry.phase for entry in journal.phases(0)}:
+        rollout.publish(version)
+    return rollout.pool(purpose, backends.prompts, version, count, decoding)
+
+
+def _offline_pairs(
+    config: tree.Config,
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+    feedback: FeedbackController,
+    preferences: Preferences,
+) -> None:
+    """D_1: the pairs from before the first round, labelled like all others."""
+    given = backends.offline
+
+    def add() -> int:
+        assert given is not None
+        labelled = given(config.seed)
+        answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
+        journal.add_samples("offline", list(answers.values()))
+        journal.add_pairs(labelled, "offline")
+        return len(labelled)
+
+    if given is not None:
+        journal.once("offline", add)
+        labelled = [entry.labelled for entry in journal.pairs(0)]
+    else:
+        per_prompt = 2 * math.ceil(1.25 * config.offline.pairs / len(backends.prompts))
+        narrow = Decoding(top_p=config.offline.top_p, max_tokens=config.rollout.max_tokens)
+        answers = _pool(journal, backends, rollout, "offline", backends.reference, per_prompt, narrow)
+        pairs = neighbours(answers, per_prompt, config.offline.pairs)
+        journal.once("offline", lambda: journal.add_pair_questions(pairs))
+        labelled = feedback.compare(pairs)
+    preferences.extend(labelled)
+
+
+def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int) -> list[Pair]:
+    """Pairs of answers that were drawn one after the other, prompts in turn, equal texts left out. At most `wanted`."""
+    rows = [answers[start : start + per_prompt] for start in range(0, len(answers), per_prompt)]
+    pairs = [
+        Pair(f"0-pair-{place}-{index}", row[place], row[place + 1])
+        for place in range(0, per_prompt - 1, 2)
+        for index, row in enumerate(rows)
+        if row[place].token_ids != row[place + 1].token_ids
+    ]
+    return pairs[:wanted]
+
+
+# --- exploration --------------------------------------------------------------------------------------------------
+
+
+def _exploration(
+    config: tree.Config,
+    journal: Journal,
+    backends: Backends,
+    trainer: TrainerController,
+    dual: DualController,
+    baseline: dict[str, list[Response]],
+) -> ExplorationController:
+    settings = config.explore
+    features = _features(config, journal, backends, trainer)
+    paper = config.algorithm == "o-pd-dpo-paper"
+
+    def explorer(bonus: str) -> OptimisticExplorer:
+        return OptimisticExplorer(
+            features=features,
+            baseline=baseline,
+            beta=config.beta,
+            multiplier=lambda: sum(dual.multipliers.values()),
+            seed=config.seed,
+            k=settings.scale,
+            s0=settings.prior_sd,
+            weight=settings.information,
+            picks=settings.picks,
+            bonus="off" if bonus == "off" else "elliptical",
+            comparator=settings.comparator,
+            weights=settings.weights,
+            proposal_weight=settings.proposal_weight,
+            ess_floor=settings.min_ess,
+            cost_bonus_scale=settings.cost_scale,
+        )
+
+    if paper:
+        return ExplorationController(explorer("off"), journal, explorer(settings.bonus))
+    return ExplorationController(explorer(settings.bonus), journal)
+
+
+def _features(config: tree.Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
+    """Features of answers, whitened on the pool of proposals; the whitening is an artifact and never fitted again."""
+    if not backends.whiten:
+        return trainer.features
+
+    def fit() -> dict[str, str]:
+        hidden = trainer.features(journal.samples(0, "proposal"))
+        fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed, norm_clip=config.explore.feature_clip)
+        tensors = {"mean": fitted.mean, "projection": fitted.projection}
+        path, sha256 = backends.store.write_tensors("whitening", tensors)
+        return {"path": path, "sha256": sha256}
+
+    place = journal.once("whitening", fit)
+    tensors = backends.store.read_tensors(place["path"], place["sha256"])
+    whitening = Whitening(tensors["mean"], tensors["projection"], config.explore.feature_clip)
+    return whitened(trainer.features, whitening)

@@ -1,0 +1,50 @@
+"""What stands behind the controllers of a run: one record, filled in this process or with Ray groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.controllers.dual import DualOwner
+from pddpo_ray.dual import DualState
+from pddpo_ray.evaluation import WorldView
+from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Everything that does the work of one run. `close` releases it all."""
+
+    store: ArtifactStore
+    trainer: TrainerBackend
+    engines: Sequence[RolloutEngine]
+    labeller: Labeller
+    prompts: Sequence[Prompt]
+    reference: PolicyVersion
+    baseline: tuple[PolicyVersion, Decoding] | Callable[[int], dict[str, list[Response]]]
+    """The fixed comparator: which version, and how it is sampled; or so many of its answers per prompt id."""
+    canaries: Sequence[Response]
+    """Texts whose log-probabilities prove a delivery."""
+    prior: Sequence[float] | None = None
+    """Probability of each prompt; None: all alike."""
+    tokenizer: str = ""
+    """Fingerprint of the trainer's tokenizer; empty in a table."""
+    offline: Callable[[int], list[LabelledPair]] | None = None
+    """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
+    whiten: bool = True
+    """Whether features are hidden states that have to be whitened (one-hot features are not)."""
+    world: WorldView | None = None
+    """The truth, for evaluation alone."""
+    own_dual: Callable[[DualState, int], DualOwner] | None = None
+    """Makes the multipliers' owner from their first state and the number of warm-up rounds; None: in this process."""
+    closers: Sequence[Callable[[], None]] = field(default_factory=tuple)
+
+    def close(self) -> None:
+        """Releases engines, trainer and what else was started, in that order."""
+        for engine in self.engines:
+            engine.close()
+        self.trainer.close()
+        for closer in self.closers:
+            closer()

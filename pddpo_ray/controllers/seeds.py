@@ -1,0 +1,18 @@
+"""Seeds from names: every draw of a run has its own, and none depends on the order in which things happen."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed in [0, 2^63) that follows from its parts alone, e.g. (run seed, round, purpose, index)."""
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A random generator of its own for one purpose."""
+    return np.random.default_rng(seed_of(*parts))

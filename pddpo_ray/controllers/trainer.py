@@ -1,0 +1,192 @@
+"""The trainer as the pages see it: an objective and rows in, a stored version out.
+
+It turns a fit into a command that holds everything (start weights, rows, settings, seed), so that a backend that died
+in the middle gives the same version when it is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pddpo_ray.controllers.seeds import generator, seed_of
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, Start, TrainerBackend
+from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+
+WarmStart = Literal["carried", "previous", "reward"]
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Settings of every fit of a run. The first fit of a stage starts far away and may take more steps."""
+
+    reward: FitSettings
+    cost: FitSettings
+    first_reward: FitSettings
+    first_cost: FitSettings
+    warm_start: WarmStart = "carried"
+    """Start of a cost fit after the first: the new base plus last round's cost part, rescaled to the new multiplier;
+    last round's policy; or the base, as in the first fit."""
+    carry_max: float = 2.0
+    """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
+    skip_below: float = 0.0
+    """At or below this multiplier the policy is its base: the exact limit at 0 (algorithms.md A6)."""
+    replay_rows: int | None = None
+    """At most so many rows of older rounds enter a fit, with weights that keep their share; None: all."""
+
+    def settings(self, stage: str, first: bool) -> FitSettings:
+        if stage == "reward":
+            return self.first_reward if first else self.reward
+        return self.first_cost if first else self.cost
+
+
+class TrainerController:
+    """Fits policies one after another and journals them. `constraints` is the number of cost fits in a round."""
+
+    def __init__(
+        self, backend: TrainerBackend, journal: Journal, plan: FitPlan, *, seed: int, constraints: int = 1
+    ) -> None:
+        self._backend = backend
+        self._journal = journal
+        self._plan = plan
+        self._seed = seed
+        self._constraints = constraints
+        self._cost_fits: dict[int, int] = {}
+
+    def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion:
+        """The round's next policy: after the reward fit one cost fit per constraint, each on the last one's result.
+
+        Raises RunError if there is nothing to learn from or the backend made something else than it was asked for.
+        """
+        place = 0
+        if objective.stage == "cost":
+            place = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
+        phase = f"fit-{objective.stage}" if place < 2 else f"fit-{objective.stage}-{place}"
+        number = self._journal.once(phase, lambda: self._fit(objective, rows, place))
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        """log pi(y|x), summed over the response tokens. -> [n]"""
+        return _counted(self._backend.log_probs(policy, responses), responses, "log-probabilities")
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        """Features of the frozen reference. -> [n, h]"""
+        return _counted(self._backend.features(responses), responses, "features")
+
+    def _fit(self, objective: Objective, rows: Sequence[PairRow], place: int) -> int:
+        entries = self._journal.versions()
+        number = max((entry.version.number for entry in entries), default=0) + 1
+        name = self._name(objective, place)
+        if objective.stage == "cost" and (objective.multiplier or 0.0) <= self._plan.skip_below:
+            # The base itself under a number of its own: every round has a policy.
+            result = FitResult(replace(objective.base, number=number, name=name), {"fit/skipped": 1.0})
+        else:
+            result = self._execute(self._command(objective, rows, place, number, name, entries))
+        self._journal.add_version(
+            result.version,
+            objective.stage,
+            result.metrics,
+            result.workers,
+            base=objective.base.number,
+            multiplier=objective.multiplier,
+        )
+        prefix = objective.stage if place < 2 else f"{objective.stage}_{place}"
+        self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
+        return number
+
+    def _name(self, objective: Objective, place: int) -> str:
+        if objective.stage == "reward":
+            return f"reward-{self._journal.round}"
+        last = place == self._constraints
+        return f"policy-{self._journal.round}" if last else f"policy-{self._journal.round}-{place}"
+
+    def _command(
+        self,
+        objective: Objective,
+        rows: Sequence[PairRow],
+        place: int,
+        number: int,
+        name: str,
+        entries: Sequence[VersionEntry],
+    ) -> FitCommand:
+        if not rows:
+            raise RunError(
+                f"round {self._journal.round}: there is no usable {objective.stage} pair to fit; check the labels that"
+                " abstained or failed"
+            )
+        previous = previous_fit(entries, objective.stage, place)
+        draws = generator(self._seed, self._journal.round, objective.stage, place, "replay")
+        kept, margins = limit_rows(rows, objective.margins, self._plan.replay_rows, draws)
+        return FitCommand(
+            sequence=number,
+            start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
+            objective=replace(objective, margins=margins),
+            rows=kept,
+            settings=self._plan.settings(objective.stage, previous is None),
+            seed=seed_of(self._seed, self._journal.round, objective.stage, place, "fit"),
+            result=name,
+        )
+
+    def _execute(self, command: FitCommand) -> FitResult:
+        result = self._backend.execute(command)
+        made = (result.version.number, result.version.name)
+        if made != (command.sequence, command.result):
+            raise RunError(f"the trainer was asked for {command.result} ({command.sequence}) and returned {made}")
+        return result
+
+
+def previous_fit(entries: Sequence[VersionEntry], stage: str, place: int) -> VersionEntry | None:
+    """Last round's fit of the same stage (and constraint, by its place in the chain); None before the first."""
+    by_round: dict[int, list[VersionEntry]] = {}
+    for entry in entries:
+        if entry.stage == stage:
+            by_round.setdefault(entry.round, []).append(entry)
+    full = [fits for fits in by_round.values() if len(fits) >= max(place, 1)]
+    return full[-1][max(place, 1) - 1] if full else None
+
+
+def start_of(
+    objective: Objective, previous: VersionEntry | None, versions: Mapping[int, PolicyVersion], plan: FitPlan
+) -> Start:
+    """Where a fit begins. A reward fit goes on from the last one; a cost fit as the plan's warm start says."""
+    if previous is None or (objective.stage == "cost" and plan.warm_start == "reward"):
+        return Start(objective.base)
+    if objective.stage == "reward" or plan.warm_start == "previous":
+        return Start(previous.version)
+    before, now = previous.multiplier or 0.0, objective.multiplier or 0.0
+    if before <= plan.skip_below or previous.base is None:
+        # Last round had no cost part to carry.
+        return Start(objective.base)
+    scale = min(now / before, plan.carry_max)
+    return Start(objective.base, plus=previous.version, minus=versions[previous.base], scale=scale)
+
+
+def limit_rows(
+    rows: Sequence[PairRow], margins: Sequence[float], budget: int | None, draws: np.random.Generator
+) -> tuple[tuple[PairRow, ...], tuple[float, ...]]:
+    """All rows of the newest round and at most `budget` older ones, whose weights make up for those left out.
+
+    Margins stay with their rows. The order of rows is kept.
+    """
+    newest = max((row.round for row in rows), default=0)
+    older = [index for index, row in enumerate(rows) if row.round < newest]
+    if budget is None or len(older) <= budget:
+        return tuple(rows), tuple(margins)
+    chosen = {older[place] for place in draws.choice(len(older), budget, replace=False)}
+    factor = len(older) / budget
+    kept = [index for index, row in enumerate(rows) if row.round == newest or index in chosen]
+    weighted = tuple(
+        replace(rows[index], weight=rows[index].weight * factor) if index in chosen else rows[index] for index in kept
+    )
+    return weighted, tuple(margins[index] for index in kept) if margins else ()
+
+
+def _counted(values: Array, responses: Sequence[Response], what: str) -> Array:
+    if len(values) != len(responses):
+        raise RunError(f"the trainer was asked for {what} of {len(responses)} answers and returned {len(values)}")
+    return values

@@ -1,0 +1,139 @@
+"""Exact evaluation on worlds whose truth is known: f, g, merit, KL and mass outside the support, round by round.
+
+Nothing here feeds back into a run: it reads versions that were published and writes numbers for the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.worlds.oracle import Mask, Oracle, mixture
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WorldView:
+    """A world as evaluation sees it. `table` gives a version's probabilities of all outcomes [X, Y]."""
+
+    oracle: Oracle
+    table: Callable[[PolicyVersion], Array]
+    covered: Mask | None = None
+    """Outcomes [X, Y] that the offline pairs and the baseline can contain; None where they contain all."""
+    rest: int | None = None
+    """Column of everything outside the enumerated answers; None where the answers are all there is."""
+
+
+class Evaluation:
+    """Evaluates the policy of every finished round and the mixture of all so far."""
+
+    def __init__(self, world: WorldView, journal: Journal, store: ArtifactStore) -> None:
+        self._world = world
+        self._journal = journal
+        self._store = store
+        self._tables: dict[int, Array] = {}
+
+    def close_round(self, round_: int) -> None:
+        """Journals `exact/...` and `fit/slope_...` of a round; a closing of the journal."""
+        place = self._journal.once("evaluate", lambda: self._evaluate(round_))
+        if round_ not in self._tables:
+            self._tables[round_] = self._read(place)
+
+    def mixture(self) -> Array:
+        """Table of the uniform mixture over the rounds that were evaluated. [X, Y]"""
+        return mixture([self._tables[number] for number in sorted(self._all_tables())])
+
+    def last(self) -> Array:
+        """Table of the last round's policy. [X, Y]"""
+        tables = self._all_tables()
+        return tables[max(tables)]
+
+    def _evaluate(self, round_: int) -> dict[str, str]:
+        entries = self._journal.versions()
+        policy = [entry for entry in entries if entry.round == round_ and entry.stage == "cost"][-1]
+        table = self._world.table(policy.version)
+        self._tables[round_] = table
+        self._journal.add_metrics(exact_metrics(self._world, table, self.mixture()))
+        self._journal.add_metrics(self._slopes(policy, entries, table))
+        path, sha256 = self._store.write_tensors(f"table-{policy.version.name}", {"table": table})
+        return {"path": path, "sha256": sha256}
+
+    def _slopes(self, policy: VersionEntry, entries: list[VersionEntry], table: Array) -> dict[str, float]:
+        """Slope and correlation of implicit scores against the true ones; the cost's only where it was fitted."""
+        oracle, numbers = self._world.oracle, {entry.version.number: entry for entry in entries}
+        base = numbers[policy.base] if policy.base is not None else None
+        if base is None or base.stage != "reward":
+            return {}
+        base_table = self._world.table(base.version)
+        reward = implicit_score(base_table, oracle.reference, oracle.beta)
+        found = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
+        if policy.multiplier and policy.version.sha256 != base.version.sha256:
+            cost = implicit_score(base_table, table, oracle.beta / policy.multiplier)
+            found |= _named("cost", *slope_and_correlation(cost, oracle.cost, self._world.rest))
+        return found
+
+    def _all_tables(self) -> dict[int, Array]:
+        """Tables of all evaluated rounds; those of an earlier process come from the store."""
+        for entry in self._journal.phases():
+            if entry.phase == "evaluate" and entry.round not in self._tables:
+                self._tables[entry.round] = self._read(entry.payload)
+        return self._tables
+
+    def _read(self, place: Mapping[str, str]) -> Array:
+        return self._store.read_tensors(place["path"], place["sha256"])["table"]
+
+
+def exact_metrics(world: WorldView, policy: Array, mixed: Array) -> dict[str, float]:
+    """f, g and merit of a policy and of the mixture; KL and mass outside the enumerated answers of the policy."""
+    oracle = world.oracle
+    return {
+        "exact/f_policy": oracle.f(policy),
+        "exact/g_policy": oracle.g(policy),
+        "exact/f_mixture": oracle.f(mixed),
+        "exact/g_mixture": oracle.g(mixed),
+        "exact/merit_policy": oracle.merit(policy),
+        "exact/merit_mixture": oracle.merit(mixed),
+        "exact/kl_policy": oracle.kl(policy),
+        "exact/off_support": off_support(world, policy),
+    }
+
+
+def off_support(world: WorldView, policy: Array) -> float:
+    """Probability of everything outside the enumerated answers."""
+    return 0.0 if world.rest is None else float(world.oracle.prior @ policy[:, world.rest])
+
+
+def implicit_score(numerator: Array, denominator: Array, temperature: float) -> Array:
+    """temperature * log(numerator / denominator), nan where either is 0. [X, Y], [X, Y] -> [X, Y]"""
+    known = (numerator > 0) & (denominator > 0)
+    ratio = np.log(np.where(known, numerator, 1.0)) - np.log(np.where(known, denominator, 1.0))
+    return np.where(known, temperature * ratio, np.nan)
+
+
+def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -> tuple[float, float]:
+    """Least-squares slope and correlation of scores against the truth within prompts, every answer counted alike.
+
+    Scores are defined up to a constant per prompt, so both are centred on their prompt's mean. [X, Y], [X, Y]
+    """
+    known = np.isfinite(score)
+    if rest is not None:
+        known[:, rest] = False
+    counts = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    score, truth = np.where(known, score, 0.0), np.where(known, truth, 0.0)
+    score = np.where(known, score - score.sum(axis=1, keepdims=True) / counts, 0.0)
+    truth = np.where(known, truth - truth.sum(axis=1, keepdims=True) / counts, 0.0)
+    together, spread, own = float((score * truth).sum()), float((truth**2).sum()), float((score**2).sum())
+    if spread == 0 or own == 0:
+        return float("nan"), float("nan")
+    return together / spread, together / float(np.sqrt(spread * own))
+
+
+def _named(stage: str, slope: float, correlation: float) -> dict[str, float]:
+    return {f"fit/slope_{stage}": slope, f"fit/correlation_{stage}": correlation}

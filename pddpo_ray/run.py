@@ -1,0 +1,215 @@
+"""A run from its resolved recipe to `result.json`: journal, backends, parts, page, evaluation.
+
+    result = run_recipe(config, Path("runs/demo"), resume=False)
+
+The same function serves every way to run: `make_backends` decides whether the work is done in this process (the
+default) or by Ray groups.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pddpo_ray.algorithms import o_pd_dpo, o_pd_dpo_paper, pd_dpo, pd_dpo_fixed
+from pddpo_ray.assembly import build_parts, sizes_of
+from pddpo_ray.backends import Backends
+from pddpo_ray.config.tree import Config
+from pddpo_ray.errors import UserError
+from pddpo_ray.evaluation import Evaluation
+from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.result import result_of
+
+logger = logging.getLogger("pddpo_ray.run")
+
+PAGES: Mapping[str, ModuleType] = {
+    "o-pd-dpo": o_pd_dpo,
+    "o-pd-dpo-paper": o_pd_dpo_paper,
+    "pd-dpo": pd_dpo,
+    "pd-dpo-fixed": pd_dpo_fixed,
+}
+JOURNAL = "journal.sqlite"
+ARTIFACTS = "artifacts"
+RESULT = "result.json"
+OFFLINE = "offline"
+
+
+# --- what a person sees while it runs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The parts come up; `rounds` counts those still to do."""
+
+    run: str
+    algorithm: str
+    rounds: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PhaseChanged:
+    """A phase began, ended or was read back; `run` tells the offline comparison from the run itself."""
+
+    run: str
+    event: JournalEvent
+
+
+@dataclass(frozen=True)
+class RoundFinished:
+    """One round is complete, with its numbers by name."""
+
+    run: str
+    round: int
+    total: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The run is complete."""
+
+    run: str
+    result: Mapping[str, Any]
+
+
+Event = RunStarted | PhaseChanged | RoundFinished | RunFinished
+Progress = Callable[[Event], None]
+MakeBackends = Callable[[Config, Path], Backends]
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+def run_recipe(
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    make_backends: MakeBackends | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Runs a recipe to its end, from the beginning or from where its journal stops, and returns `result.json`.
+
+    Raises UserError if the folder holds a run already (or, with `resume`, none, or one of another recipe), RunError if
+    a proof or a deadline fails on the way.
+    """
+    run_dir = Path(run_dir).absolute()
+    place = config.journal or run_dir / JOURNAL
+    _demand_place(run_dir, place, resume)
+    tell: Progress = progress or (lambda event: None)
+    with _open_journal(config, place, run_dir.name, tell) as journal:
+        if not resume and journal.phases():
+            raise UserError(
+                f"run {journal.run_id} has begun already: continue it with --resume, or choose another --run"
+            )
+        tell(RunStarted(journal.run_id, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
+        began = time.monotonic()
+        backends = (make_backends or _in_process())(config, run_dir)
+        try:
+            _add_seconds(journal, "time/start", time.monotonic() - began)
+            offline = _compare_offline(config, place, run_dir.name, backends, tell)
+            evaluation = drive(config, journal, backends, tell)
+            result = result_of(config, journal, backends.world, evaluation, offline)
+        finally:
+            backends.close()
+        write_json(run_dir / RESULT, result)
+        tell(RunFinished(journal.run_id, result))
+        return result
+
+
+def drive(
+    config: Config, journal: Journal, backends: Backends, tell: Progress, *, every_round: bool = True
+) -> Evaluation | None:
+    """Runs the recipe's page over its parts. Returns the evaluation where the world is known."""
+    page = PAGES[config.algorithm]
+    parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
+    evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
+
+    def close_round(number: int) -> None:
+        if evaluation is not None and (every_round or number == config.rounds):
+            evaluation.close_round(number)
+        seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
+        journal.add_metrics(seconds)
+        metrics = journal.metrics().get(number, {})
+        logger.info(round_line(journal.run_id, number, config.rounds, metrics))
+        if parts.dual.message:
+            logger.warning("%s: %s", journal.run_id, parts.dual.message)
+        tell(RoundFinished(journal.run_id, number, config.rounds, metrics, parts.dual.message))
+
+    journal.closing.append(close_round)
+    page.run(parts, sizes_of(config, config.rounds), backends.reference)
+    return evaluation
+
+
+def _compare_offline(
+    config: Config, place: str | Path, run_id: str, backends: Backends, tell: Progress
+) -> Evaluation | None:
+    """PD-DPO on the offline pairs alone, beside an online run on a known world: the same backends, its own journal."""
+    rounds = config.offline.compare_rounds
+    if not rounds or not config.online or backends.world is None:
+        return None
+    alone = config.model_copy(update={"algorithm": "pd-dpo", "rounds": rounds})
+    with _open_journal(alone, place, f"{run_id}-{OFFLINE}", tell) as journal:
+        return drive(alone, journal, backends, tell, every_round=False)
+
+
+def _open_journal(config: Config, place: str | Path, run_id: str, tell: Progress) -> Journal:
+    return Journal.open(
+        place,
+        run_id,
+        create=config.model_dump(mode="json"),
+        substance=config.substance(),
+        listener=lambda event: tell(PhaseChanged(run_id, event)),
+    )
+
+
+def _demand_place(run_dir: Path, place: str | Path, resume: bool) -> None:
+    """A new run needs a folder without one, a resumed run one with it. A server's journal is looked at when open."""
+    there = isinstance(place, Path) and place.exists()
+    if resume and isinstance(place, Path) and not there:
+        raise UserError(f"there is no run in {run_dir} to resume: leave --resume out, or give the folder of a run")
+    if there and not resume:
+        raise UserError(f"{run_dir} holds a run already: continue it with --resume, or choose another --run")
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _in_process() -> MakeBackends:
+    # Imported here: a run on Ray does not need this process to load models or worlds.
+    from pddpo_ray.in_process import make_backends
+
+    return make_backends
+
+
+def _add_seconds(journal: Journal, name: str, seconds: float) -> None:
+    """Adds to a time that counts over all processes that worked on the run."""
+    before = journal.metrics().get(journal.round, {}).get(name, 0.0)
+    journal.add_metrics({name: before + seconds})
+
+
+def round_line(run: str, number: int, total: int, metrics: Mapping[str, float]) -> str:
+    """The log line of a round: multiplier, cost with its interval, merit where it is known, seconds."""
+    parts = [f"{run} round {number}/{total}"]
+    if "dual/multiplier" in metrics:
+        parts.append(f"multiplier {metrics['dual/multiplier']:.3f} -> {metrics['dual/next']:.3f}")
+        low, high = metrics["cost/low"], metrics["cost/high"]
+        parts.append(f"cost {metrics['cost/estimate']:+.3f} [{low:+.3f}, {high:+.3f}]")
+    if "exact/merit_policy" in metrics:
+        parts.append(f"merit {metrics['exact/merit_policy']:.3f}, g {metrics['exact/g_policy']:+.3f}")
+    seconds = sum(value for name, value in metrics.items() if name.startswith("time/"))
+    return ", ".join([*parts, f"{seconds:.1f} s"])
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all. Numbers that do not exist are null."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    temporary.replace(path)
