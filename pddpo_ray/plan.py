@@ -79,11 +79,11 @@ def bundles(config: Config, device: Device) -> tuple[Bundle, ...]:
     rollout = Bundle("rollout", config.rollout.engines, 1.0, gpus)
     if isinstance(config.rollout, VllmRollout):
         split = config.rollout.tensor_parallel
-        # on a CPU the ranks of one engine are threads of work, on GPUs they are devices
-        cpus = config.rollout.threads * (split if device == "cpu" else 1)
-        rollout = Bundle(
-            "rollout", config.rollout.engines, cpus, gpus if split == 1 or device == "cpu" else float(split)
-        )
+        # on a CPU the ranks of one engine are threads of work, on GPUs they are whole devices
+        cpus, devices = config.rollout.threads * split, gpus
+        if device == "cuda" and split > 1:
+            cpus, devices = config.rollout.threads, float(split)
+        rollout = Bundle("rollout", config.rollout.engines, cpus, devices)
     if isinstance(config.rollout, TabularRollout):
         trainer, rollout = Bundle("trainer", 1, 1.0), Bundle("rollout", config.rollout.engines, 1.0)
     return trainer, rollout
@@ -125,8 +125,8 @@ def _short_of_units(config: Config, machine: Machine, device: Device) -> str | N
     if gpus > len(machine.gpus):
         here = len(machine.gpus)
         return (
-            f"the recipe reserves {gpus:g} GPUs, this machine has {here}, {gpus - here:g} too few; lower trainer.workers, "
-            "rollout.engines or rollout.tensor_parallel, or share GPUs with cluster.gpu_share=0.5"
+            f"the recipe reserves {gpus:g} GPUs, this machine has {here}, {gpus - here:g} too few; lower "
+            "trainer.workers, rollout.engines or rollout.tensor_parallel, or share GPUs with cluster.gpu_share=0.5"
         )
     return None
 

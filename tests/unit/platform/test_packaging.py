@@ -1,0 +1,118 @@
+"""The set-up: lock, metadata, Makefile and cluster file say the same things."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pddpo_ray import __version__
+
+ROOT = Path(__file__).parents[3]
+LOCK = ROOT / "requirements" / "py311.lock"
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+STEPS = ("ruff check", "ruff format", "mypy", "pytest")
+NOT_LOCKED = ("torch", "triton", "torchvision", "torchaudio", "torchcodec")
+
+
+def locked() -> dict[str, str]:
+    return dict(re.findall(r"(?m)^([\w.\-]+)==(\S+)", LOCK.read_text(encoding="utf-8")))
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    return [Requirement(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "requirement", requirements("cpu", "postgres", "dev"), ids=lambda requirement: requirement.name
+)
+def test_the_lock_meets_every_bound(requirement: Requirement) -> None:
+    version = locked().get(canonicalize_name(requirement.name))
+    if requirement.name == "torch":
+        match = re.search(r"(?m)^TORCH := torch==(\S+)$", MAKEFILE)
+        assert match is not None
+        version = match[1]
+    assert version is not None, f"{requirement.name} is not in {LOCK.name}"
+    assert requirement.specifier.contains(version)
+
+
+def test_every_locked_package_has_hashes() -> None:
+    blocks = re.split(r"(?m)^(?=[A-Za-z])", LOCK.read_text(encoding="utf-8"))[1:]
+    assert len(blocks) == len(locked()) > 100
+    assert [block.split("==")[0] for block in blocks if "--hash=sha256:" not in block] == []
+
+
+def test_torch_and_cuda_builds_stay_out_of_the_lock() -> None:
+    names = set(locked())
+    assert not names & set(NOT_LOCKED)
+    assert not [name for name in names if name.startswith("nvidia")]
+
+
+def test_the_lock_names_no_index() -> None:
+    assert not re.search(r"https?://|--(?:extra-)?index-url", LOCK.read_text(encoding="utf-8"))
+
+
+def test_vllm_never_lacks_a_lower_bound() -> None:
+    bounds = [str(requirement.specifier) for requirement in requirements("cpu", "gpu") if "vllm" in requirement.name]
+    assert bounds == ["<0.33,>=0.32"] * 2
+
+
+def test_the_version_is_stated_once() -> None:
+    assert PROJECT["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_licence_is_apache_2() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert (ROOT / "NOTICE").is_file()
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "fast", "lint", "chaos", "compare", "bench", "clean"])
+def test_make_knows_its_targets(target: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", target], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_test_runs_formatter_linter_types_and_tests() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "test"], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    commands = [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
+    order = [
+        next(i for i, line in enumerate(commands) if word in line) for word in ("check .", "format", "mypy", "pytest")
+    ]
+    assert order == sorted(order)
+
+
+def test_another_torch_index_is_used_for_torch_alone() -> None:
+    arguments = ["make", "--dry-run", "--always-make", "setup", "TORCH_INDEX=https://cpu.example"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    (line,) = [line for line in done.stdout.splitlines() if "cpu.example" in line]
+    assert re.search(r"torch==\S+ --extra-index-url https://cpu.example", line)
+
+
+def test_the_cluster_file_asks_for_a_token_and_opens_nothing() -> None:
+    cluster = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
+    starts = [*cluster["head_start_ray_commands"], *cluster["worker_start_ray_commands"]]
+    assert all("RAY_AUTH_MODE=token" in command for command in starts if "ray start" in command)
+    assert "0.0.0.0" not in str(cluster)
+    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+
+
+@pytest.mark.ray
+def test_ray_up_accepts_the_cluster_file() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    validate_config(prepare_config(yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))))
