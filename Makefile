@@ -51,7 +51,6 @@ $(READY):
 
 demo: setup
 	$(BIN)/pddpo train text-world --run $(DEMO_RUN) $(if $(wildcard $(DEMO_RUN)/journal.sqlite),--resume) $(ARGS)
-	@echo "report: $(DEMO_RUN)/report.html"
 
 lint: setup
 	$(BIN)/ruff check .

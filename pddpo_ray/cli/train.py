@@ -37,10 +37,13 @@ def train(
     run_dir = run_folder(recipe, run, resume=resume)
     check_resources(config)
     result = runner(config)(config, run_dir, resume=resume)
+    page = write_report(config, run_dir)
     if as_json:
         print_json({"run": str(run_dir), **result})
     else:
         show_result(result, run_dir)
+        if page:
+            typer.echo(f"report: {page}")
 
 
 def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
@@ -77,6 +80,15 @@ def runner(config: Config) -> Runner:
     return run_recipe
 
 
+def write_report(config: Config, run_dir: Path) -> Path | None:
+    """report.html of the finished run, unless the recipe does without."""
+    if not config.report.html:
+        return None
+    from pddpo_ray.report.build import build_report
+
+    return build_report(run_dir)
+
+
 def show_plan(config: Config, *, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
     from pddpo_ray.machine import inspect_machine
@@ -110,4 +122,6 @@ def show_result(result: dict[str, Any], run_dir: Path) -> None:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -184,8 +184,8 @@ class RolloutCommon(Strict):
     """Longest answer, in tokens."""
     candidates: int = Field(16, ge=2)
     """Answers per prompt from which the explorer chooses, half from the policy and half from the proposal."""
-    proposal_temperature: float = Field(1.1, gt=0)
-    """Temperature of the reference as the broader proposal. What nobody proposes cannot be explored."""
+    proposal_temperature: float = Field(1.0, gt=0)
+    """Temperature of the reference as the broader proposal (1 to 1.2). What nobody proposes cannot be explored."""
     canaries: int = Field(8, ge=1)
     """Sequences whose log-probabilities prove a delivery."""
     canary_tolerance: float = Field(1e-4, gt=0)
@@ -524,6 +524,11 @@ class Config(Strict):
         if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:
             raise ValueError(
                 f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
+            )
+        if self.explore.weights == "exact" and self.rollout.proposal_temperature != 1.0 and self.online:
+            raise ValueError(
+                "explore.weights=exact needs rollout.proposal_temperature=1.0, not "
+                f"{self.rollout.proposal_temperature}: set it, or choose explore.weights=bonus_only"
             )
         if isinstance(self.rollout, VllmRollout) and self.rollout.max_tokens >= self.rollout.max_model_len:
             raise ValueError("rollout.max_tokens must be below rollout.max_model_len, which counts the prompt too")

@@ -47,6 +47,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return {"multiplier": 0.5, "seconds_by_phase": {"fit": 1.25}, "rounds": config.rounds}
 
     monkeypatch.setattr(train, "runner", lambda config: run_recipe)
+    monkeypatch.setattr(train, "write_report", lambda config, run_dir: None)
     return calls
 
 

@@ -278,6 +278,7 @@ def test_reversed_bounds_of_the_multiplier_are_refused() -> None:
         (["algorithm=pd-dpo-fixed"], "needs dual.rule.kind=fixed"),
         (["dual.rule.kind=fixed"], "needs dual.first"),
         (["feedback.signal=unsafe_rate"], "limits a rate: dual.threshold=0.0 is not in (0, 1)"),
+        (["rollout.proposal_temperature=1.1"], "or choose explore.weights=bonus_only"),
         (["rollout.max_tokens=300"], "must be below rollout.max_model_len"),
     ],
 )
