@@ -81,8 +81,8 @@ class Evaluation:
 
     def _all_tables(self) -> dict[int, Array]:
         """Tables of all evaluated rounds; those of an earlier process come from the store."""
-        for entry in self._journal.phases():
-            if entry.phase == "evaluate" and entry.round not in self._tables:
+        for entry in self._journal.phases(like="evaluate"):
+            if entry.round not in self._tables:
                 self._tables[entry.round] = self._read(entry.payload)
         return self._tables
 

@@ -9,6 +9,11 @@ from pddpo_ray.config.tree import Config
 from pddpo_ray.evaluation import Evaluation, WorldView, off_support
 from pddpo_ray.journal import Journal
 
+WALL = "time/wall"
+"""Time from one round's end to the next one's, journal and all; before the first round in round 0."""
+START = "time/start"
+"""Time until the parts were up, over all processes that worked on the run."""
+
 
 def result_of(
     config: Config,
@@ -66,7 +71,7 @@ def _counts(journal: Journal) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(values.get(name, 0.0) for values in metrics.values())
 
-    seconds: dict[str, float] = {"start": metrics.get(0, {}).get("time/start", 0.0)}
+    seconds: dict[str, float] = {"start": metrics.get(0, {}).get(START, 0.0)}
     for entry in journal.phases():
         seconds[entry.phase] = seconds.get(entry.phase, 0.0) + entry.seconds
     purposes = ("cost", "candidate", "proposal", "baseline", "offline")
@@ -79,7 +84,7 @@ def _counts(journal: Journal) -> dict[str, Any]:
         "labels_used": safety + 2 * pairs,
         "labels_safety": safety,
         "labels_pairs": pairs,
-        "seconds": sum(seconds.values()),
+        "seconds": round(seconds["start"] + total(WALL), 3),
         "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": tokens / sampling if sampling else None,
         "sync_seconds": sum(syncs) / len(syncs) if syncs else None,

@@ -25,7 +25,7 @@ from pddpo_ray.config.tree import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluation import Evaluation
 from pddpo_ray.journal import Journal, JournalEvent
-from pddpo_ray.result import result_of
+from pddpo_ray.result import START, WALL, result_of
 
 logger = logging.getLogger("pddpo_ray.run")
 
@@ -115,7 +115,7 @@ def run_recipe(
         began = time.monotonic()
         backends = (make_backends or _in_process())(config, run_dir)
         try:
-            _add_seconds(journal, "time/start", time.monotonic() - began)
+            _add_seconds(journal, START, time.monotonic() - began)
             offline = _compare_offline(config, place, run_dir.name, backends, tell)
             evaluation = drive(config, journal, backends, tell)
             result = result_of(config, journal, backends.world, evaluation, offline)
@@ -131,14 +131,20 @@ def drive(
 ) -> Evaluation | None:
     """Runs the recipe's page over its parts. Returns the evaluation where the world is known."""
     page = PAGES[config.algorithm]
+    began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
+    _add_seconds(journal, WALL, time.monotonic() - began)
+    began = time.monotonic()
 
     def close_round(number: int) -> None:
+        nonlocal began
         if evaluation is not None and (every_round or number == config.rounds):
             evaluation.close_round(number)
+        now = time.monotonic()
         seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
-        journal.add_metrics(seconds)
+        journal.add_metrics({**seconds, WALL: now - began})
+        began = now
         metrics = journal.metrics().get(number, {})
         logger.info(round_line(journal.run_id, number, config.rounds, metrics))
         if parts.dual.message:
@@ -204,8 +210,7 @@ def round_line(run: str, number: int, total: int, metrics: Mapping[str, float]) 
         parts.append(f"cost {metrics['cost/estimate']:+.3f} [{low:+.3f}, {high:+.3f}]")
     if "exact/merit_policy" in metrics:
         parts.append(f"merit {metrics['exact/merit_policy']:.3f}, g {metrics['exact/g_policy']:+.3f}")
-    seconds = sum(value for name, value in metrics.items() if name.startswith("time/"))
-    return ", ".join([*parts, f"{seconds:.1f} s"])
+    return ", ".join([*parts, f"{metrics.get(WALL, 0.0):.1f} s"])
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ class Prompts:
 
     def _end(self) -> int:
         """Where the last journalled draw ended."""
-        draws = [entry.payload for entry in self._journal.phases() if entry.phase.startswith(f"{PHASE}-")]
+        draws = [entry.payload for entry in self._journal.phases(like=f"{PHASE}-%")]
         return max((draw["start"] + draw["count"] for draw in draws), default=0)
 
     def _at(self, position: int) -> Prompt:

@@ -80,6 +80,7 @@ class RolloutController:
         self._proven: dict[str, int] = {}
         self._published: set[int] = set()
         self._announced: set[tuple[int, int]] = set()
+        self._pool: dict[str, list[Response]] | None = None
 
     # --- delivery -----------------------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class RolloutController:
         """
         payload = self._journal.once("candidates", lambda: self._propose(prompts, policy))
         known = {response.id: response for response in self._journal.samples(self._journal.round, "candidate")}
-        known |= {response.id: response for response in self._journal.samples(0, "proposal")}
+        known |= {response.id: response for pool in self._proposals().values() for response in pool}
         return [
             CandidateSet(
                 prompt,
@@ -182,12 +183,9 @@ class RolloutController:
         """`count` answers per prompt out of the pool of proposals, without repetition within a round's set."""
         if not count:
             return [[] for _ in prompts]
-        by_prompt: dict[str, list[Response]] = {}
-        for response in self._journal.samples(0, "proposal"):
-            by_prompt.setdefault(response.prompt.id, []).append(response)
         chosen = []
         for index, prompt in enumerate(prompts):
-            pool = by_prompt.get(prompt.id, [])
+            pool = self._proposals().get(prompt.id, [])
             if len(pool) < count:
                 raise RunError(
                     f"the pool of proposals has {len(pool)} answers to prompt {prompt.id}, {count} are needed"
@@ -195,6 +193,14 @@ class RolloutController:
             draws = generator(self._seed, self._journal.round, "proposal", index)
             chosen.append([pool[place] for place in draws.choice(len(pool), count, replace=False)])
         return chosen
+
+    def _proposals(self) -> dict[str, list[Response]]:
+        """The pool of proposals by prompt; it does not change once it was drawn."""
+        if self._pool is None:
+            self._pool = {}
+            for response in self._journal.samples(0, "proposal"):
+                self._pool.setdefault(response.prompt.id, []).append(response)
+        return self._pool
 
     def _draw_and_add(
         self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding

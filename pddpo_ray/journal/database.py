@@ -10,11 +10,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
 
 from pddpo_ray.errors import UserError
 
-HEAD = "0001"
+HEAD = "0002"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -31,7 +30,7 @@ def open_database(url_or_path: str | Path) -> Engine:
     if url.get_backend_name() == "sqlite":
         if url.database and url.database != ":memory:":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
         _make_sqlite_durable(engine)
     else:
         engine = create_engine(url, pool_pre_ping=True)

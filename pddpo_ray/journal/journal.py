@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, update
+from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
@@ -157,7 +157,7 @@ class Journal:
         return payload
 
     def _finished_phase(self, phase: str) -> PhaseEntry | None:
-        found = [entry for entry in self.phases(self.round) if entry.phase == phase]
+        found = self.phases(self.round, phase)
         return found[0] if found else None
 
     # --- writers ------------------------------------------------------------------------------------------------
@@ -316,17 +316,23 @@ class Journal:
 
     def samples(self, round_: int | None = None, purpose: str | None = None) -> list[Response]:
         """Answers in the order in which they were added, of one round and purpose or of all."""
-        table, prompt = schema.sample, schema.prompt
-        query = (
-            select(table, prompt.c.token_ids.label("prompt_tokens"), prompt.c.text.label("prompt_text"))
-            .join(prompt, (prompt.c.run == table.c.run) & (prompt.c.id == table.c.prompt))
-            .where(table.c.run == self.run_id)
-            .order_by(table.c.round, table.c.purpose, table.c.position)
-        )
+        table = schema.sample
+        query = self._joined_samples().order_by(table.c.round, table.c.purpose, table.c.position)
         if round_ is not None:
             query = query.where(table.c.round == round_)
         if purpose is not None:
             query = query.where(table.c.purpose == purpose)
+        return self._responses(query)
+
+    def _joined_samples(self) -> Select[Any]:
+        table, prompt = schema.sample, schema.prompt
+        return (
+            select(table, prompt.c.token_ids.label("prompt_tokens"), prompt.c.text.label("prompt_text"))
+            .join(prompt, (prompt.c.run == table.c.run) & (prompt.c.id == table.c.prompt))
+            .where(table.c.run == self.run_id)
+        )
+
+    def _responses(self, query: Select[Any]) -> list[Response]:
         seen: dict[str, Prompt] = {}
         found = []
         for row in self._read(query):
@@ -351,8 +357,16 @@ class Journal:
 
     def pair_questions(self, round_: int | None = None) -> list[Pair]:
         """Pairs in the order in which they were chosen, labelled or not."""
-        answers = {response.id: response for response in self.samples()}
         query = self._of_run(schema.pair, round_).order_by(schema.pair.c.round, schema.pair.c.position)
+        # Only the answers that the pairs name: a run has many times more.
+        sides = [
+            select(side).where(
+                schema.pair.c.run == self.run_id, *([] if round_ is None else [schema.pair.c.round == round_])
+            )
+            for side in (schema.pair.c.first, schema.pair.c.second)
+        ]
+        named = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
+        answers = {response.id: response for response in self._responses(named)}
         return [Pair(row.id, answers[row.first], answers[row.second]) for row in self._read(query)]
 
     def pairs(self, round_: int | None = None) -> list[PairEntry]:
@@ -415,10 +429,12 @@ class Journal:
             found.setdefault(row.round, {})[row.name] = math.nan if row.value is None else row.value
         return found
 
-    def phases(self, round_: int | None = None) -> list[PhaseEntry]:
-        """Finished phases in the order in which they ended."""
+    def phases(self, round_: int | None = None, like: str = "%") -> list[PhaseEntry]:
+        """Finished phases in the order in which they ended; `like` is a pattern of their names (`prompts-%`)."""
         table = schema.phase
         query = self._of_run(table, round_).order_by(table.c.round, table.c.finished_ms, table.c.started_ms)
+        if like != "%":
+            query = query.where(table.c.phase.like(like))
         return [
             PhaseEntry(row.round, row.phase, row.started_ms, row.finished_ms, row.payload) for row in self._read(query)
         ]

@@ -1,0 +1,206 @@
+"""Tables of the annotation queue, in the same database as the journal. Times are UTC milliseconds.
+
+`answer`, `withdrawal`, `snapshot` and `audit_event` are append-only, held by triggers. Who counts is a row of `seat`:
+its keys make "at most `needed` people, all distinct" a rule of the database and not only of the program.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from pddpo_ray.journal.schema import metadata
+
+annotator = Table(
+    "annotator",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("handle", String(100), nullable=False, unique=True),
+    Column("role", String(20), nullable=False),
+    Column("token_sha256", String(64), nullable=False, unique=True),
+    Column("token_prefix", String(20), nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("sees_harmful", Boolean, nullable=False),
+    Column("daily_cap", Integer, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+)
+"""People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
+
+login = Table(
+    "login",
+    metadata,
+    Column("id_sha256", String(64), primary_key=True),
+    Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("revoked_ms", BigInteger),
+)
+
+campaign = Table(
+    "campaign",
+    metadata,
+    Column("run", String(200), ForeignKey("run.id"), primary_key=True),
+    Column("paused", Boolean, nullable=False),
+)
+
+guideline = Table(
+    "guideline",
+    metadata,
+    Column("run", String(200), ForeignKey("run.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("markdown", Text, nullable=False),
+    Column("by", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+question_round = Table(
+    "question_round",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run", String(200), ForeignKey("run.id"), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("purpose", String(100), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("labels_each", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("opened_ms", BigInteger, nullable=False),
+    Column("deadline_ms", BigInteger),
+    Column("state", String(20), nullable=False),
+    Column("content_sha256", String(64), nullable=False),
+    UniqueConstraint("run", "round", "purpose", name="uq_question_round_purpose"),
+    Index("ix_question_round_state", "run", "state"),
+)
+"""One batch of questions of a round of the run. `state` is open, frozen or cancelled."""
+
+task = Table(
+    "task",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("question_round", String(64), ForeignKey("question_round.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("item", String(200), nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("first", Text, nullable=False),
+    Column("second", Text),
+    Column("provenance", JSON, nullable=False),
+    Column("risk", Float, nullable=False),
+    Column("priority", Float, nullable=False),
+    Column("gold", JSON(none_as_null=True)),
+    Column("needed", Integer, nullable=False),
+    Column("seats", Integer, nullable=False),
+    Column("leased", Integer, nullable=False),
+    Column("refusals", Integer, nullable=False),
+    Column("state", String(20), nullable=False),
+    UniqueConstraint("question_round", "position", name="uq_task_position"),
+    UniqueConstraint("id", "needed", name="uq_task_needed"),
+    CheckConstraint("seats >= 0 AND leased >= 0 AND seats + leased <= needed", name="ck_task_capacity"),
+    Index("ix_task_state", "question_round", "state"),
+)
+"""One question. `seats` and `leased` count rows of the tables below; `state` is open, satisfied or blocked."""
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("task", String(64), ForeignKey("task.id"), nullable=False),
+    Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("leased_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("swap", Boolean, nullable=False),
+    Column("guideline", Integer, nullable=False),
+    UniqueConstraint("task", "annotator", name="uq_lease_person"),
+    Index("ix_lease_expiry", "state", "expires_ms"),
+    Index("ix_lease_annotator", "annotator", "state"),
+)
+"""A question in one person's hands, in one screen order. `state` is leased, expired, released or answered."""
+
+answer = Table(
+    "answer",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("key", String(64), nullable=False, unique=True),
+    Column("lease", String(64), ForeignKey("lease.id"), nullable=False),
+    Column("task", String(64), ForeignKey("task.id"), nullable=False),
+    Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("given", JSON, nullable=False),
+    Column("reason", String(40), nullable=False),
+    Column("note", Text, nullable=False),
+    Column("ms_spent", BigInteger, nullable=False),
+    Column("revealed", Boolean, nullable=False),
+    Column("outcome", String(20), nullable=False),
+    Column("late", Boolean, nullable=False),
+    Column("guideline", Integer, nullable=False),
+    Column("swap", Boolean, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_answer_task", "task"),
+    Index("ix_answer_annotator", "annotator", "at_ms"),
+)
+"""Everything a person said, never changed: `kind` is label, abstain, skip or flag; sides are first and second, not
+left and right. `outcome` is what was decided then: counted, surplus or refused; a row of `seat` says who counts now."""
+
+seat = Table(
+    "seat",
+    metadata,
+    Column("task", String(64), primary_key=True),
+    Column("place", Integer, primary_key=True),
+    Column("needed", Integer, nullable=False),
+    Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
+    Column("answer", Integer, ForeignKey("answer.seq"), nullable=False, unique=True),
+    ForeignKeyConstraint(["task", "needed"], ["task.id", "task.needed"], name="fk_seat_task_needed"),
+    UniqueConstraint("task", "annotator", name="uq_seat_person"),
+    CheckConstraint("place >= 0 AND place < needed", name="ck_seat_place"),
+)
+
+withdrawal = Table(
+    "withdrawal",
+    metadata,
+    Column("answer", Integer, ForeignKey("answer.seq"), primary_key=True),
+    Column("by", String(64), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+"""Answers taken back: `kind` is undo (by the person) or void (by an admin)."""
+
+snapshot = Table(
+    "snapshot",
+    metadata,
+    Column("question_round", String(64), ForeignKey("question_round.id"), primary_key=True),
+    Column("content", JSON, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+"""What a frozen round decided: the only thing that the trainer reads."""
+
+audit_event = Table(
+    "audit_event",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("action", String(60), nullable=False),
+    Column("object", String(200), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("previous", String(64), nullable=False, unique=True),
+    Column("sha256", String(64), nullable=False),
+)
+"""Who changed people, guidelines, rounds and labels. Each row hashes the one before, so a gap shows."""
+
+APPEND_ONLY = ("answer", "withdrawal", "snapshot", "audit_event")
