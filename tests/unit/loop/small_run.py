@@ -1,0 +1,47 @@
+"""A tabular run of seconds, and the story of a run: everything that must not depend on how often it was broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.journal import Journal
+from pddpo_ray.run import JOURNAL, run_recipe
+
+SMALL = (
+    "rollout.candidates=4",
+    "rollout.canaries=2",
+    "feedback.responses=10",
+    "feedback.labels_each=4",
+    "explore.prompts=6",
+    "explore.calibration=16",
+    "offline.pairs=40",
+)
+
+
+def small(*overrides: str, rounds: int = 2) -> Config:
+    return load("tabular", [*SMALL, f"rounds={rounds}", *overrides])
+
+
+def story(run_dir: Path, run_id: str | None = None) -> dict[str, Any]:
+    """Prompts, versions, samples, labels and the multiplier's trace of a finished run."""
+    with Journal.open(run_dir / JOURNAL, run_id or run_dir.name) as journal:
+        return {
+            "prompts": [(e.round, e.phase, e.payload) for e in journal.phases(like="prompts-%")],
+            "versions": [(e.version, e.round, e.stage, e.base, e.multiplier) for e in journal.versions()],
+            "samples": journal.samples(),
+            "safety": journal.safety(),
+            "pairs": journal.pairs(),
+            "dual": journal.dual_steps(),
+            "exact": [
+                {name: value for name, value in values.items() if name.startswith(("exact/", "explore/", "dual/"))}
+                for values in journal.metrics().values()
+            ],
+        }
+
+
+def finish(config: Config, run_dir: Path, **options: Any) -> dict[str, Any]:
+    """Runs to the end and returns the story."""
+    run_recipe(config, run_dir, **options)
+    return story(run_dir)

@@ -1,0 +1,158 @@
+"""Whole runs in one process on the trap world: results, methods, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.run import JOURNAL, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
+from pddpo_ray.worlds.tabular import trap_world
+from tests.unit.loop.small_run import finish, small, story
+
+RESULT_KEYS = {
+    "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last", "f_optimum",
+    "g_optimum", "multiplier", "multiplier_optimum", "merit_offline", "merit_covered_only", "merit_last",
+    "off_support_last", "slope_reward", "slope_cost", "rounds", "labels_used", "seconds", "seconds_by_phase",
+    "tokens_per_second", "sync_seconds", "weights_proven",
+}  # fmt: skip
+
+
+def test_a_result_has_every_promised_key_and_agrees_with_the_oracle(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    result = run_recipe(small("offline.compare_rounds=2"), tmp_path / "run", progress=heard.append)
+    assert set(result) >= RESULT_KEYS
+    assert json.loads((tmp_path / "run" / RESULT).read_text()) == result
+    oracle = trap_world().oracle
+    assert result["f_optimum"] == oracle.optimum.f
+    assert result["multiplier_optimum"] == oracle.optimum.multiplier
+    assert result["f_reference"] == pytest.approx(oracle.f(oracle.reference), abs=1e-15)
+    assert result["merit_covered_only"] == pytest.approx(0.464, abs=1e-3)
+    assert result["merit_last"] == pytest.approx(oracle.merit_of(result["f_last"], result["g_last"]), abs=1e-12)
+    # 2 rounds x 10 answers x 4 labels, and two labels for each of 40 + 2 x 6 pairs
+    assert result["labels_safety"] == 80
+    assert result["labels_used"] == 80 + 2 * result["labels_pairs"]
+    assert result["labels_pairs"] <= 52
+    assert result["rounds"] == 2
+    assert result["weights_proven"] is True
+    assert isinstance(heard[0], RunStarted)
+    assert [event.round for event in heard if isinstance(event, RoundFinished) and event.run == "run"] == [1, 2]
+    assert heard[-1] == RunFinished("run", result)
+
+
+def test_the_mixtures_cost_is_the_mean_of_the_rounds_and_f_is_at_least_theirs(tmp_path: Path) -> None:
+    result = run_recipe(small(rounds=3), tmp_path / "run")
+    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+        rounds = [values for number, values in journal.metrics().items() if number > 0]
+    costs = [values["exact/g_policy"] for values in rounds]
+    assert result["g_mixture"] == pytest.approx(sum(costs) / 3, abs=1e-12)
+    assert result["f_mixture"] >= sum(values["exact/f_policy"] for values in rounds) / 3 - 1e-12
+
+
+def test_every_step_of_the_multiplier_is_the_projected_one(tmp_path: Path) -> None:
+    """eta = first / ((C + |d|) sqrt(K)) with first = rho, C = 2, d = 0, K = 3, no cap."""
+    config = small("dual.rule={kind: projected, curvature_cap: false}", rounds=3)
+    steps = finish(config, tmp_path / "run")["dual"]
+    rho = trap_world().oracle.rho
+    expected = rho
+    for step in steps:
+        assert step.multiplier_before == expected
+        expected = min(max(expected + rho / (2 * math.sqrt(3)) * step.estimate.value, 0.0), 2 * rho)
+        assert step.multiplier_after == pytest.approx(expected, abs=1e-15)
+        expected = step.multiplier_after
+    assert len(steps) == 3
+
+
+def test_the_number_of_engines_changes_nothing(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from pddpo_ray.backends import Backends
+    from pddpo_ray.config import Config
+    from pddpo_ray.in_process import make_backends
+    from pddpo_ray.worlds.tabular_parts import TabularEngine
+
+    def three_engines(config: Config, run_dir: Path) -> Backends:
+        backends = make_backends(config, run_dir)
+        engines = [TabularEngine(trap_world(), backends.store, f"tabular-{place}") for place in range(3)]
+        return replace(backends, engines=engines)
+
+    config = small("feedback.responses=100")
+    one = finish(config, tmp_path / "one" / "run")
+    three = finish(config, tmp_path / "three" / "run", make_backends=three_engines)
+    assert one == three
+    with Journal.open(tmp_path / "three" / "run" / JOURNAL, "run") as journal:
+        assert {entry.delivery.engine for entry in journal.deliveries()} == {f"tabular-{place}" for place in range(3)}
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    assert finish(small(), tmp_path / "a" / "run") != finish(small("seed=1"), tmp_path / "b" / "run")
+
+
+def test_a_policy_is_the_reward_policy_itself_below_the_skipping_multiplier(tmp_path: Path) -> None:
+    config = small("dual.first=0.005", "dual.rule={kind: fixed}", "dual.skip_below=0.01")
+    versions = finish(config, tmp_path / "run")["versions"]
+    by_name = {version.name: version for version, *_ in versions}
+    assert by_name["policy-1"].sha256 == by_name["reward-1"].sha256
+    assert [version.number for version, *_ in versions] == [0, 1, 2, 3, 4]
+
+
+def test_a_fixed_multiplier_never_moves_and_its_cost_is_still_estimated(tmp_path: Path) -> None:
+    config = small("algorithm=pd-dpo-fixed", "dual.first=0.2", "dual.rule={kind: fixed}")
+    steps = finish(config, tmp_path / "run")["dual"]
+    assert [(step.multiplier_before, step.multiplier_after) for step in steps] == [(0.2, 0.2)] * 2
+    assert all(step.estimate.responses == 10 for step in steps)
+
+
+def test_warm_up_rounds_leave_the_multiplier_where_it_is(tmp_path: Path) -> None:
+    steps = finish(small("dual.warmup_rounds=2", rounds=3), tmp_path / "run")["dual"]
+    assert [step.multiplier_after == step.multiplier_before for step in steps] == [True, True, False]
+
+
+def test_offline_pd_dpo_fits_the_reward_once_and_adds_no_pairs(tmp_path: Path) -> None:
+    told = finish(small("algorithm=pd-dpo"), tmp_path / "run")
+    assert [version.name for version, *_ in told["versions"]] == ["reference", "reward-0", "policy-1", "policy-2"]
+    assert {entry.round for entry in told["pairs"]} == {0}
+
+
+def test_the_bonus_in_the_loss_makes_another_policy_than_split_roles(tmp_path: Path) -> None:
+    """On the first round's identical pairs: the bonus alone is the difference."""
+    split = finish(small(rounds=1), tmp_path / "a" / "run")
+    paper = finish(small("algorithm=o-pd-dpo-paper", rounds=1), tmp_path / "b" / "run")
+    assert [entry.labelled for entry in split["pairs"] if entry.round == 0] == [
+        entry.labelled for entry in paper["pairs"] if entry.round == 0
+    ]
+    assert split["versions"][1][0].sha256 != paper["versions"][1][0].sha256
+
+
+def test_a_used_folder_a_missing_run_and_another_recipe_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no run in .* to resume"):
+        run_recipe(small(), tmp_path / "run", resume=True)
+    before = finish(small(), tmp_path / "run")
+    with pytest.raises(UserError, match="holds a run already"):
+        run_recipe(small(), tmp_path / "run")
+    with pytest.raises(UserError, match=r"beta is 0\.1 there and 0\.2 here"):
+        run_recipe(small("beta=0.2"), tmp_path / "run", resume=True)
+    assert finish(small(), tmp_path / "run", resume=True) == before == story(tmp_path / "run")
+
+
+def test_exact_weights_want_a_proposal_at_temperature_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rollout.proposal_temperature=1.0, not 1.3"):
+        run_recipe(small("rollout.proposal_temperature=1.3"), tmp_path / "run")
+
+
+def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    finish(small(rounds=1), tmp_path / "run")
+    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+        shards = [entry.payload for entry in journal.phases(like="preferences")]
+    assert shards[0]["reward"] == 40
+    with pa.OSFile(str(tmp_path / "run" / "artifacts" / shards[0]["path"] / "cost.arrow")) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    assert table.num_rows == 40
+    assert set(table.column_names) >= {"prompt", "chosen", "rejected", "chosen_ids", "round", "weight"}
