@@ -6,7 +6,7 @@ import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -14,7 +14,13 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
 
-Runner = Callable[..., dict[str, Any]]
+
+class Runner(Protocol):
+    """Runs a recipe to its end: `pddpo_ray.run.run_recipe` in this process, `actors.launch.run_recipe` on Ray."""
+
+    def __call__(
+        self, config: Config, run_dir: Path, *, resume: bool, progress: Callable[[Any], None]
+    ) -> dict[str, Any]: ...
 
 
 def train(
@@ -36,7 +42,7 @@ def train(
         return
     run_dir = run_folder(recipe, run, resume=resume)
     check_resources(config)
-    result = runner(config)(config, run_dir, resume=resume)
+    result = execute(config, run_dir, resume=resume, quiet=as_json)
     page = write_report(config, run_dir)
     if as_json:
         print_json({"run": str(run_dir), **result})
@@ -78,6 +84,16 @@ def runner(config: Config) -> Runner:
     module = "actors.launch" if config.cluster.mode == "ray" else "pddpo_ray.run"
     run_recipe: Runner = importlib.import_module(module).run_recipe
     return run_recipe
+
+
+def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
+    """Run the recipe under the eyes of the progress display and TensorBoard. `quiet` keeps stdout for the result."""
+    from rich.console import Console
+
+    from pddpo_ray.report.watch import watching
+
+    with watching(run_dir, tensorboard=config.report.tensorboard, console=Console(stderr=quiet)) as progress:
+        return runner(config)(config, run_dir, resume=resume, progress=progress)
 
 
 def write_report(config: Config, run_dir: Path) -> Path | None:

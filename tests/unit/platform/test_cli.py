@@ -42,7 +42,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for the loop, whose own tests run it for real; notes what it was asked to do."""
     calls: list[dict[str, Any]] = []
 
-    def run_recipe(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+    def run_recipe(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         calls.append({"config": config, "run_dir": run_dir, "resume": resume})
         return {"multiplier": 0.5, "seconds_by_phase": {"fit": 1.25}, "rounds": config.rounds}
 
@@ -101,7 +101,7 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    def fail(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+    def fail(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         raise error("what is wrong; what to do")
 
     monkeypatch.setattr(train, "runner", lambda config: fail)
@@ -142,7 +142,7 @@ def test_mistakes_of_the_user_end_with_code_2(
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken(config: Any, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+    def broken(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         raise ZeroDivisionError
 
     monkeypatch.setattr(train, "runner", lambda config: broken)
@@ -279,3 +279,35 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m pddpo_ray recipes text-world | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.stderr == ""
+
+
+# --- the real thing, small -------------------------------------------------------------------------------------------
+
+
+def test_a_tabular_run_from_the_command_line_to_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", "tabular", "rounds=2", "feedback.responses=8", "explore.prompts=4", "--run", str(folder)]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["rounds"] == 2
+    assert {key: result[key] for key in ("f_last", "multiplier")} == {
+        key: json.loads((folder / "result.json").read_text())[key] for key in ("f_last", "multiplier")
+    }
+    assert err.count("round 1/2") == 1
+    assert err.count("round 2/2") == 1
+    assert (folder / "report.html").is_file()
+    assert list((folder / "tensorboard").iterdir())
+    code, out, _ = run(capsys, "report", str(folder))
+    assert (code, out) == (0, f"report: {folder / 'report.html'}\n")
+
+
+def test_the_run_folder_of_another_recipe_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = ["rounds=1", "feedback.responses=8", "explore.prompts=4", "--run", str(folder)]
+    assert run(capsys, "train", "tabular", *small)[0] == 0
+    code, out, err = run(capsys, "train", "tabular", "beta=0.3", *small, "--resume")
+    assert (code, out) == (2, "")
+    assert err.startswith("pddpo: ")
+    assert err.count("\n") == 1
+    assert "recipe" in err
