@@ -105,15 +105,9 @@ def fit_plan(config: tree.Config) -> FitPlan:
 def proposal_of(config: tree.Config, prompts: int) -> Proposal:
     """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
 
-    The pool of proposals doubles as the calibration set of the features. Raises UserError where exact weights meet a
-    proposal whose probabilities are not those of the reference.
+    The pool of proposals doubles as the calibration set of the features.
     """
     explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
-    if explores and config.explore.weights == "exact" and config.rollout.proposal_temperature != 1.0:
-        raise UserError(
-            f"explore.weights=exact needs rollout.proposal_temperature=1.0, not {config.rollout.proposal_temperature}:"
-            " set it, or choose explore.weights=bonus_only"
-        )
     candidates = config.rollout.candidates
     pool = max(candidates, math.ceil(config.explore.calibration / prompts))
     share = 0.5 if explores else 0.0

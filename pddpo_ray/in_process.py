@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +56,15 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         prior=world.oracle.prior.tolist(),
         offline=offline,
         whiten=False,
-        world=tabular_view(world, store),
+        world=tabular_view(world, store, config),
     )
 
 
-def tabular_view(world: TabularWorld, store: ArtifactStore) -> WorldView:
-    """Evaluation reads a policy's table from its artifact."""
+def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
+    """Evaluation reads a policy's table from its artifact. The recipe's limit and beta define the problem."""
 
     def table(policy: PolicyVersion) -> Array:
         return np.exp(store.read_tensors(policy.path, policy.sha256)["log_probs"])
 
-    return WorldView(world.oracle, table, world.covered)
+    oracle = replace(world.oracle, beta=config.beta, threshold=config.dual.threshold)
+    return WorldView(oracle, table, world.covered)

@@ -140,11 +140,6 @@ def test_a_used_folder_a_missing_run_and_another_recipe_are_refused(tmp_path: Pa
     assert finish(small(), tmp_path / "run", resume=True) == before == story(tmp_path / "run")
 
 
-def test_exact_weights_want_a_proposal_at_temperature_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"rollout.proposal_temperature=1.0, not 1.3"):
-        run_recipe(small("rollout.proposal_temperature=1.3"), tmp_path / "run")
-
-
 def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> None:
     import pyarrow as pa
 

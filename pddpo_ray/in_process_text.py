@@ -1,0 +1,72 @@
+"""Backends of the text world in this process: the same trainer and engines that Ray's workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.backends import Backends
+from pddpo_ray.config.tree import Config, TransformersRollout, VllmRollout
+from pddpo_ray.parts import RolloutEngine, TrainerBackend
+from pddpo_ray.records import Decoding, PolicyVersion
+from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.text_world import PreparedTextWorld, prepare_text_world
+
+
+def text_backends(config: Config, store: ArtifactStore) -> Backends:
+    """Trainer, engine, labels and truth of a text world."""
+    import torch
+
+    from pddpo_ray.training.local import load_trainer, store_reference
+
+    torch.set_num_threads(config.trainer.threads)
+    prepared = prepare_text_world(config)
+    reference = store_reference(store, prepared.reference_folder)
+    trainer = load_trainer(prepared.reference_folder, store, reference, config.model.dtype)
+    return text_world_backends(config, store, prepared, reference, trainer, [_engine(config, prepared, store)])
+
+
+def text_world_backends(
+    config: Config,
+    store: ArtifactStore,
+    prepared: PreparedTextWorld,
+    reference: PolicyVersion,
+    trainer: TrainerBackend,
+    engines: Sequence[RolloutEngine],
+) -> Backends:
+    """What a run on the text world needs besides a trainer and engines, which may live anywhere."""
+    explore = config.explore
+    return Backends(
+        store=store,
+        trainer=trainer,
+        engines=engines,
+        labeller=prepared.labeller(),
+        prompts=prepared.world.prompts,
+        reference=reference,
+        baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
+        canaries=prepared.canaries(config.rollout.canaries),
+        tokenizer=tokenizer_fingerprint(prepared.reference_folder),
+        world=prepared.view(store),
+    )
+
+
+def _engine(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> RolloutEngine:
+    rollout = config.rollout
+    if isinstance(rollout, VllmRollout):
+        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+
+        prepare_process(rollout.threads)
+        settings = VllmSettings(
+            dtype=config.model.dtype,
+            max_model_len=rollout.max_model_len,
+            max_sequences=rollout.max_sequences,
+            kv_cache_gib=rollout.kv_cache_gib,
+            gpu_memory=rollout.gpu_memory,
+        )
+        return VllmEngine("vllm-0", prepared.reference_folder, store, settings)
+    from pddpo_ray.rollout.transformers_engine import TransformersEngine
+
+    assert isinstance(rollout, TransformersRollout)
+    return TransformersEngine(
+        "transformers-0", prepared.reference_folder, store, dtype=config.model.dtype, batch_size=rollout.batch
+    )
