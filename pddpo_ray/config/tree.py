@@ -25,17 +25,17 @@ class Strict(BaseModel):
 class TextReferenceConfig(Strict):
     """Size and pre-training of the text world's reference model."""
 
-    hidden: int = Field(96, ge=32, multiple_of=8)
+    hidden: int = Field(64, ge=32, multiple_of=8)
     """Width of the model."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(2, ge=1)
     """Number of layers."""
-    heads: int = Field(3, ge=1)
+    heads: int = Field(2, ge=1)
     """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
-    intermediate: int = Field(192, ge=32)
+    intermediate: int = Field(128, ge=32)
     """Width inside the feed-forward blocks."""
-    steps: int = Field(400, ge=1)
+    steps: int = Field(240, ge=1)
     """Optimiser steps of the pre-training."""
-    batch: int = Field(96, ge=1)
+    batch: int = Field(64, ge=1)
     """Sentences per step."""
     learning_rate: float = Field(4e-3, gt=0)
     """Peak learning rate."""

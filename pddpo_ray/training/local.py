@@ -20,8 +20,9 @@ from pddpo_ray.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
 from pddpo_ray.parts import FitCommand, FitResult, Start
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.training.batches import Text, texts_of
+from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
-from pddpo_ray.training.log_probs import Support, mean_hidden, score_texts, support_of_texts
+from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, score_texts, support_of_texts
 
 Array = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
@@ -195,3 +196,19 @@ def store_reference(store: ArtifactStore, folder: Path) -> PolicyVersion:
 
     path, sha256 = store.write_tensors("reference", weights, fill=fill)
     return PolicyVersion(0, "reference", sha256, path)
+
+
+def load_trainer(
+    folder: Path,
+    store: ArtifactStore,
+    reference: PolicyVersion,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> LocalTrainer:
+    """A trainer of this process for the model in `folder`, on a GPU where there is one."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    return LocalTrainer(TorchEngine(ResponseScorer(model)), store, reference, progress)
