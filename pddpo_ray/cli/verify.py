@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +29,9 @@ def verify(
         raise UserError("--method and --rounds select a run on a world: add --world FILE")
     if world is not None and not world.is_file():
         raise UserError(f"--world {world} does not exist; give the path of a world file (JSON)")
-    from pddpo_ray.verify.command import main
+    from pddpo_ray.verify.command import VerifyOptions, main
 
-    raise typer.Exit(
-        main(world=world, method=method, rounds=rounds, seed=seed, full=full, out=out.absolute(), as_json=as_json)
-    )
+    chosen = VerifyOptions(seed=seed, json=as_json, full=full, out=str(out))
+    if world is not None:
+        chosen = replace(chosen, world=str(world), method=method or chosen.method, rounds=rounds or chosen.rounds)
+    raise typer.Exit(main(chosen))

@@ -311,3 +311,47 @@ def test_the_run_folder_of_another_recipe_is_refused(capsys: pytest.CaptureFixtu
     assert err.startswith("pddpo: ")
     assert err.count("\n") == 1
     assert "recipe" in err
+
+
+def test_verify_runs_one_method_on_a_world_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    world = {
+        "prior": [1.0],
+        "reference": [[0.4, 0.3, 0.3]],
+        "baseline": [[0.6, 0.4, 0.0]],
+        "reward": [[0.0, 1.0, 1.5]],
+        "cost": [[-1.0, 1.0, 0.5]],
+        "beta": 0.5,
+        "reward_max": 2.0,
+        "cost_max": 2.0,
+        "threshold": 0.0,
+        "offline": {"covered": [[True, True, False]], "pairs": 20},
+    }
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(world))
+    code, out, _ = run(capsys, "verify", "--world", str(path), "--rounds", "2", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert {"f_optimum", "multiplier_optimum", "rho"} <= result.keys()
+    assert len(result["rounds"]) == 2
+    keys = {"multiplier", "cost_estimate", "f_policy", "g_policy", "f_mixture", "g_mixture"}
+    assert all(keys <= row.keys() for row in result["rounds"])
+    code, _, err = run(capsys, "verify", "--world", str(path), "--method", "ppo")
+    assert code == 2
+    assert "ppo" in err
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_verify_hands_on_whether_every_check_held(
+    code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from pddpo_ray.verify import command
+
+    asked: list[command.VerifyOptions] = []
+
+    def checks(chosen: command.VerifyOptions) -> int:
+        asked.append(chosen)
+        return code
+
+    monkeypatch.setattr(command, "main", checks)
+    assert run(capsys, "verify", "--full", "--out", str(tmp_path), "--seed", "3")[0] == code
+    assert asked == [command.VerifyOptions(seed=3, full=True, out=str(tmp_path))]
