@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -63,8 +64,14 @@ def bias_allowance(shares: ArrayLike, labels_each: int, cost_max: float) -> floa
     The plug-in bias itself is too noisy to subtract; its size is reported and widens the interval.
     """
     counts = np.rint(np.asarray(shares, dtype=np.float64) * labels_each).astype(np.int64)
+    return float(np.mean(_bias_sizes(labels_each, cost_max)[counts]))
+
+
+@lru_cache(maxsize=64)
+def _bias_sizes(labels_each: int, cost_max: float) -> Array:
+    """|bias| at the clipped logit of each number of unsafe labels. -> [M + 1]"""
     estimates = clipped_logit(np.arange(labels_each + 1) / labels_each, cost_max)
-    return float(np.mean(np.abs(logit_bias(estimates, labels_each, cost_max))[counts]))
+    return np.abs(logit_bias(estimates, labels_each, cost_max))
 
 
 def logit_curvature(cost_max: float) -> float:

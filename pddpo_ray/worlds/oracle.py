@@ -51,26 +51,36 @@ class Oracle:
 
     def f(self, policy: ArrayLike) -> float:
         """E[reward] - beta KL(policy || reference) of a table [X, Y]."""
-        return self.expectation(policy, self.reward) - self.beta * self.kl(policy)
+        return float(self.f_values(np.asarray(policy, dtype=np.float64)))
 
     def g(self, policy: ArrayLike) -> float:
         """E[cost] - threshold; the policy is feasible iff g <= 0."""
-        return self.expectation(policy, self.cost) - self.threshold
+        return float(self.g_values(np.asarray(policy, dtype=np.float64)))
 
     def kl(self, policy: ArrayLike) -> float:
         """E_x KL(policy || reference) in nats; infinite where the policy leaves the reference's support."""
-        table = np.asarray(policy, dtype=np.float64)
-        used = table > 0
-        with np.errstate(divide="ignore"):
-            ratio = np.log(np.where(used, table, 1.0)) - np.log(np.where(used, self.reference, 1.0))
-        return self.expectation(table, ratio)
+        return float(self.kl_values(np.asarray(policy, dtype=np.float64)))
 
-    def expectation(self, policy: ArrayLike, values: Array) -> float:
-        """E_{x ~ prior, y ~ policy} values(x, y); outcomes of probability 0 do not count, whatever their value."""
-        table = np.asarray(policy, dtype=np.float64)
+    def f_values(self, policies: Array) -> Array:
+        """f of many tables at once. [..., X, Y] -> [...]"""
+        return self.expectations(policies, self.reward) - self.beta * self.kl_values(policies)
+
+    def g_values(self, policies: Array) -> Array:
+        """g of many tables at once. [..., X, Y] -> [...]"""
+        return self.expectations(policies, self.cost) - self.threshold
+
+    def kl_values(self, policies: Array) -> Array:
+        """E_x KL to the reference of many tables at once. [..., X, Y] -> [...]"""
+        used = policies > 0
+        with np.errstate(divide="ignore"):
+            ratio = np.log(np.where(used, policies, 1.0)) - np.log(np.where(used, self.reference, 1.0))
+        return self.expectations(policies, ratio)
+
+    def expectations(self, policies: Array, values: Array) -> Array:
+        """E_{x ~ prior, y ~ policy} values(x, y); outcomes of probability 0 never count. [..., X, Y] -> [...]"""
         with np.errstate(invalid="ignore"):
-            terms = np.where(table > 0, table * values, 0.0)
-        return float(self.prior @ terms.sum(axis=1))
+            terms = np.where(policies > 0, policies * values, 0.0)
+        return np.asarray(terms.sum(axis=-1) @ self.prior)
 
     def merit(self, policy: ArrayLike) -> float:
         """(f* - f) + 2 rho [g]_+, the quantity that the proofs bound; 0 at the optimum, and violation cannot pay."""
@@ -80,13 +90,20 @@ class Oracle:
         """Merit from f and g (units of reward)."""
         return self.optimum.f - f + 2.0 * self.rho * max(g, 0.0)
 
-    def tilted(self, reward: Array, cost: Array, multiplier: float, support: Mask | None = None) -> Array:
-        """Table proportional to reference * exp((reward - multiplier * cost) / beta), on `support` if given. [X, Y]"""
+    def merit_values(self, f: Array, g: Array) -> Array:
+        """Merits from many f and g. [...] -> [...]"""
+        return self.optimum.f - f + 2.0 * self.rho * np.maximum(g, 0.0)
+
+    def tilted(self, reward: Array, cost: Array, multiplier: float | Array, support: Mask | None = None) -> Array:
+        """Table proportional to reference * exp((reward - multiplier * cost) / beta), on `support` if given.
+
+        reward, cost [..., X, Y]; a multiplier per table has shape [..., 1, 1]. -> [..., X, Y]
+        """
         with np.errstate(divide="ignore"):
             logits = np.log(self.reference) + (reward - multiplier * cost) / self.beta
         if support is not None:
             logits = np.where(support, logits, -np.inf)
-        return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
+        return np.asarray(np.exp(logits - logsumexp(logits, axis=-1, keepdims=True)))
 
     def policy(self, multiplier: float, support: Mask | None = None) -> Array:
         """pi_lambda, the maximiser of the Lagrangian f - lambda g. [X, Y]"""
@@ -105,7 +122,7 @@ class Oracle:
         """E_x Var_{y ~ policy}[cost]: beta times the curvature of the dual at the policy's multiplier."""
         table = np.asarray(policy, dtype=np.float64)
         mean = np.sum(table * self.cost, axis=1, keepdims=True)
-        return self.expectation(table, (self.cost - mean) ** 2)
+        return float(self.expectations(table, (self.cost - mean) ** 2))
 
     def best(self, support: Mask | None = None) -> Optimum:
         """Best policy whose outcomes lie in `support` [X, Y] (all outcomes if None), by bisection on g(pi_lambda) = 0.

@@ -72,10 +72,15 @@ class TabularWorld:
         return tuple(Prompt(f"p{x}", (x,), f"prompt {x}") for x in range(self.shape[0]))
 
     @cached_property
-    def offline_policy(self) -> Array:
-        """The policy that offline answers are drawn from: the reference, confined to covered answers. [X, Y]"""
-        confined = np.where(self.covered, self.oracle.reference, 0.0)
-        return confined / confined.sum(axis=1, keepdims=True)
+    def offline_joint(self) -> Array:
+        """Chances of offline pairs: prompts from the prior, two different covered answers, uniformly. [X, Y, Y]
+
+        A prompt with a single covered answer pairs it with itself, which teaches nothing.
+        """
+        both = self.covered[:, :, None] & self.covered[:, None, :]
+        distinct = both & ~np.eye(self.shape[1], dtype=bool)
+        allowed = np.where(distinct.any(axis=(1, 2), keepdims=True), distinct, both)
+        return self.oracle.prior[:, None, None] * allowed / allowed.sum(axis=(1, 2), keepdims=True)
 
     def response(self, prompt: int, answer: int, name: str, policy_version: int = 0, seed: int = 0) -> Response:
         """A record of one answer."""
@@ -128,9 +133,11 @@ class TabularWorld:
         ]
 
     def _drawn_rows(self, pairs: int, generator: np.random.Generator) -> tuple[OfflineRow, ...]:
-        prompts = generator.choice(self.shape[0], size=pairs, p=self.oracle.prior)
-        answers = draw_answers(self.offline_policy[prompts], generator.random((2, pairs)))
-        return tuple(OfflineRow(int(x), int(a), int(b)) for x, a, b in zip(prompts, *answers, strict=True))
+        joint = self.offline_joint
+        cells = generator.choice(joint.size, size=pairs, p=joint.ravel() / joint.sum())
+        return tuple(
+            OfflineRow(int(x), int(a), int(b)) for x, a, b in zip(*np.unravel_index(cells, joint.shape), strict=True)
+        )
 
 
 def draw_answers(tables: Array, uniforms: Array) -> NDArray[np.int64]:

@@ -1,0 +1,1 @@
+"""`pddpo verify`: the formulas against exact answers, and the theory's claims as experiments."""

@@ -1,0 +1,150 @@
+"""`pddpo verify`: prints claim, value, reference and verdict; exit 0 only if every check holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.verify.checks import FORMULAS, Check
+from pddpo_ray.verify.experiments import (
+    Curve,
+    bias_table,
+    compare,
+    coverage_claims,
+    curve,
+    e2_table,
+    exploration_claims,
+    interval_claims,
+    random_worlds_table,
+    theory_table,
+)
+from pddpo_ray.verify.methods import COMPARED, DEFAULT, PUBLIC
+from pddpo_ray.verify.single import run_single
+from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world
+
+SEEDS = tuple(range(10))
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What the command line was given."""
+
+    world: str | None = None
+    """World file; None: all checks on the worlds that ship."""
+    method: str = "o-pd-dpo"
+    rounds: int = 100
+    seed: int = 0
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    full: bool = False
+    """Whole tables of E2 and E3 with seeds and standard errors (about an hour)."""
+    out: str = "verify"
+    """Folder for verify.json and plots."""
+
+
+def main(options: VerifyOptions) -> int:
+    """Runs what was asked for. Returns the exit code; UserError where the request cannot be met."""
+    if options.world is not None:
+        return _one_world(options)
+    say: Callable[[str], None] = (lambda line: None) if options.json else print
+    result, curves, world = run_verify(full=options.full, progress=say)
+    folder = Path(options.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "verify.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error}; choose another folder with --out") from None
+    from pddpo_ray.verify.plots import plot_merits
+
+    plot_merits(world, curves, folder / "merit.png")
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _print_table(result["checks"])
+        print(f"{folder / 'verify.json'}, {folder / 'merit.png'}")
+    return 0 if result["passed"] else 1
+
+
+def run_verify(
+    *, full: bool = False, seeds: Sequence[int] = SEEDS, progress: Callable[[str], None] = print
+) -> tuple[dict[str, Any], dict[str, Curve], TabularWorld]:
+    """All checks as plain values for verify.json, the curves for the plots, and the world they are about."""
+    began = time.monotonic()
+    world = trap_world()
+    checks = [check(world) for check in FORMULAS]
+    for seed in (0, 1):
+        drawn = random_world(seed)
+        checks += [_named(check(drawn), f"random world {seed}") for check in FORMULAS[:6]]
+    progress(f"{len(checks)} formulas checked")
+    checks += interval_claims()
+    curves = compare(world, COMPARED, rounds=300, seeds=seeds, progress=progress)
+    at_100 = curve(world, DEFAULT, rounds=100, seeds=seeds)
+    checks += exploration_claims(world, curves, at_100)
+    checks += coverage_claims(world, rounds=100, seeds=seeds[:4])
+    result: dict[str, Any] = {
+        "passed": all(check.passed for check in checks),
+        "f_optimum": world.oracle.optimum.f,
+        "multiplier_optimum": world.oracle.optimum.multiplier,
+        "rho": world.oracle.rho,
+        "checks": [asdict(check) for check in checks],
+        "experiments": [found.row() for found in curves.values()],
+        "bias_of_the_clipped_logit": bias_table(),
+    }
+    if full:
+        result["e2"] = e2_table(world, seeds=seeds, progress=progress)
+        result["random_worlds"] = random_worlds_table(worlds=15, progress=progress)
+        result["e3"] = theory_table(world, progress=progress)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    return result, curves, world
+
+
+def _one_world(options: VerifyOptions) -> int:
+    if options.method not in PUBLIC:
+        raise UserError(f"unknown method {options.method!r}; there are {', '.join(PUBLIC)}")
+    if options.rounds < 1:
+        raise UserError(f"--rounds must be at least 1, got {options.rounds}")
+    if options.seed < 0:
+        raise UserError(f"--seed must be at least 0, got {options.seed}")
+    assert options.world is not None
+    world = load_world(options.world)
+    result = {"world": options.world} | run_single(
+        world, PUBLIC[options.method], rounds=options.rounds, seed=options.seed
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _print_rounds(result)
+    return 0
+
+
+def _named(check: Check, world: str) -> Check:
+    return Check(f"{check.claim} ({world})", check.value, check.reference, check.passed)
+
+
+def _print_table(checks: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("claim", "value", "reference", "verdict")
+    for check in checks:
+        style, verdict = (None, "holds") if check["passed"] else ("bold red", "FAILS")
+        table.add_row(check["claim"], f"{check['value']:.4g}", check["reference"], verdict, style=style)
+    Console().print(table)
+
+
+def _print_rounds(result: dict[str, Any]) -> None:
+    print(
+        f"{result['method']}, seed {result['seed']}: f* {result['f_optimum']:.4f}, lambda* "
+        f"{result['multiplier_optimum']:.4f}, rho {result['rho']:.4f}"
+    )
+    print(f"{'round':>6} {'lambda':>8} {'cost':>8} {'f':>8} {'g':>8} {'f mix':>8} {'g mix':>8} {'merit':>8}")
+    for row in result["rounds"]:
+        print(
+            f"{row['round']:>6} {row['multiplier']:>8.4f} {row['cost_estimate']:>8.4f} {row['f_policy']:>8.4f} "
+            f"{row['g_policy']:>8.4f} {row['f_mixture']:>8.4f} {row['g_mixture']:>8.4f} {row['merit_mixture']:>8.4f}"
+        )

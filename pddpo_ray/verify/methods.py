@@ -1,0 +1,111 @@
+"""The methods that the experiments compare, as plain settings (algorithms.md E2, E3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Behaviour = Literal["policy", "optimistic", "thompson", "resampled"]
+
+
+@dataclass(frozen=True)
+class TheoryBonus:
+    """The paper's own constants: 4 ||phi||_{(Sigma + N gamma I)^-1} sqrt(...)."""
+
+    gamma: float = 2.0
+    delta: float = 0.05
+    clip: float | None = None
+    """Upper end of the bonus, in multiples of the score's bound z (2: its trivial bound); None: not clipped."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a table of experiments.
+
+    `k` is the bonus in posterior standard deviations with s0 = 2; the "scale" of algorithms.md E2 is 2 k. With
+    `split` the policy without bonus is the one that is estimated, mixed and released; without, the optimistic one is.
+    """
+
+    name: str
+    online: bool = True
+    behaviour: Behaviour = "optimistic"
+    k: float = 0.0
+    split: bool = True
+    centred: bool = True
+    reward_bonus: bool = True
+    cost_bonus: bool = True
+    printed: bool = False
+    """Cost loss as the paper prints it (E01)."""
+    loss_only: bool = False
+    """A free policy: the bonus reaches answers that occur in pairs, no others."""
+    theory: TheoryBonus | None = None
+    candidates: int = 16
+    """Candidates per prompt of `resampled`, half from the policy and half from the reference."""
+    pairs_per_round: int = 32
+    responses: int = 256
+    labels_each: int = 64
+    exact_cost: bool = False
+    """The dual step sees the exact expected cost."""
+    first_share: float = 1.0
+    """First multiplier in multiples of rho."""
+
+
+OFFLINE = Method("PD-DPO offline", online=False, behaviour="policy")
+NO_BONUS = Method("online, no bonus", behaviour="policy")
+DEFAULT = Method("O-PD-DPO (split, default bonus)", k=1.5)
+
+
+def paper(scale: float, **changes: object) -> Method:
+    """The optimistic policy is itself estimated and returned, with bonus scale 2 k."""
+    settings: dict[str, object] = {"name": f"paper mode, scale {scale:g}", "k": scale / 2, "split": False}
+    return Method(**(settings | changes))  # type: ignore[arg-type]
+
+
+def split(scale: float, **changes: object) -> Method:
+    """Split roles with bonus scale 2 k."""
+    settings: dict[str, object] = {"name": f"split, scale {scale:g}", "k": scale / 2}
+    return Method(**(settings | changes))  # type: ignore[arg-type]
+
+
+COMPARED = (
+    OFFLINE,
+    NO_BONUS,
+    DEFAULT,
+    split(4),
+    paper(1),
+    paper(2),
+    paper(4),
+    paper(2, name="paper mode, scale 2, printed cost loss", printed=True),
+    paper(2, name="paper mode, scale 2, uncentred", centred=False),
+    split(2, name="theory bonus clipped at 2z", split=False, theory=TheoryBonus(clip=2.0), centred=False),
+)
+"""What fits two minutes and carries the claims."""
+
+TABLE = (
+    OFFLINE,
+    NO_BONUS,
+    *(paper(scale) for scale in (0.25, 0.5, 1, 2, 4, 8)),
+    paper(2, name="paper mode, scale 2, printed cost loss", printed=True),
+    paper(2, name="paper mode, scale 2, reward bonus only", cost_bonus=False),
+    paper(2, name="paper mode, scale 2, uncentred", centred=False),
+    split(2),
+    DEFAULT,
+    split(4),
+    split(2, name="split, scale 2, resampled n=16", behaviour="resampled"),
+    split(2, name="split, scale 2, resampled n=4", behaviour="resampled", candidates=4),
+    split(2, name="Thompson, scale 2, split", behaviour="thompson"),
+    paper(4, name="bonus in the loss only (free policy), scale 4", loss_only=True),
+    paper(2, name="theory bonus, gamma 2", theory=TheoryBonus(), centred=False),
+    paper(2, name="theory bonus clipped at 2z", theory=TheoryBonus(clip=2.0), centred=False),
+    split(4, name="split, scale 4, one label per response", labels_each=1),
+)
+"""All rows of algorithms.md E2."""
+
+PUBLIC: dict[str, Method] = {
+    "pd-dpo": OFFLINE,
+    "no-bonus": NO_BONUS,
+    "o-pd-dpo": DEFAULT,
+    "o-pd-dpo-paper": paper(3, name="O-PD-DPO (paper mode, default bonus)"),
+    "o-pd-dpo-printed": paper(3, name="O-PD-DPO (paper mode, printed cost loss)", printed=True),
+}
+"""What `pddpo verify --method` takes."""

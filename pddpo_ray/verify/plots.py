@@ -1,0 +1,44 @@
+"""Plots of `pddpo verify`, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pddpo_ray.verify.checks import merit_bound
+from pddpo_ray.verify.experiments import Curve
+from pddpo_ray.worlds.tabular import TabularWorld
+
+
+def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) -> None:
+    """Merit of the mixture against rounds, mean over seeds with a band of two standard errors, and A11's bound."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
+    for found in curves.values():
+        mean = found.merit.mean(axis=0)
+        error = found.merit.std(axis=0, ddof=1) / np.sqrt(len(found.merit)) if len(found.merit) > 1 else 0.0 * mean
+        rounds = np.arange(1, len(mean) + 1)
+        (line,) = axes.plot(rounds, mean, label=found.method.name, linewidth=1.6)
+        axes.fill_between(
+            rounds,
+            np.maximum(mean - 2 * error, 1e-4),
+            mean + 2 * error,
+            color=line.get_color(),
+            alpha=0.15,
+            linewidth=0,
+        )
+    longest = max(found.merit.shape[1] for found in curves.values())
+    horizon = np.unique(np.geomspace(5, longest, 60).astype(int))
+    bound = [merit_bound(world.oracle, first=world.oracle.rho, rounds=k) for k in horizon]
+    axes.plot(horizon, bound, color="black", linestyle="--", linewidth=1.2, label="bound of A11 (exact fits)")
+    axes.set(xscale="log", yscale="log", xlabel="round", ylabel="merit of the mixture: (f* - f) + 2 rho [g]+")
+    axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    axes.legend(fontsize=8, ncols=2, loc="lower left")
+    figure.savefig(file, dpi=130)
+    pyplot.close(figure)
