@@ -115,7 +115,12 @@ class RolloutController:
     def _deliver(self, engine: RolloutEngine, policy: PolicyVersion) -> None:
         self._proven.pop(engine.name, None)
         delivery = engine.deliver(policy)
-        proof = self._prove(engine, delivery, policy)
+        try:
+            proof = self._prove(engine, delivery, policy)
+        except RunError:
+            # For the record; the phase that fails keeps nothing of its own.
+            self._journal.add_at_once(lambda: self._journal.add_delivery(delivery, False, None))
+            raise
         self._proven[engine.name] = policy.number
         self._journal.add_delivery(delivery, True, proof.canary_difference)
 

@@ -245,6 +245,14 @@ class Journal:
         ]
         self._add(schema.metric, stored, keep=True)
 
+    def add_at_once(self, write: Callable[[], None]) -> None:
+        """Commits what `write` adds now, whatever becomes of the phase around it."""
+        pending, self._pending = self._pending, None
+        try:
+            write()
+        finally:
+            self._pending = pending
+
     def _row(self, **values: Any) -> rows.Row:
         return {"run": self.run_id, **values}
 

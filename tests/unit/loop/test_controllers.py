@@ -1,0 +1,412 @@
+"""The parts one by one: cursors, counts, labels that are missing, proofs, warm starts, several constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.controllers.dual import DualController, LocalDual
+from pddpo_ray.controllers.feedback import FeedbackController
+from pddpo_ray.controllers.preferences import Preferences, cost_rows, reward_rows
+from pddpo_ray.controllers.prompts import Prompts
+from pddpo_ray.controllers.rollout import Draw, Proposal, RolloutController
+from pddpo_ray.controllers.seeds import seed_of
+from pddpo_ray.controllers.trainer import FitPlan, TrainerController, limit_rows, start_of
+from pddpo_ray.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.parts import Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
+from pddpo_ray.records import (
+    CostEstimate,
+    Decoding,
+    LabelledPair,
+    Objective,
+    Pair,
+    PairRow,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
+from pddpo_ray.rollout.proof import Prover
+from pddpo_ray.worlds.labeller import WorldLabeller
+from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+
+WORLD = trap_world()
+ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(2) for y in range(3)]
+PAIRS = [Pair(f"q{x}", WORLD.response(x, 0, f"f{x}"), WORLD.response(x, 1, f"s{x}")) for x in range(4)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as opened:
+        yield opened
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def test_every_prompt_comes_once_per_epoch_and_a_restart_skips_none(tmp_path: Path) -> None:
+    drawn: list[str] = []
+    for _ in range(4):
+        with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
+            prompts = Prompts(WORLD.prompts, journal, seed=5)
+            for _ in journal.rounds(journal.next_round):
+                drawn += [prompt.id for prompt in prompts.draw(3)]
+    assert len(drawn) == 12
+    epochs = [drawn[start : start + 4] for start in (0, 4, 8)]
+    assert all(sorted(epoch) == ["p0", "p1", "p2", "p3"] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_prompts_with_a_prior_are_drawn_as_often_as_it_says(journal: Journal) -> None:
+    prior = (0.1, 0.2, 0.3, 0.4)
+    drawn = [prompt.id for prompt in Prompts(WORLD.prompts, journal, 0, prior).draw(4000)]
+    shares = np.array([drawn.count(f"p{x}") for x in range(4)]) / 4000
+    # four standard errors of the largest share
+    np.testing.assert_allclose(shares, prior, atol=4 * np.sqrt(0.24 / 4000))
+
+
+# --- preferences --------------------------------------------------------------------------------------------------
+
+
+def test_the_cheaper_answer_is_chosen_and_the_better_one_too() -> None:
+    first, second = PAIRS[0].first.token_ids, PAIRS[0].second.token_ids
+    item = LabelledPair(PAIRS[0], helpful=Verdict.FIRST, harmful=Verdict.FIRST)
+    assert reward_rows(item, 3) == [PairRow("q0", (0,), first, second, 3)]
+    assert cost_rows(item, 3) == [PairRow("q0", (0,), second, first, 3)]
+
+
+def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Journal, tmp_path: Path) -> None:
+    verdicts = [
+        (Verdict.FIRST, Verdict.SECOND),
+        (Verdict.ABSTAIN, Verdict.FIRST),
+        (Verdict.FAILED, Verdict.ABSTAIN),
+    ]
+    labelled = [LabelledPair(pair, *both) for pair, both in zip(PAIRS, verdicts, strict=False)]
+    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"))
+    preferences.extend(labelled)
+    assert [row.id for row in preferences.reward] == ["q0"]
+    assert [row.id for row in preferences.cost] == ["q0", "q1"]
+    assert journal.metrics()[0] == {"labels/pairs": 3, "labels/abstained": 2, "labels/failed": 1}
+
+
+# --- feedback -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Unreliable:
+    """The world's labels, but the first `failures` calls lose those of the last item and of the first pair."""
+
+    failures: int
+    calls: int = 0
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        self.calls += 1
+        labelled = WORLD.labeller().safety(items, labels_each, seed)
+        if self.calls > self.failures:
+            return labelled
+        broken = (Verdict.FAILED, *(Verdict.ABSTAIN for _ in range(labels_each - 1)))
+        return [*labelled[:-1], replace(labelled[-1], labels=broken)]
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        self.calls += 1
+        labelled = WORLD.labeller().compare(pairs, seed)
+        if self.calls > self.failures:
+            return labelled
+        return [
+            replace(item, helpful=Verdict.FAILED) if place == 0 else item
+            for place, item in enumerate(labelled)
+            if place < 3
+        ]
+
+
+def test_failed_safety_labels_are_asked_for_again(journal: Journal) -> None:
+    journal.add_samples("cost", ANSWERS)
+    labeller = Unreliable(failures=2)
+    labelled = FeedbackController({"cost": labeller}, journal, seed=0).safety(ANSWERS, 5)
+    assert [item.response for item in labelled] == ANSWERS
+    assert all(len(item.labels) == 5 and {*item.labels} <= {Verdict.SAFE, Verdict.UNSAFE} for item in labelled)
+    assert labeller.calls == 3
+
+
+def test_labels_that_stay_missing_stop_the_round_and_are_named(journal: Journal) -> None:
+    journal.add_samples("cost", ANSWERS)
+    feedback = FeedbackController({"cost": Unreliable(failures=9)}, journal, seed=0, source="judge-7")
+    with pytest.raises(RunError, match="5 safety labels for cost are missing from judge-7 after 3 attempts, on a12"):
+        feedback.safety(ANSWERS, 5)
+    assert journal.safety() == []
+
+
+def test_a_pair_without_an_answer_is_asked_again_and_then_named(journal: Journal) -> None:
+    answers = [answer for pair in PAIRS for answer in (pair.first, pair.second)]
+    journal.add_samples("candidate", answers)
+    journal.add_pair_questions(PAIRS)
+    with pytest.raises(RunError, match="of 4 pairs for cost have no answer from world after 3 attempts: q0"):
+        FeedbackController({"cost": Unreliable(failures=9)}, journal, seed=0).compare(PAIRS)
+    labelled = FeedbackController({"cost": Unreliable(failures=1)}, journal, seed=0).compare(PAIRS)
+    assert [item.pair for item in labelled] == PAIRS
+    assert all(item.helpful in (Verdict.FIRST, Verdict.SECOND) for item in labelled)
+
+
+def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, tmp_path: Path) -> None:
+    """A second constraint whose cost is minus the first's: its costlier answers are the other ones, mostly."""
+    journal.add_samples("cost", [*ANSWERS, *(answer for pair in PAIRS for answer in (pair.first, pair.second))])
+    journal.add_pair_questions(PAIRS)
+    mirrored = WorldLabeller(WORLD.reward, lambda response: -50.0 * WORLD.cost(response))
+    sharp = WorldLabeller(WORLD.reward, lambda response: 50.0 * WORLD.cost(response))
+    feedback = FeedbackController({"cost": sharp, "mirror": mirrored}, journal, seed=0)
+    first, second = feedback.safety(ANSWERS, 3), feedback.safety(ANSWERS, 3, "mirror")
+    assert {item.constraint for item in second} == {"mirror"}
+    flips = [a.labels[0] is not b.labels[0] for a, b in zip(first, second, strict=True)]
+    assert sum(flips) >= 5
+    preferences = Preferences(journal, ArtifactStore(tmp_path / "store"), ("cost", "mirror"))
+    preferences.extend(feedback.compare(PAIRS))
+    pairs = zip(preferences.cost_of("cost"), preferences.cost_of("mirror"), strict=True)
+    assert all((a.chosen, a.rejected) == (b.rejected, b.chosen) for a, b in pairs)
+    assert journal.pairs()[0].labelled.further[0][0] == "mirror"
+
+
+# --- dual ---------------------------------------------------------------------------------------------------------
+
+
+def two_constraints() -> LocalDual:
+    rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
+    return LocalDual(DualState(tuple(constraint_state(name, rho=2.0, rule=rule, first=1.0) for name in ("a", "b"))))
+
+
+def test_each_multiplier_answers_its_own_estimate_from_the_next_round_on(journal: Journal) -> None:
+    """eta = 1 / (2 sqrt 4) = 0.25: a rises by 0.25 * 0.8, b falls by 0.25 * 0.4."""
+    dual = DualController(two_constraints(), journal)
+    for number in journal.rounds(2):
+        if number == 1:
+            assert dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint="a")) == pytest.approx(1.2)
+            assert dual.ascend(CostEstimate(-0.4, 0.1, 9, 5, constraint="b")) == pytest.approx(0.9)
+            assert dual.multipliers == {"a": 1.0, "b": 1.0}
+        else:
+            assert dual.multipliers == pytest.approx({"a": 1.2, "b": 0.9})
+
+
+def test_a_restored_dual_variable_goes_on_where_the_journal_stops(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
+            dual = DualController(two_constraints(), journal)
+            for _ in journal.rounds(number):
+                dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint="a"))
+    with Journal.open(tmp_path / "journal.sqlite", "run") as journal:
+        assert [step.multiplier_after for step in journal.dual_steps()] == pytest.approx([1.2, 1.4, 1.6])
+
+
+# --- trainer ------------------------------------------------------------------------------------------------------
+
+REWARD, POLICY, BASE = (PolicyVersion(n, f"v{n}", f"{n}" * 64, f"v{n}") for n in (3, 2, 1))
+PLAN = FitPlan(FitSettings(), FitSettings(), FitSettings(), FitSettings(), skip_below=0.01)
+
+
+def entry(version: PolicyVersion, multiplier: float | None, base: int = 1) -> VersionEntry:
+    return VersionEntry(version, 1, "cost", base, multiplier, {}, ())
+
+
+def cost_objective(multiplier: float) -> Objective:
+    return Objective("cost", REWARD, 0.1 / multiplier, multiplier)
+
+
+def test_a_cost_fit_carries_last_rounds_cost_part_rescaled_to_the_new_multiplier() -> None:
+    versions = {1: BASE, 2: POLICY, 3: REWARD}
+    start = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, PLAN)
+    assert (start.policy, start.plus, start.minus) == (REWARD, POLICY, BASE)
+    assert start.scale == pytest.approx(1.5)
+    assert start_of(cost_objective(4.0), entry(POLICY, 0.4), versions, PLAN).scale == PLAN.carry_max
+
+
+def test_a_cost_fit_begins_at_its_base_where_there_is_nothing_to_carry() -> None:
+    versions = {1: BASE, 2: POLICY, 3: REWARD}
+    for previous in (None, entry(POLICY, 0.005)):
+        start = start_of(cost_objective(0.6), previous, versions, PLAN)
+        assert (start.policy, start.plus) == (REWARD, None)
+    previous_policy = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, warm_start="previous"))
+    assert (previous_policy.policy, previous_policy.plus) == (POLICY, None)
+    from_reward = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, warm_start="reward"))
+    assert from_reward.policy == REWARD
+
+
+def test_a_row_budget_keeps_the_newest_round_and_the_weight_of_the_others() -> None:
+    rows = [PairRow(f"r{i}", (0,), (1,), (2,), round=i // 10) for i in range(30)]
+    kept, margins = limit_rows(rows, [float(i) for i in range(30)], 5, np.random.default_rng([1]))
+    assert len(kept) == 15
+    assert [row.id for row in kept[5:]] == [f"r{i}" for i in range(20, 30)]
+    assert sum(row.weight for row in kept[:5]) == pytest.approx(20.0)
+    assert [f"r{int(margin)}" for margin in margins] == [row.id for row in kept]
+    assert limit_rows(rows, (), None, np.random.default_rng([1])) == (tuple(rows), ())
+
+
+class Forgetful:
+    """A backend that makes another version than the one it was asked for."""
+
+    def execute(self, command: FitCommand) -> FitResult:
+        return FitResult(replace(POLICY, number=command.sequence + 1, name=command.result))
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> np.ndarray:
+        return np.zeros(len(responses) - 1)
+
+    features = log_probs  # type: ignore[assignment]
+
+    def close(self) -> None:
+        return
+
+
+def test_a_backend_that_returns_something_else_stops_the_run(journal: Journal) -> None:
+    trainer = TrainerController(Forgetful(), journal, PLAN, seed=0)  # type: ignore[arg-type]
+    rows = [PairRow("r", (0,), (1,), (2,))]
+    with pytest.raises(RunError, match=r"asked for reward-0 \(1\)"):
+        trainer.fit(Objective("reward", BASE, 0.1), rows)
+    with pytest.raises(RunError, match="of 6 answers and returned 5"):
+        trainer.log_probs(POLICY, ANSWERS)
+    with pytest.raises(RunError, match="no usable reward pair"):
+        trainer.fit(Objective("reward", BASE, 0.1), [])
+    assert journal.versions() == []
+
+
+def test_several_constraints_make_a_chain_whose_last_link_is_the_policy(journal: Journal, tmp_path: Path) -> None:
+    backend = TabularTrainer(WORLD, ArtifactStore(tmp_path / "store"))
+    trainer = TrainerController(backend, journal, PLAN, seed=0, constraints=2)
+    rows = [PairRow(f"r{i}", (0,), (i % 3,), (3,)) for i in range(9)]
+    for _ in journal.rounds(2):
+        version = trainer.fit(Objective("reward", backend.reference, 0.1), rows)
+        for multiplier in (0.3, 0.5):
+            version = trainer.fit(Objective("cost", version, 0.1 / multiplier, multiplier), rows)
+    names = [(item.version.number, item.version.name, item.base) for item in journal.versions()]
+    assert names == [
+        (1, "reward-1", 0), (2, "policy-1-1", 1), (3, "policy-1", 2),
+        (4, "reward-2", 0), (5, "policy-2-1", 4), (6, "policy-2", 5),
+    ]  # fmt: skip
+    assert [policy.name for policy in journal.policies] == ["policy-1", "policy-2"]
+
+
+# --- rollout ------------------------------------------------------------------------------------------------------
+
+
+class Faulty(TabularEngine):
+    """Delivers under another hash, or loses a draw, when told to."""
+
+    fault = ""
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        delivery = super().deliver(policy)
+        return replace(delivery, sha256="0" * 64) if self.fault == "hash" else delivery
+
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+        draws = super().sample(prompts, seeds, n, decoding)
+        return draws[:-1] if self.fault == "count" else draws
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> TabularTrainer:
+    return TabularTrainer(WORLD, ArtifactStore(tmp_path / "store"))
+
+
+def rollout_of(
+    journal: Journal, backend: TabularTrainer, engines: Sequence[RolloutEngine], proposal: Proposal
+) -> RolloutController:
+    canaries = [WORLD.response(x, 1, f"canary{x}") for x in range(4)]
+    return RolloutController(
+        engines,
+        journal,
+        seed=7,
+        decoding=Decoding(),
+        reference=backend.reference,
+        proposal=proposal,
+        log_probs=backend.log_probs,
+        prove=Prover(backend.log_probs, canaries),
+        shard=3,
+    )
+
+
+def engine_of(tmp_path: Path, name: str = "tabular-0") -> Faulty:
+    return Faulty(WORLD, ArtifactStore(tmp_path / "store"), name)
+
+
+def test_nothing_is_sampled_from_a_version_that_was_not_published(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path
+) -> None:
+    rollout = rollout_of(journal, backend, [engine_of(tmp_path)], Proposal())
+    with pytest.raises(RunError, match="reference was not published"):
+        rollout.sample(WORLD.prompts, backend.reference)
+
+
+def test_a_delivery_that_cannot_be_proven_stops_before_sampling(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path
+) -> None:
+    engine = engine_of(tmp_path)
+    engine.fault = "hash"
+    rollout = rollout_of(journal, backend, [engine], Proposal())
+    with pytest.raises(RunError, match="engine tabular-0, version 0"):
+        rollout.publish(backend.reference)
+    assert [(item.proven, item.delivery.sha256) for item in journal.deliveries()] == [(False, "0" * 64)]
+    with pytest.raises(RunError, match="engine tabular-0, version 0"):
+        rollout.sample(WORLD.prompts, backend.reference)
+    assert journal.samples() == []
+
+
+def test_an_engine_that_loses_an_answer_stops_the_round(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path
+) -> None:
+    engine = engine_of(tmp_path)
+    rollout = rollout_of(journal, backend, [engine], Proposal())
+    rollout.publish(backend.reference)
+    engine.fault = "count"
+    with pytest.raises(RunError, match="asked for 3 x 1 answers and returned 2"):
+        rollout.sample(WORLD.prompts, backend.reference)
+
+
+def test_an_engine_that_came_back_without_its_version_is_served_again(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path
+) -> None:
+    engines = [engine_of(tmp_path, name) for name in ("a", "b")]
+    rollout = rollout_of(journal, backend, engines, Proposal())
+    rollout.publish(backend.reference)
+    engines[1]._version = -1
+    answers = rollout.sample(WORLD.prompts, backend.reference)
+    assert [answer.prompt for answer in answers] == list(WORLD.prompts)
+    assert [item.delivery.engine for item in journal.deliveries()] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("pool", [8, 0])
+def test_candidates_are_half_from_the_policy_and_half_from_the_reference(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path, pool: int
+) -> None:
+    rollout = rollout_of(journal, backend, [engine_of(tmp_path)], Proposal(candidates=6, share=0.5, pool=pool))
+    rollout.publish(backend.reference)
+    if pool:
+        rollout.pool("proposal", WORLD.prompts, backend.reference, pool, Decoding())
+    for _ in journal.rounds(1):
+        policy = backend.execute(
+            FitCommand(
+                2, start_of(Objective("reward", backend.reference, 0.1), None, {}, PLAN),
+                Objective("reward", backend.reference, 0.1), (PairRow("r", (0,), (1,), (2,)),), FitSettings(), 0, "p",
+            )
+        ).version  # fmt: skip
+        rollout.publish(policy)
+        sets = rollout.candidates(WORLD.prompts, policy)
+    for candidates in sets:
+        assert [response.policy_version for response in candidates.responses] == [2, 2, 2, 0, 0, 0]
+        np.testing.assert_array_equal(candidates.log_policy, backend.log_probs(policy, candidates.responses))
+        np.testing.assert_array_equal(
+            candidates.log_proposal, backend.log_probs(backend.reference, candidates.responses)
+        )
+        if pool:
+            assert len({response.id for response in candidates.responses}) == 6
+
+
+def test_seeds_follow_from_names_alone_and_differ_between_them() -> None:
+    seeds = {seed_of(*parts) for parts in [(0, 1, "cost", 2), (0, 12, "cost"), (0, 1, "cost", "2"), (1, 1, "cost", 2)]}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert seed_of(0, "fit") == seed_of(0, "fit")
