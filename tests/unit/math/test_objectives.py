@@ -34,7 +34,8 @@ def test_cost_stage_loss_by_hand():
     """beta/multiplier = 0.1/0.5 = 0.2; h(cheaper) = 0, h(costlier) = -5; u = 1; loss log(1 + 1/e)."""
     losses, metrics = preference_loss(torch.tensor([0.0]), torch.tensor([-5.0]), temperature=cost_temperature(0.1, 0.5))
     torch.testing.assert_close(losses, torch.tensor([math.log1p(math.exp(-1))]))
-    assert metrics["logit"].item() == pytest.approx(1.0) and metrics["accurate"].item() == 1.0
+    assert metrics["logit"].item() == pytest.approx(1.0)
+    assert metrics["accurate"].item() == 1.0
 
 
 def test_loss_at_the_base_policy_is_ln_2():
@@ -62,7 +63,7 @@ def test_cost_stage_equals_trl_loss_with_the_reward_policy_as_reference(trl_sigm
 @given(st.integers(0, 10_000), st.floats(0.02, 5.0), st.floats(0.01, 10.0))
 @settings(max_examples=50, deadline=None)
 def test_cost_stage_equals_the_papers_long_form(seed, beta, multiplier):
-    """-log sigma((1/lam)[beta log pi_r/ref - beta log pi/ref](costlier) - the same (cheaper)): the reference cancels."""
+    """-log sigma(C(costlier) - C(cheaper)), C = (1/lam)[beta log pi_r/ref - beta log pi/ref]: the reference cancels."""
     policy, reward_policy, reference = log_probs(seed, 3, 2, 16)
 
     def cost(side: int) -> torch.Tensor:
@@ -109,7 +110,7 @@ def test_responses_in_no_pair_have_exactly_zero_gradient():
     ratios = torch.log_softmax(logits, 0) - math.log(0.2)
     losses, _ = preference_loss(ratios[[0, 1]], ratios[[2, 2]], temperature=0.5)
     losses.sum().backward()
-    assert logits.grad[3].abs() < 1e-16 and logits.grad[4].abs() < 1e-16
+    assert logits.grad[3:].abs().max() < 1e-16
     assert (logits.grad[:3].abs() > 0.05).all()
 
 

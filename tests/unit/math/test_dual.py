@@ -1,0 +1,221 @@
+"""Every dual rule by hand, both ends of the interval, and what the state says in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pddpo_ray.dual import (
+    ConstraintState,
+    DampedNewton,
+    DualState,
+    Fixed,
+    LogMultiplier,
+    Pid,
+    ProjectedAnytime,
+    ProjectedFixed,
+    Rule,
+    ascend,
+    constraint_state,
+    cost_variance,
+    replay,
+    skips_cost_stage,
+)
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.worlds.tabular import trap_world
+
+
+def estimate(value: float, standard_error: float = 0.05, responses: int = 256, name: str = "cost") -> CostEstimate:
+    return CostEstimate(value, standard_error, responses, 32, "logit_labels", name)
+
+
+def state(rule: Rule, rho: float = 1.0, **settings: float) -> DualState:
+    return DualState((constraint_state("cost", rho=rho, rule=rule, **settings),))  # type: ignore[arg-type]
+
+
+PLAIN = ProjectedFixed(rounds=100, first=1.0, cost_max=2.0)
+
+
+def test_fixed_step_by_hand():
+    """eta = 1 / ((2 + 0.5) * 10) = 0.04; 1 + 0.04 (0.75 - 0.5) = 1.01."""
+    after, step = ascend(state(PLAIN, threshold=0.5), estimate(0.75))
+    assert step.eta == pytest.approx(0.04)
+    assert after.multiplier == pytest.approx(1.01)
+    assert (step.multiplier_before, step.multiplier_after) == (1.0, after.multiplier)
+
+
+def test_anytime_steps_shrink_with_the_square_root_of_the_round():
+    current = state(ProjectedAnytime(first_step=0.3, cost_max=2.0))
+    etas = []
+    for _ in range(4):
+        current, step = ascend(current, estimate(0.1))
+        etas.append(step.eta)
+    assert etas == pytest.approx([0.3, 0.3 / math.sqrt(2), 0.3 / math.sqrt(3), 0.15])
+
+
+def test_a_given_step_replaces_the_theorys():
+    assert ascend(state(dataclasses.replace(PLAIN, step=0.5)), estimate(0.2))[1].eta == 0.5
+
+
+@given(st.floats(-2, 2), st.floats(0.01, 2.0))
+def test_an_unsafe_policy_raises_the_multiplier_and_a_safe_one_lowers_it(value, first):
+    after = ascend(state(PLAIN, first=first), estimate(value))[0].multiplier
+    assert (after - first) * value >= 0
+    assert 0.0 <= after <= 2.0
+
+
+def test_projection_at_both_ends_and_its_messages():
+    up = replay(state(dataclasses.replace(PLAIN, step=5.0)), [estimate(1.0)] * 2)
+    assert up.multiplier == 2.0
+    _, step = ascend(up, estimate(1.0))
+    assert step.message is not None
+    assert "infeasible" in step.message
+    assert "raise dual.rho" in step.message
+    down = replay(state(dataclasses.replace(PLAIN, step=5.0)), [estimate(-1.0)] * 2)
+    assert down.multiplier == 0.0
+    _, step = ascend(down, estimate(-1.0))
+    assert step.message is not None
+    assert "does not bind" in step.message
+
+
+def test_message_ends_when_the_multiplier_leaves_the_end():
+    stuck = replay(state(dataclasses.replace(PLAIN, step=1.0)), [estimate(1.0)] * 5)
+    _, step = ascend(stuck, estimate(-0.5))
+    assert step.message is None
+
+
+def test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound():
+    here = ascend(state(dataclasses.replace(PLAIN, step=0.1)), estimate(0.3))[0].multiplier
+    there = ascend(state(dataclasses.replace(PLAIN, step=0.1), threshold=0.4), estimate(0.7))[0].multiplier
+    assert here == pytest.approx(there)
+
+
+def test_curvature_cap_keeps_the_step_below_two_beta_over_the_variance():
+    wild = estimate(0.5, standard_error=10.0 / 16.0)  # sd of a response: 10
+    step = ascend(state(dataclasses.replace(PLAIN, step=0.5, curvature_beta=0.1)), wild)[1]
+    assert step.eta < 2 * 0.1 / cost_variance(wild, 2.0)
+    assert step.eta == pytest.approx(0.95 * 0.2 / cost_variance(wild, 2.0))
+    assert ascend(state(dataclasses.replace(PLAIN, step=1e-4, curvature_beta=0.1)), wild)[1].eta == 1e-4
+
+
+def test_exact_steps_above_the_cap_diverge_and_below_it_converge():
+    """Why the cap exists: a gradient step on the exact dual of the trap world."""
+    oracle = trap_world().oracle
+    curvature = oracle.cost_variance(oracle.optimum.policy) / oracle.beta
+    for share, converges in ((0.5, True), (4.0, False)):
+        value = oracle.optimum.multiplier + 0.01
+        for _ in range(200):
+            value = min(max(value + share / curvature * oracle.g(oracle.policy(value)), 0.0), 2 * oracle.rho)
+        assert (abs(value - oracle.optimum.multiplier) < 1e-6) is converges
+
+
+def test_variance_is_shrunk_towards_the_prior():
+    assert cost_variance(estimate(0.0, 1.0, responses=16), 2.0) == pytest.approx((16.0 * 16 + 1.0 * 16) / 32)
+
+
+def test_log_rule_by_hand_and_frozen_near_zero():
+    rule = LogMultiplier(rate=0.5)
+    after, step = ascend(state(rule, rho=5.0, first=2.0), estimate(0.3))
+    assert after.multiplier == pytest.approx(2.0 * math.exp(0.5 * 2.0 * 0.3))
+    assert step.eta == pytest.approx(2.0)
+    frozen = replay(state(rule, rho=5.0, first=1e-3), [estimate(0.6)] * 200)
+    assert frozen.multiplier == pytest.approx(1.07e-3, abs=5e-5)
+
+
+def test_log_rule_keeps_its_floor_and_its_cap():
+    low = replay(state(LogMultiplier(rate=0.5), rho=5.0, first=0.1, lower=0.05), [estimate(-2.0)] * 500)
+    high = replay(state(LogMultiplier(rate=0.5), rho=5.0, first=2.0), [estimate(2.0)] * 50)
+    assert low.multiplier == 0.05
+    assert high.multiplier == 10.0
+
+
+def test_damped_newton_finds_the_multiplier_of_an_exact_world_in_a_few_rounds():
+    oracle = trap_world().oracle
+    current = state(DampedNewton(rounds=4, beta=oracle.beta, cost_max=2.0), rho=oracle.rho)
+    for _ in range(12):
+        policy = oracle.policy(current.multiplier)
+        spread = math.sqrt(oracle.cost_variance(policy))
+        current, _ = ascend(current, estimate(oracle.g(policy), spread / 100.0, responses=10_000))
+    assert current.multiplier == pytest.approx(oracle.optimum.multiplier, rel=1e-3)
+
+
+def test_newton_step_stays_in_its_trust_region():
+    rule = DampedNewton(rounds=25, beta=10.0, cost_max=2.0)
+    assert ascend(state(rule), estimate(1.5))[0].multiplier == pytest.approx(1.0 + 0.5 * 2.0 / 5.0)
+    damped = ascend(state(dataclasses.replace(rule, damping=0.5, trust=9.0)), estimate(-0.01))[1]
+    assert damped.eta == pytest.approx(0.5 * 10.0 / cost_variance(estimate(0.0), 2.0))
+
+
+def test_pid_by_hand():
+    """I: 1 -> 1.04; P: 0.1 * 0.4; then the gap rises by 0.2: D adds 0.5 * 0.2, I 1.10, P 0.06."""
+    rule = Pid(proportional=0.1, integral=0.1, derivative=0.5)
+    after, _ = ascend(state(rule), estimate(0.4))
+    assert after.multiplier == pytest.approx(1.04 + 0.04)
+    after, _ = ascend(after, estimate(0.6))
+    assert after.multiplier == pytest.approx(1.10 + 0.06 + 0.1)
+
+
+def test_pid_does_not_wind_up_at_the_upper_end():
+    wound = replay(state(Pid(proportional=0.0, integral=0.5)), [estimate(2.0)] * 50)
+    assert ascend(wound, estimate(-1.0))[0].multiplier == pytest.approx(1.5)
+
+
+def test_fixed_rule_never_moves():
+    assert replay(state(Fixed()), [estimate(2.0), estimate(-2.0)]).multiplier == 1.0
+
+
+def test_dead_band_ignores_gaps_below_one_standard_error():
+    quiet = DualState((dataclasses.replace(state(PLAIN)["cost"], dead_band=True),))
+    assert ascend(quiet, estimate(0.04, 0.05))[0].multiplier == 1.0
+    assert ascend(quiet, estimate(0.06, 0.05))[0].multiplier > 1.0
+
+
+def test_each_constraint_of_a_vector_has_its_own_multiplier():
+    two = DualState(
+        (
+            constraint_state("harm", rho=1.0, rule=PLAIN),
+            constraint_state("length", rho=3.0, rule=PLAIN, threshold=1.0),
+        )
+    )
+    after, step = ascend(two, estimate(2.0, name="length"))
+    assert step.constraint == "length"
+    assert after["harm"] == two["harm"]
+    assert after["length"].multiplier > 3.0
+    with pytest.raises(KeyError, match="no constraint 'cost'"):
+        ascend(two, estimate(0.0))
+
+
+def test_replaying_the_estimates_rebuilds_the_state():
+    values = [estimate(v) for v in (0.3, -0.1, 0.7, 0.0)]
+    current = state(Pid(0.1, 0.05, 0.2))
+    for one in values:
+        current, _ = ascend(current, one)
+    assert replay(state(Pid(0.1, 0.05, 0.2)), values) == current
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"), [({"lower": 3.0}, "reversed"), ({"first": 2.5}, "inside"), ({"first": 0.0}, "above 0")]
+)
+def test_impossible_bounds_are_refused(settings, what):
+    with pytest.raises(ValueError, match=what):
+        state(PLAIN, **settings)
+
+
+def test_an_estimate_that_is_no_number_moves_nothing():
+    with pytest.raises(ValueError, match="finite"):
+        ascend(state(PLAIN), estimate(math.nan))
+
+
+def test_cost_stage_is_skipped_at_and_near_zero():
+    assert skips_cost_stage(0.0, beta=0.1)
+    assert skips_cost_stage(0.01, beta=0.1)
+    assert not skips_cost_stage(0.02, beta=0.1)
+
+
+def test_a_state_is_a_plain_record():
+    assert isinstance(dataclasses.asdict(state(PLAIN)["cost"])["memory"], dict)
+    assert isinstance(state(PLAIN)["cost"], ConstraintState)
