@@ -1,0 +1,285 @@
+"""All that a report shows, read once from the run folder: the journal and, of a finished run, result.json.
+
+Everything may be missing but the journal: a run that has just begun, one that waits for labels and one without a known
+world are read the same way, with fewer numbers in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import case, func, select
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import DeliveryEntry, DualEntry, Journal, PhaseEntry, VersionEntry, schema
+from pddpo_ray.journal.database import open_database, reading
+from pddpo_ray.records import Response, Verdict
+
+POINTS = ("reference", "offline", "covered_only", "mixture", "last", "optimum")
+"""Points of the helpfulness-harmlessness plane, as result.json names them."""
+
+Series = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy in the plane: f = expected reward minus beta KL, g = expected cost minus the limit."""
+
+    name: str
+    f: float
+    g: float
+    merit: float | None = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Counts of one round: safety labels, answers they are about, answers with a wrong number of labels or a foreign
+    author, and labelled pairs."""
+
+    safety: int = 0
+    answers: int = 0
+    incomplete: int = 0
+    foreign: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class LabelledAnswer:
+    """An answer and how many of its safety labels say unsafe."""
+
+    prompt: str
+    text: str
+    unsafe: int
+    labels: int
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run. Rounds count from 1; round 0 is everything before the first."""
+
+    name: str
+    recipe: Mapping[str, Any]
+    finished: int
+    """Rounds that are finished."""
+    metrics: Mapping[int, Mapping[str, float]]
+    phases: tuple[PhaseEntry, ...]
+    dual: tuple[DualEntry, ...]
+    versions: tuple[VersionEntry, ...]
+    deliveries: tuple[DeliveryEntry, ...]
+    labels: Mapping[int, Labels]
+    answers: Mapping[int, Sequence[LabelledAnswer]]
+    """Per round a few labelled answers of its policy."""
+    before: tuple[Response, ...]
+    """Answers of the reference, at most one per prompt."""
+    after: tuple[Response, ...]
+    """Answers of the newest policy, at most one per prompt."""
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Rounds that the recipe asks for (those that are finished, where it does not say)."""
+        return int(self.recipe.get("rounds", self.finished))
+
+    @property
+    def complete(self) -> bool:
+        return self.finished >= self.total and bool(self.result)
+
+    @property
+    def threshold(self) -> float:
+        """d, the limit of the expected cost."""
+        return float(self._dual_setting("threshold") or 0.0)
+
+    @property
+    def constraint(self) -> str:
+        """Name of the (first) constraint."""
+        return self.dual[0].constraint if self.dual else "cost"
+
+    @property
+    def steps(self) -> list[DualEntry]:
+        """Dual steps of the first constraint."""
+        return [step for step in self.dual if step.constraint == self.constraint]
+
+    @property
+    def known_world(self) -> bool:
+        return self.result.get("f_optimum") is not None or bool(self.series("exact/f_policy"))
+
+    @property
+    def multiplier_optimum(self) -> float | None:
+        return _number(self.result.get("multiplier_optimum"))
+
+    @property
+    def rho(self) -> float | None:
+        """Half of the multiplier's upper end: as the world states it, else as the recipe does."""
+        stated = _number(self.result.get("rho"))
+        if stated is None:
+            stated = _number(self._dual_setting("rho"))
+        upper = _number(self._dual_setting("upper"))
+        return upper / 2.0 if stated is None and upper is not None else stated
+
+    @property
+    def cost_max(self) -> float | None:
+        """C, the bound of the costs."""
+        return _number(self._dual_setting("cost_max"))
+
+    def point(self, name: str) -> Point | None:
+        """A point by name; None where f or g is not known."""
+        f, g = _number(self.result.get(f"f_{name}")), _number(self.result.get(f"g_{name}"))
+        return None if f is None or g is None else Point(name, f, g, self.merit(name))
+
+    def merit(self, name: str) -> float | None:
+        """Merit of a point by name; the optimum's is 0."""
+        return 0.0 if name == "optimum" else _number(self.result.get(f"merit_{name}"))
+
+    def series(self, name: str) -> Series:
+        """[(round, value)] of a metric, without the rounds that lack it."""
+        found = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
+        return [(number, value) for number, value in found if value is not None and math.isfinite(value)]
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a metric."""
+        values = self.series(name)
+        return values[-1][1] if values else None
+
+    def _dual_setting(self, key: str) -> Any:
+        return (self.recipe.get("dual") or {}).get(key)
+
+
+def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
+    """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
+    place = journal or _journal_of(run_dir)
+    with Journal.open(place, _run_id(run_dir, place)) as opened:
+        versions = opened.versions()
+        shown = int((opened.recipe.get("report") or {}).get("samples", 12))
+        return RunData(
+            name=run_dir.name,
+            recipe=opened.recipe,
+            finished=opened.next_round - 1,
+            metrics=opened.metrics(),
+            phases=tuple(opened.phases()),
+            dual=tuple(opened.dual_steps()),
+            versions=tuple(versions),
+            deliveries=tuple(opened.deliveries()),
+            labels=_label_counts(opened),
+            answers=_shown_answers(opened),
+            before=_one_per_prompt(_of_reference(opened), shown),
+            after=_one_per_prompt(_of_newest(opened), shown),
+            result=_read_json(run_dir / "result.json"),
+        )
+
+
+def _label_counts(journal: Journal) -> dict[int, Labels]:
+    """Counted by the database: a run may have millions of labels."""
+    safety, pair, pair_label = schema.safety_label.c, schema.pair.c, schema.pair_label.c
+    per_answer = (
+        select(safety.round, safety.policy_version, func.count().label("labels"))
+        .where(safety.run == journal.run_id)
+        .group_by(safety.round, safety.constraint, safety.sample, safety.policy_version)
+    )
+    per_round = (
+        select(pair.round, func.count().label("pairs"))
+        .join(schema.pair_label, (pair_label.run == pair.run) & (pair_label.pair == pair.id))
+        .where(pair.run == journal.run_id)
+        .group_by(pair.round)
+    )
+    wanted = (journal.recipe.get("feedback") or {}).get("labels_each")
+    policy_of = {entry.round: entry.version.number for entry in journal.versions() if entry.stage == "cost"}
+    found: dict[int, Labels] = {}
+    with reading(journal.engine) as connection:
+        for row in connection.execute(per_answer):
+            old = found.get(row.round, Labels())
+            found[row.round] = replace(
+                old,
+                safety=old.safety + row.labels,
+                answers=old.answers + 1,
+                incomplete=old.incomplete + (wanted is not None and row.labels != wanted),
+                foreign=old.foreign + (row.policy_version != policy_of.get(row.round, row.policy_version)),
+            )
+        for row in connection.execute(per_round):
+            found[row.round] = replace(found.get(row.round, Labels()), pairs=row.pairs)
+    return found
+
+
+def _shown_answers(journal: Journal, each: int = 4) -> dict[int, list[LabelledAnswer]]:
+    """The first answers of every round, by the order in which they were asked."""
+    label, sample, prompt = schema.safety_label.c, schema.sample.c, schema.prompt.c
+    unsafe = func.sum(case((label.label == Verdict.UNSAFE.value, 1), else_=0))
+    query = (
+        select(
+            label.round, prompt.text.label("prompt"), sample.text, unsafe.label("unsafe"), func.count().label("labels")
+        )
+        .join(schema.sample, (sample.run == label.run) & (sample.id == label.sample))
+        .join(schema.prompt, (prompt.run == sample.run) & (prompt.id == sample.prompt))
+        .where(label.run == journal.run_id, label.position < each)
+        .group_by(label.round, label.constraint, label.position, label.sample, prompt.text, sample.text)
+        .order_by(label.round, label.constraint, label.position)
+    )
+    found: dict[int, list[LabelledAnswer]] = {}
+    with reading(journal.engine) as connection:
+        for row in connection.execute(query):
+            answer = LabelledAnswer(row.prompt, row.text, int(row.unsafe), row.labels)
+            found.setdefault(row.round, []).append(answer)
+    return found
+
+
+def _of_reference(journal: Journal) -> list[Response]:
+    """Plain answers of the reference first: the other pools draw from a nucleus or at another temperature."""
+    purposes = {"calibration": 0, "baseline": 1}
+    found: list[tuple[int, Response]] = []
+    for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | set(purposes):
+        found += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
+    if not found:
+        found = [(2, response) for response in journal.samples(0)]
+    return [response for _, response in sorted(found, key=lambda item: item[0]) if response.policy_version == 0]
+
+
+def _of_newest(journal: Journal) -> list[Response]:
+    for policy in reversed(journal.policies):
+        rounds = [entry.round for entry in journal.versions() if entry.version.number == policy.number]
+        own = [response for response in journal.samples(rounds[0]) if response.policy_version == policy.number]
+        if own:
+            return own
+    return []
+
+
+def _one_per_prompt(responses: list[Response], most: int) -> tuple[Response, ...]:
+    chosen: dict[str, Response] = {}
+    for response in responses:
+        chosen.setdefault(response.prompt.id, response)
+    return tuple(sorted(chosen.values(), key=lambda response: response.prompt.id)[: max(most, 0)])
+
+
+def _journal_of(run_dir: Path) -> Path:
+    place = run_dir / "journal.sqlite"
+    if not place.exists():
+        raise UserError(f"{run_dir} holds no journal.sqlite: give the folder of a run (`pddpo train ... --run DIR`)")
+    return place
+
+
+def _run_id(run_dir: Path, place: str | Path) -> str:
+    """The run of this folder: of its name or, where the folder was renamed, the one that is no comparison."""
+    engine = open_database(place)
+    try:
+        with reading(engine) as connection:
+            known = sorted(connection.execute(select(schema.run.c.id)).scalars())
+    finally:
+        engine.dispose()
+    own = [name for name in known if not name.endswith("-offline")]
+    return own[0] if run_dir.name not in known and len(own) == 1 else run_dir.name
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,295 @@
+"""The sections of the report below the first screen. Each takes the run and returns HTML, empty if it has no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from pddpo_ray.cost_estimate import interval, interval_warning
+from pddpo_ray.report.figures import POINT_STYLE, figures
+from pddpo_ray.report.run_data import RunData
+from pddpo_ray.report.text import escape, number, seconds, table
+from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
+
+Section = tuple[str, str, Callable[[RunData], str]]
+
+
+def charts(run: RunData) -> str:
+    drawn = "".join(figures(run))
+    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No round has numbers yet.</p>"
+
+
+def endpoints(run: RunData) -> str:
+    """f, g and merit of the named policies."""
+    rows = [
+        [
+            escape(POINT_STYLE[name][0]),
+            number(point.f, f"f_{name}"),
+            number(point.g, f"g_{name}"),
+            number(point.merit, f"merit_{name}"),
+        ]
+        for name in POINT_STYLE
+        if (point := run.point(name)) is not None
+    ]
+    if not rows:
+        return ""
+    note = (
+        "<p>f is the expected reward minus β times the divergence from the reference, g the expected cost minus the "
+        "limit (at most 0 is allowed). These are exact sums over all answers, not samples.</p>"
+    )
+    return note + table(["policy", "helpfulness f", "violation g", "merit"], rows)
+
+
+def answers(run: RunData) -> str:
+    """The same prompts answered by the reference and by the newest policy."""
+    after = {response.prompt.id: response for response in run.after}
+    before = {response.prompt.id: response for response in run.before}
+    cards = []
+    for key in sorted({*before, *after}):
+        prompt = (after.get(key) or before[key]).prompt
+        parts = [f'<p><span class="who">prompt {escape(key)}</span>{escape(prompt.text) or escape(key)}</p>']
+        for who, found in (("before (reference)", before.get(key)), ("after", after.get(key))):
+            if found is not None:
+                version = f"{who}, policy version {number(found.policy_version, 'policy_version')}"
+                parts.append(f'<p><span class="who">{version}</span><bdi>{escape(found.text)}</bdi></p>')
+        cards.append(f'<div class="answer">{"".join(parts)}</div>')
+    if not cards:
+        return ""
+    note = "<p>One sampled answer each, as it was journalled before anyone labelled it; not chosen by hand.</p>"
+    return f'{note}<div class="answers">{"".join(cards)}</div>'
+
+
+def proof(run: RunData) -> str:
+    """Every hand-over of weights to an engine, with what was checked before anything was sampled."""
+    if not run.deliveries:
+        return ""
+    note = (
+        "<p>Before an engine samples from new weights, the hash taken inside it must equal the trainer's, it must "
+        "state the version, and its log-probabilities of fixed sequences must agree. A failed proof stops the run.</p>"
+    )
+    return note + _deliveries(run, None)
+
+
+def theory(run: RunData) -> str:
+    """Distance to the theorem's rate, premises, and what more labels would buy."""
+    return f"{_rate(run)}<h3>Premises</h3>{_premises(run)}<h3>Labels</h3>{_budget(run)}"
+
+
+def rounds(run: RunData) -> str:
+    """One page per round, folded; the newest first."""
+    numbers = sorted({*run.metrics, *(entry.round for entry in run.phases)}, reverse=True)
+    return "".join(_round(run, number_) for number_ in numbers)
+
+
+def result(run: RunData) -> str:
+    """result.json, number by number."""
+    rows = []
+    for key, value in run.result.items():
+        below = value.items() if isinstance(value, dict) else [("", value)]
+        for name, item in below:
+            full = f"{key}.{name}" if name else key
+            plain = isinstance(item, bool) or not isinstance(item, int | float)
+            rows.append([f"<code>{escape(full)}</code>", escape(item) if plain else number(item, full)])
+    return (
+        f"<details><summary>All {len(rows)} values</summary>{table(['key', 'value'], rows)}</details>" if rows else ""
+    )
+
+
+def recipe(run: RunData) -> str:
+    text = yaml.safe_dump(_without_secrets(dict(run.recipe)), sort_keys=False, allow_unicode=True)
+    return f"<details><summary>Every setting of this run</summary><pre>{escape(text)}</pre></details>"
+
+
+SECTIONS: tuple[Section, ...] = (
+    ("charts", "The run in pictures", charts),
+    ("points", "Policies compared", endpoints),
+    ("answers", "Answers before and after", answers),
+    ("proof", "Proof of delivery", proof),
+    ("theory", "What the theorem says", theory),
+    ("rounds", "Round by round", rounds),
+    ("result", "result.json", result),
+    ("recipe", "Resolved recipe", recipe),
+)
+
+
+# --- pieces --------------------------------------------------------------------------------------------------------
+
+
+def _deliveries(run: RunData, round_: int | None) -> str:
+    made = {entry.version.number: entry.version.sha256 for entry in run.versions}
+    rows = []
+    for entry in run.deliveries:
+        if round_ is not None and entry.round != round_:
+            continue
+        delivery = entry.delivery
+        ok = entry.proven and made.get(delivery.version, delivery.sha256) == delivery.sha256
+        rows.append(
+            [
+                number(entry.round, "round"),
+                '<span class="good">proven</span>' if ok else '<span class="bad">not proven</span>',
+                escape(delivery.engine),
+                number(delivery.version, "policy_version"),
+                f"<code>{escape(delivery.sha256[:12])}</code>",
+                number(delivery.tensors, "tensors"),
+                number(entry.canary_difference, "canary_difference", entry.round),
+                number(delivery.seconds, "delivery_seconds", entry.round, seconds(delivery.seconds)),
+            ]
+        )
+    headings = ["round", "verdict", "engine", "version", "sha256", "tensors", "canary difference", "time"]
+    return table(headings, rows) if rows else ""
+
+
+def _rate(run: RunData) -> str:
+    rate = rate_so_far(run)
+    if rate is None:
+        return "<p>No dual step has been taken yet.</p>"
+    rows = [
+        [
+            "violation by the estimates, ± 95 %",
+            f"{number(rate.estimate, 'mean_estimate_gap')} ± {number(rate.estimate_half_width, 'mean_estimate_error')}",
+            number(rate.violation_bound, "violation_bound"),
+        ]
+    ]
+    if rate.violation is not None:
+        rows.append(["violation, exact", number(rate.violation, "mean_g"), number(rate.violation_bound)])
+    if rate.regret is not None:
+        rows.append(
+            ["regret f* − f, exact", number(rate.regret, "mean_regret"), number(rate.regret_bound, "regret_bound")]
+        )
+    if rate.violation_bound is None:
+        note = "The theorem has no rate for this rule of the multiplier, or ρ and C are not known."
+    else:
+        note = (
+            "The rate is what the dual steps alone may cause after as many rounds; errors of fits and estimates come "
+            "on top of it. It falls like 1/√K."
+        )
+    head = ["mean over the rounds so far", f"after {number(rate.rounds, 'steps')} rounds", "the theorem's rate"]
+    return table(head, rows, kind="words") + f"<p>{note}</p>"
+
+
+def _premises(run: RunData) -> str:
+    color = {"met": "good", "not met": "bad", "not checkable": "open"}
+    rows = [
+        [escape(item.name), f'<span class="{color[item.state]}">{item.state}</span>', escape(item.why)]
+        for item in assumptions(run)
+    ]
+    return table(["premise", "in this run", "because"], rows, kind="words")
+
+
+def _budget(run: RunData) -> str:
+    safety = sum(item.safety for item in run.labels.values())
+    pairs = sum(item.pairs for item in run.labels.values())
+    text = (
+        f"<p>Used so far: {number(safety, 'safety_labels')} safety labels, and {number(pairs, 'labelled_pairs')} pairs "
+        "labelled for helpfulness and for harm.</p>"
+    )
+    if not run.steps:
+        return text
+    estimate = run.steps[-1].estimate
+    rows = [
+        [
+            f"× {factor}",
+            number(estimate.responses * factor, "answers"),
+            number(estimate.responses * factor * estimate.labels_each, "labels"),
+            f"± {number(half_width(run, factor), 'half_width')}",
+        ]
+        for factor in (1, 2, 4, 16)
+    ]
+    warning = interval_warning(estimate)
+    return (
+        text
+        + table(["answers per round", "answers", "labels a round", "95 % interval of the cost"], rows)
+        + (f"<p>{escape(warning)}</p>" if warning else "")
+    )
+
+
+def _round(run: RunData, round_: int) -> str:
+    values = run.metrics.get(round_, {})
+    phases = [entry for entry in run.phases if entry.round == round_]
+    took = sum(entry.seconds for entry in phases)
+    brief = [f"{name} {number(values[key], key, round_)}" for key, name in _BRIEF if key in values]
+    title = f"Round {round_}" if round_ else "Before round 1"
+    parts = [f"<summary><b>{title}</b> {' · '.join([*brief, seconds(took)])}</summary>"]
+    if phases:
+        cells = [[escape(e.phase), number(e.seconds, "phase_seconds", round_, seconds(e.seconds))] for e in phases]
+        parts.append(f"<h3>Phases</h3>{table(['phase', 'time'], cells)}")
+    parts += [_round_steps(run, round_), _round_versions(run, round_)]
+    delivered = _deliveries(run, round_)
+    parts.append(f"<h3>Deliveries</h3>{delivered}" if delivered else "")
+    parts.append(_round_labels(run, round_))
+    if values:
+        cells = [[f"<code>{escape(key)}</code>", number(value, key, round_)] for key, value in sorted(values.items())]
+        parts.append(f"<h3>Metrics</h3>{table(['name', 'value'], cells)}")
+    return f'<details id="round-{round_}">{"".join(parts)}</details>'
+
+
+_BRIEF = (
+    ("dual/multiplier", "λ"),
+    ("cost/estimate", "cost"),
+    ("exact/merit_policy", "merit"),
+    ("exact/off_support", "⊥"),
+)
+
+
+def _round_steps(run: RunData, round_: int) -> str:
+    rows = []
+    for step in run.dual:
+        if step.round == round_:
+            low, high = interval(step.estimate)
+            rows.append(
+                [
+                    escape(step.constraint),
+                    number(step.estimate.value, "cost/estimate", round_),
+                    f"{number(low, 'cost/low', round_)} to {number(high, 'cost/high', round_)}",
+                    f"{number(step.estimate.responses)} × {number(step.estimate.labels_each)}",
+                    f"{number(step.multiplier_before, 'dual/multiplier', round_)} → "
+                    f"{number(step.multiplier_after, 'dual/next', round_)}",
+                    number(step.eta, "dual/eta", round_),
+                ]
+            )
+    headings = ["constraint", "cost", "95 % interval", "answers × labels", "λ", "step η"]
+    return f"<h3>Dual step</h3>{table(headings, rows)}" if rows else ""
+
+
+def _round_versions(run: RunData, round_: int) -> str:
+    rows = [
+        [
+            escape(entry.version.name),
+            number(entry.version.number, "policy_version"),
+            f"<code>{escape(entry.version.sha256[:12])}</code>",
+            escape(entry.stage),
+            escape(", ".join(map(str, entry.workers)) or "–"),
+        ]
+        for entry in run.versions
+        if entry.round == round_
+    ]
+    return f"<h3>Weights made</h3>{table(['name', 'version', 'sha256', 'stage', 'worker PIDs'], rows)}" if rows else ""
+
+
+def _round_labels(run: RunData, round_: int) -> str:
+    labels = run.labels.get(round_)
+    if labels is None:
+        return ""
+    parts = [
+        f"<h3>Labels</h3><p>{number(labels.safety, 'labels/safety', round_)} safety labels of "
+        f"{number(labels.answers, 'answers', round_)} answers; "
+        f"{number(labels.pairs, 'labels/pairs', round_)} pairs.</p>"
+    ]
+    for answer in run.answers.get(round_, ()):
+        parts.append(
+            f'<div class="answer"><p><span class="who">{escape(answer.prompt)}</span><bdi>{escape(answer.text)}</bdi>'
+            f'<span class="who">unsafe in {number(answer.unsafe, "unsafe", round_)} of '
+            f"{number(answer.labels, 'labels_each', round_)} labels</span></p></div>"
+        )
+    return "".join(parts)
+
+
+def _without_secrets(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the password that a database URL may hold."""
+    url = recipe.get("journal")
+    if isinstance(url, str) and "@" in url:
+        scheme, _, rest = url.partition("://")
+        return recipe | {"journal": f"{scheme}://***@{rest.rpartition('@')[2]}"}
+    return recipe

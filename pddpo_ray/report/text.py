@@ -1,0 +1,81 @@
+"""Numbers and untrusted text as HTML.
+
+Every number of the page goes through `number`, which keeps the full value beside the rounded one, so that a test (or a
+reader's script) can compare the page with the journal. Everything else goes through `escape`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+
+MISSING = "–"
+
+
+def short(value: float | None, digits: int = 3) -> str:
+    """A number for reading: three decimals below 10, thousands separated, a real minus sign; `–` where there is none.
+
+    short(0.0449) = 0.045, short(-12.34) = −12.3, short(3120.4) = 3,120, short(2e-5) = 2.0e-05
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if value == int(value) and size < 1e15:
+        text = f"{int(value):,}"
+    elif size >= 100:
+        text = f"{value:,.0f}"
+    elif size >= 10:
+        text = f"{value:.1f}"
+    elif size >= 10**-digits:
+        text = f"{value:.{digits}f}"
+    else:
+        text = f"{value:.1e}"
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def seconds(value: float | None) -> str:
+    """A duration for reading: 0.16 s, 8.4 s, 3 min 20 s, 2 h 5 min."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if value < 1:
+        return f"{value:.2f} s"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def escape(text: object) -> str:
+    """Text that cannot become markup: HTML's special characters, and control and direction marks made visible."""
+    visible = "".join(_visible(character) for character in str(text))
+    return html.escape(visible, quote=True)
+
+
+def number(value: float | None, key: str = "", round_: int | None = None, shown: str | None = None) -> str:
+    """`<data>` with the exact value, the metric's name and its round, showing the rounded value."""
+    if value is None or math.isnan(value):
+        return f"<span class=none>{MISSING}</span>"
+    named = f' data-key="{escape(key)}"' if key else ""
+    placed = "" if round_ is None else f' data-round="{round_}"'
+    return f'<data value="{float(value)!r}"{named}{placed}>{escape(short(value) if shown is None else shown)}</data>'
+
+
+def table(headings: list[str], rows: list[list[str]], *, kind: str = "") -> str:
+    """A table of ready HTML cells that scrolls inside itself on a narrow screen."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t":
+        return character
+    # control (Cc), format (Cf: direction overrides, zero width) and lone surrogates (Cs) would be invisible or worse
+    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character

@@ -1,0 +1,70 @@
+"""The page in a real browser: it fits a phone, asks for nothing, and can be read in light and dark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian: apt-get install chromium)"),
+]
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto((finished_run / "report.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert complaints == []
+    assert len(requests) == 1
+    for name in ("ink", "soft", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "good", "bad", "open"):
+        assert contrast(page, name) >= 3.0, f"--{name} is too faint on a card in {scheme}"
+    assert contrast(page, "ink") >= 7.0
+    assert page.locator("svg text").first.evaluate("text => text.getBoundingClientRect().height") >= 9
+    context.close()
+
+
+def contrast(page: Any, name: str) -> float:
+    """WCAG contrast of a colour of the style sheet on a card."""
+    shades = page.evaluate(
+        """name => ['--' + name, '--card'].map(key => {
+            const probe = document.body.appendChild(document.createElement('i'));
+            probe.style.color = `var(${key})`;
+            const found = getComputedStyle(probe).color.match(/[0-9.]+/g).slice(0, 3).map(Number);
+            probe.remove();
+            return found;
+        })""",
+        name,
+    )
+    light, dark = sorted((luminance(shade) for shade in shades), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(shade: list[float]) -> float:
+    parts = [value / 255 for value in shade]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

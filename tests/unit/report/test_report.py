@@ -1,0 +1,212 @@
+"""The report: every number is the journal's, nothing in it can act, and a run in any state has one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pddpo_ray.config import load
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.report.build import build_report
+from pddpo_ray.report.text import short
+from pddpo_ray.run import run_recipe
+from tests.unit.report.page import Page
+from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
+
+
+def test_every_metric_of_every_round_is_on_the_page_with_the_journals_value(finished_run: Path) -> None:
+    page = Page.of(finished_run / "report.html")
+    shown = {(item.key, item.round): item for item in page.numbers}
+    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+        metrics = journal.metrics()
+    assert len(metrics) == 6
+    for round_, values in metrics.items():
+        for name, value in values.items():
+            assert shown[name, round_].value == value
+            assert shown[name, round_].shown == short(value)
+
+
+def test_no_number_contradicts_the_journal_or_the_result(finished_run: Path) -> None:
+    """Whatever carries the name of a metric or of a key of result.json has its value, wherever it stands."""
+    page = Page.of(finished_run / "report.html")
+    result = json.loads((finished_run / "result.json").read_text())
+    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+        metrics = journal.metrics()
+    checked = 0
+    for item in page.numbers:
+        if item.round is not None and item.key in metrics.get(item.round, {}):
+            assert item.value == metrics[item.round][item.key]
+            checked += 1
+        elif item.round is None and item.key in result and item.key != "weights_proven":
+            assert item.value == result[item.key]
+            checked += 1
+    assert checked > 150
+
+
+def test_headline_says_gap_limit_and_price(finished_run: Path) -> None:
+    page = Page.of(finished_run / "report.html")
+    by_key = {item.key: item.value for item in page.numbers}
+    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+        steps = journal.dual_steps()
+        labels = sum(len(item.labels) for item in journal.safety())
+        pairs = len(journal.pairs())
+    assert by_key["merit_offline"] == 0.93
+    assert by_key["merit_covered_only"] == 0.85
+    assert by_key["multiplier_optimum"] == LAMBDA_STAR
+    assert by_key["multiplier_mean"] == pytest.approx(sum(step.multiplier_before for step in steps[3:]) / 3)
+    assert by_key["safety_labels"] == labels == 6 * 24 * 4
+    assert by_key["labelled_pairs"] == pairs == 6 * 12
+    assert by_key["deliveries"] == 7
+
+
+def test_charts_draw_the_journals_numbers(finished_run: Path) -> None:
+    """Tooltips of the merit curve: one per round, with the journalled value."""
+    page = Page.of(finished_run / "report.html")
+    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+        metrics = journal.metrics()
+    for round_, values in metrics.items():
+        assert f"round {round_}, policy of the round: {short(values['exact/merit_policy'])}" in page.titles
+        assert f"round {round_}, exact: {short(values['exact/g_policy'])}" in page.titles
+        assert f"round {round_}, λ: {short(values['dual/multiplier'])}" in page.titles
+
+
+def test_seconds_by_phase_add_up_to_the_journals(finished_run: Path) -> None:
+    page = Page.of(finished_run / "report.html")
+    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+        total = sum(entry.seconds for entry in journal.phases())
+    assert sum(item.value for item in page.numbers if item.key == "phase_seconds") == pytest.approx(total)
+
+
+def test_text_of_models_and_prompts_cannot_become_markup(tmp_path: Path) -> None:
+    page = Page.of(build_report(write_run(tmp_path / "hostile", rounds=2, hostile=True)))
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img", "iframe", "object", "form", "link", "base"}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    # it is there, readable, with what would reorder or end the line made visible
+    visible = HOSTILE.replace("\u202e", "\N{REPLACEMENT CHARACTER}").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    assert visible in page.text
+    assert "\u202e" not in page.source
+    assert "\x00" not in page.source
+
+
+def test_hostile_run_names_are_escaped(tmp_path: Path) -> None:
+    page = Page.of(build_report(write_run(tmp_path / "<b onclick=x>&", rounds=1)))
+    assert "<b onclick=x>&" in page.text
+    assert "b" not in {tag for tag, attributes in page.elements if "onclick" in attributes}
+
+
+def test_page_needs_nothing_from_outside(finished_run: Path) -> None:
+    page = Page.of(finished_run / "report.html")
+    links = [v for _, attributes in page.elements for k, v in attributes.items() if k in ("src", "href", "xlink:href")]
+    assert links
+    assert all(link is not None and link.startswith("#") for link in links)
+    style = re.search(r"<style>(.*?)</style>", page.source, re.S)
+    assert style is not None
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+    assert "://" not in page.source
+    policies = [attributes.get("content") for tag, attributes in page.elements if tag == "meta"]
+    assert "default-src 'none'; style-src 'unsafe-inline'" in policies
+    assert "prefers-color-scheme: dark" in style[1]
+
+
+def test_links_inside_the_page_lead_somewhere(finished_run: Path) -> None:
+    page = Page.of(finished_run / "report.html")
+    anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(anchors) == len(set(anchors))
+    targets = {attributes["href"] for tag, attributes in page.elements if tag == "a"}
+    assert targets <= {f"#{anchor}" for anchor in anchors}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"finished": 0},
+        {"finished": 1},
+        {"finished": 3, "known": False},
+        {"known": False},
+        {"rounds": 1},
+    ],
+    ids=["just begun", "one round", "unfinished without a world", "finished without a world", "a single round"],
+)
+def test_a_run_in_any_state_has_a_report(tmp_path: Path, state: dict[str, Any]) -> None:
+    run_dir = write_run(tmp_path / "run", **{"rounds": 4, **state})
+    page = Page.of(build_report(run_dir))
+    complete = (run_dir / "result.json").exists()
+    assert ("finished" in page.text.split("What did it take?")[0].replace("unfinished", "")) == complete
+    assert ("--resume" in page.text) == (state.get("finished", 4) < state.get("rounds", 4))
+    assert "nan" not in page.text.lower().split()
+    assert "None" not in page.text.split("Resolved recipe")[0]
+    if not state.get("known", True):
+        assert "not known" in page.text
+        assert "exact/f_policy" not in page.text
+
+
+def test_an_unfinished_round_names_its_finished_phases(tmp_path: Path) -> None:
+    page = Page.of(build_report(write_run(tmp_path / "run", rounds=4, finished=2)))
+    assert "in round 3 these phases are done: fit-reward" in page.text
+
+
+def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", rounds=2)
+    with Journal.open(run_dir / "journal.sqlite", "run", create=recipe(2)) as journal:
+        journal.round = 2
+        journal.add_metrics({"fit/slope_cost": math.nan})
+    page = Page.of(build_report(run_dir))
+    assert "fit/slope_cost–" in page.text
+    assert ("fit/slope_cost", 2) not in {(item.key, item.round) for item in page.numbers}
+
+
+def test_weights_that_differ_from_the_trainers_are_not_called_proven(tmp_path: Path) -> None:
+    from pddpo_ray.parts import Delivery
+
+    run_dir = write_run(tmp_path / "run", rounds=2)
+    assert "not proven" not in Page.of(build_report(run_dir)).text
+    with Journal.open(run_dir / "journal.sqlite", "run", create=recipe(2)) as journal:
+        journal.round = 2
+        journal.add_delivery(Delivery("vllm-1", 4, "f" * 64, 30, 0.2), True, 1e-6)
+    assert "not proven" in Page.of(build_report(run_dir)).text
+
+
+def test_passwords_of_database_urls_are_not_shown(tmp_path: Path) -> None:
+    changes = {"journal": "postgresql://owner:hunter2@db.example/pddpo"}
+    page = Page.of(build_report(write_run(tmp_path / "run", rounds=1, changes=changes)))
+    assert "hunter2" not in page.source
+    assert "postgresql://***@db.example/pddpo" in page.text
+
+
+def test_a_renamed_run_folder_still_has_its_report(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "old", rounds=1)
+    with Journal.open(run_dir / "journal.sqlite", "old-offline", create=recipe(1)):
+        pass
+    page = Page.of(build_report(run_dir.rename(tmp_path / "new")))
+    assert "1 of 1 rounds" in page.text
+
+
+def test_a_folder_without_a_journal_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no journal\.sqlite: give the folder of a run") as caught:
+        build_report(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_report_is_replaced_whole(finished_run: Path) -> None:
+    first = (finished_run / "report.html").read_text()
+    assert build_report(finished_run).read_text() == first
+    assert [path.name for path in finished_run.glob("*report*")] == ["report.html"]
+
+
+def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
+    config = load("tabular", ["rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64"])
+    result = run_recipe(config, tmp_path / "run")
+    page = Page.of(build_report(tmp_path / "run"))
+    by_key = {item.key: item.value for item in page.numbers if item.round is None}
+    for name in ("f_last", "g_last", "f_optimum", "merit_last", "merit_covered_only", "multiplier_optimum"):
+        assert by_key[name] == result[name]
+    assert by_key["safety_labels"] == result["labels_safety"] == 2 * 16 * 4
+    assert by_key["labelled_pairs"] == result["labels_pairs"]
