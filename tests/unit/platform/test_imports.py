@@ -16,15 +16,15 @@ HEAVY_ENGINES = ("ray", "vllm", "deepspeed")
 LAUNCHERS = {"pddpo_ray/cli/train.py"}
 """`pddpo train` starts the Ray shell by name; nothing else in the library knows that it exists."""
 
-TRUTH = ("pddpo_ray.worlds.oracle", "pddpo_ray.worlds.text", "pddpo_ray.worlds.tabular", "pddpo_ray.worlds.feedback")
+TRUTH = ("pddpo_ray.worlds.oracle", "pddpo_ray.worlds.text", "pddpo_ray.worlds.tabular", "pddpo_ray.worlds.labeller")
 """Modules that hold true scores."""
 SEES_TRUTH = (
     "pddpo_ray/worlds/",
     "pddpo_ray/verify/",
     "pddpo_ray/evaluation.py",
     # assemble the parts and hand the world's labeller and evaluation to them
-    "pddpo_ray/run.py",
     "pddpo_ray/in_process",
+    "pddpo_ray/text_world.py",
     "actors/launch.py",
 )
 TRUTH_BEARERS = {"Oracle", "TextWorld", "TabularWorld", "WorldLabeller"}
