@@ -175,8 +175,8 @@ def test_a_whole_section_can_be_given_at_once() -> None:
 
 
 def test_a_section_without_its_tag_means_the_default_variant(tmp_path: Path) -> None:
-    text = "algorithm: pd-dpo\nworld: {kind: text}\ndual: {rule: {curvature_cap: false}}\nmodel: {parameters: {kind: lora}}\n"
-    path = write(tmp_path / "r.yaml", text)
+    sections = ("algorithm: pd-dpo", "world: {kind: text}", "dual: {rule: {curvature_cap: false}}")
+    path = write(tmp_path / "r.yaml", "\n".join((*sections, "model: {parameters: {kind: lora}}")))
     config = load(str(path))
     assert config.dual.rule.kind == "projected"
     assert config.model.parameters.kind == "lora"
