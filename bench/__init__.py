@@ -1,0 +1,1 @@
+"""Experiments and benchmarks that take longer than tests; their tables are in docs/."""
