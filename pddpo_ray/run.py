@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ from pddpo_ray.config.tree import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluation import Evaluation
 from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.records import LabelledPair
 from pddpo_ray.result import START, WALL, result_of
 
 logger = logging.getLogger("pddpo_ray.run")
@@ -107,17 +108,20 @@ def run_recipe(
     _demand_place(run_dir, place, resume)
     tell: Progress = progress or (lambda event: None)
     with _open_journal(config, place, run_dir.name, tell) as journal:
-        if not resume and journal.phases():
-            raise UserError(
-                f"run {journal.run_id} has begun already: continue it with --resume, or choose another --run"
-            )
+        if journal.is_new == resume:
+            # Only a server's journal gets here: it may know runs whose folder is not on this machine.
+            state = "there is no run called {}" if resume else "run {} has begun already"
+            advice = "leave --resume out" if resume else "continue it with --resume, or choose another --run"
+            raise UserError(f"{state.format(journal.run_id)}: {advice}")
         tell(RunStarted(journal.run_id, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
         began = time.monotonic()
         backends = (make_backends or _in_process())(config, run_dir)
         try:
             _add_seconds(journal, START, time.monotonic() - began)
-            offline = _compare_offline(config, place, run_dir.name, backends, tell)
-            evaluation = drive(config, journal, backends, tell)
+            alone = _compare_offline(config, place, run_dir.name, backends, tell)
+            begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
+            evaluation = drive(config, journal, begin_with, tell)
+            offline = None if alone is None else alone.evaluation
             result = result_of(config, journal, backends.world, evaluation, offline)
         finally:
             backends.close()
@@ -156,16 +160,25 @@ def drive(
     return evaluation
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """Offline PD-DPO beside an online run, and the pairs that both begin with."""
+
+    evaluation: Evaluation | None
+    pairs: tuple[LabelledPair, ...]
+
+
 def _compare_offline(
     config: Config, place: str | Path, run_id: str, backends: Backends, tell: Progress
-) -> Evaluation | None:
-    """PD-DPO on the offline pairs alone, beside an online run on a known world: the same backends, its own journal."""
+) -> _Alone | None:
+    """PD-DPO on the offline pairs alone, where the recipe asks for it: the same backends, a journal of its own."""
     rounds = config.offline.compare_rounds
     if not rounds or not config.online or backends.world is None:
         return None
     alone = config.model_copy(update={"algorithm": "pd-dpo", "rounds": rounds})
     with _open_journal(alone, place, f"{run_id}-{OFFLINE}", tell) as journal:
-        return drive(alone, journal, backends, tell, every_round=False)
+        evaluation = drive(alone, journal, backends, tell, every_round=False)
+        return _Alone(evaluation, tuple(entry.labelled for entry in journal.pairs(0)))
 
 
 def _open_journal(config: Config, place: str | Path, run_id: str, tell: Progress) -> Journal:

@@ -43,6 +43,8 @@ class Journal:
         self.run_id = run_id
         self.round = 0
         """The round being worked on; 0 is everything before the first."""
+        self.is_new = False
+        """Whether opening it began the run."""
         self._lock = lock
         self._listener = listener or (lambda event: None)
         self._pending: list[tuple[Table, list[rows.Row], bool]] | None = None
@@ -75,8 +77,10 @@ class Journal:
                 _require_run(engine, run_id)
                 return cls(engine, run_id, None, listener)
             decisive = create if substance is None else substance
-            _create_run(engine, run_id, json.loads(json.dumps(create)), json.loads(json.dumps(decisive)))
-            return cls(engine, run_id, DriverLock(engine, run_id), listener)
+            is_new = _create_run(engine, run_id, json.loads(json.dumps(create)), json.loads(json.dumps(decisive)))
+            journal = cls(engine, run_id, DriverLock(engine, run_id), listener)
+            journal.is_new = is_new
+            return journal
         except BaseException:
             engine.dispose()
             raise
@@ -448,7 +452,8 @@ class Journal:
         ]
 
 
-def _create_run(engine: Engine, run_id: str, recipe: Json, substance: Json) -> None:
+def _create_run(engine: Engine, run_id: str, recipe: Json, substance: Json) -> bool:
+    """Whether the run is new. Raises UserError if it is not and has another substance."""
     with engine.begin() as connection:
         found = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
         if found is None:
@@ -459,6 +464,7 @@ def _create_run(engine: Engine, run_id: str, recipe: Json, substance: Json) -> N
                 f"run {run_id} belongs to another recipe ({_first_difference(found.substance, substance)}): choose"
                 " another run folder, or resume with the recipe it was started with"
             )
+        return found is None
 
 
 def _first_difference(old: Json, new: Json, path: str = "") -> str:

@@ -24,9 +24,9 @@ def small(*overrides: str, rounds: int = 2) -> Config:
     return load("tabular", [*SMALL, f"rounds={rounds}", *overrides])
 
 
-def story(run_dir: Path, run_id: str | None = None) -> dict[str, Any]:
+def story(run_dir: Path, *, url: str | None = None) -> dict[str, Any]:
     """Prompts, versions, samples, labels and the multiplier's trace of a finished run."""
-    with Journal.open(run_dir / JOURNAL, run_id or run_dir.name) as journal:
+    with Journal.open(url or run_dir / JOURNAL, run_dir.name) as journal:
         return {
             "prompts": [(e.round, e.phase, e.payload) for e in journal.phases(like="prompts-%")],
             "versions": [(e.version, e.round, e.stage, e.base, e.multiplier) for e in journal.versions()],

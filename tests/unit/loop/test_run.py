@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.backends import Backends
+from pddpo_ray.config import Config, load
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
 from pddpo_ray.run import JOURNAL, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular_parts import TabularEngine
 from tests.unit.loop.small_run import finish, small, story
 
 RESULT_KEYS = {
@@ -45,6 +50,20 @@ def test_a_result_has_every_promised_key_and_agrees_with_the_oracle(tmp_path: Pa
     assert heard[-1] == RunFinished("run", result)
 
 
+def test_exploring_online_halves_the_merit_of_offline_training_in_the_trap(tmp_path: Path) -> None:
+    config = load(
+        "tabular", ["rounds=12", "offline.compare_rounds=12", "feedback.responses=128", "feedback.labels_each=16"]
+    )
+    result = run_recipe(config, tmp_path / "run")
+    assert result["merit_offline"] == pytest.approx(result["merit_covered_only"], rel=0.25)
+    assert result["merit_last"] < 0.5 * result["merit_offline"]
+    with (
+        Journal.open(tmp_path / "run" / JOURNAL, "run") as online,
+        Journal.open(tmp_path / "run" / JOURNAL, "run-offline") as offline,
+    ):
+        assert [entry.labelled for entry in online.pairs(0)] == [entry.labelled for entry in offline.pairs(0)]
+
+
 def test_the_mixtures_cost_is_the_mean_of_the_rounds_and_f_is_at_least_theirs(tmp_path: Path) -> None:
     result = run_recipe(small(rounds=3), tmp_path / "run")
     with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
@@ -69,13 +88,6 @@ def test_every_step_of_the_multiplier_is_the_projected_one(tmp_path: Path) -> No
 
 
 def test_the_number_of_engines_changes_nothing(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from pddpo_ray.backends import Backends
-    from pddpo_ray.config import Config
-    from pddpo_ray.in_process import make_backends
-    from pddpo_ray.worlds.tabular_parts import TabularEngine
-
     def three_engines(config: Config, run_dir: Path) -> Backends:
         backends = make_backends(config, run_dir)
         engines = [TabularEngine(trap_world(), backends.store, f"tabular-{place}") for place in range(3)]
@@ -138,6 +150,27 @@ def test_a_used_folder_a_missing_run_and_another_recipe_are_refused(tmp_path: Pa
     with pytest.raises(UserError, match=r"beta is 0\.1 there and 0\.2 here"):
         run_recipe(small("beta=0.2"), tmp_path / "run", resume=True)
     assert finish(small(), tmp_path / "run", resume=True) == before == story(tmp_path / "run")
+
+
+def test_a_run_that_died_before_its_first_phase_can_be_resumed(tmp_path: Path) -> None:
+    def no_backends(config: Config, run_dir: Path) -> Backends:
+        raise RunError("the engine did not come up")
+
+    with pytest.raises(RunError, match="did not come up"):
+        run_recipe(small(), tmp_path / "run", make_backends=no_backends)
+    assert run_recipe(small(), tmp_path / "run", resume=True)["rounds"] == 2
+
+
+def test_without_a_known_world_a_run_works_and_says_what_it_does_not_know(tmp_path: Path) -> None:
+    def blind(config: Config, run_dir: Path) -> Backends:
+        return replace(make_backends(config, run_dir), world=None)
+
+    with pytest.raises(UserError, match=r"dual\.rho must be given"):
+        run_recipe(small(), tmp_path / "without", make_backends=blind)
+    result = run_recipe(small("dual.rho=0.5"), tmp_path / "run", make_backends=blind)
+    assert set(result) >= RESULT_KEYS
+    assert {result[name] for name in ("f_last", "multiplier_optimum", "merit_covered_only", "slope_cost")} == {None}
+    assert result["multiplier"] > 0
 
 
 def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> None:
