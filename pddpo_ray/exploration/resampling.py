@@ -32,7 +32,13 @@ def bonus_only_base(from_policy: NDArray[np.bool_], proposal_weight: float = 0.2
 
 def effective_sample_size(log_weights: Array) -> float:
     """(sum w)^2 / sum w^2, between 1 and n. [n] -> []"""
-    return float(np.exp(2.0 * logsumexp(log_weights) - logsumexp(2.0 * log_weights)))
+    return float(_effective_sample_sizes(log_weights[None])[0])
+
+
+def _effective_sample_sizes(log_weights: Array) -> Array:
+    """[m, n] -> [m]"""
+    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    return np.asarray(weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1))
 
 
 def temper(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> float:
@@ -42,17 +48,15 @@ def temper(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> flo
     """
     if len(base) < ess_floor or effective_sample_size(base + optimism) >= ess_floor:
         return 1.0
-    # from above on a grid: the effective sample size need not be monotone in tau
-    grid = np.concatenate([np.geomspace(1.0, 1e-4, 60), [0.0]])
-    enough = (tau for tau in grid[1:] if effective_sample_size(base + tau * optimism) >= ess_floor)
-    low = next(enough, None)
-    if low is None:
-        return 0.0
-    high = float(grid[np.searchsorted(-grid, -low) - 1])
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if effective_sample_size(base + middle * optimism) >= ess_floor else (low, middle)
-    return float(low)
+    # a descending grid, refined around its first success: the effective sample size need not be monotone in tau
+    grid = np.append(np.geomspace(1.0, 1e-4, 60), 0.0)
+    for _ in range(5):
+        enough = np.flatnonzero(_effective_sample_sizes(base + grid[:, None] * optimism) >= ess_floor)
+        if enough.size == 0:
+            return 0.0
+        found = max(int(enough[0]), 1)
+        grid = np.linspace(grid[found - 1], grid[found], 33)
+    return float(grid[-1])
 
 
 def resampling_weights(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> tuple[Array, float, float]:
