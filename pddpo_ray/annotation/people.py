@@ -1,0 +1,223 @@
+"""Who may answer: people, tokens, sessions. Tokens are random and only their hashes are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from pddpo_ray.annotation.audit import record_event
+from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
+from pddpo_ray.journal.database import reading
+
+HANDLE = re.compile(r"[\w][\w .@-]{0,99}")
+SESSION_S = 12 * 3600
+TOKEN_PREFIX = "pddpo_"
+SHOWN = len(TOKEN_PREFIX) + 6
+"""Characters of a token that are kept readable, to recognise it by."""
+
+DEFAULT_GUIDELINES = """\
+## What to look for
+
+**More helpful** - which answer serves the person who asked better? Judge usefulness alone, even of a harmful answer.
+
+**More harmful** - which answer could do more damage if somebody followed it? Judge harm alone, even of a dull answer.
+
+**Safe or unsafe** - would you be at ease if this answer reached someone in a difficult moment? If not, it is unsafe.
+
+Use *tie* only when you truly cannot see a difference, *can't tell* when you lack the knowledge to judge, and *skip*
+whenever a text is more than you want to read. Skipping costs you nothing.
+"""
+
+
+class Role(StrEnum):
+    ANNOTATOR = "annotator"
+    LEAD = "lead"
+    ADMIN = "admin"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Someone who was recognised. `csrf` is set when it was by the cookie of a browser session."""
+
+    id: str
+    handle: str
+    role: Role
+    sees_harmful: bool
+    daily_cap: int
+    active: bool = True
+    csrf: str | None = None
+
+
+class People:
+    """Accounts and sessions of one database."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def create(
+        self, handle: str, role: Role, *, by: str, sees_harmful: bool = True, daily_cap: int = 400
+    ) -> tuple[Person, str]:
+        """A new person and their token, which is shown this once. Raises QueueError if the handle is taken."""
+        if not HANDLE.fullmatch(handle):
+            raise QueueError(
+                Problem.MALFORMED, f"handle {handle!r}: use letters, digits, space, . @ _ -, at most 100 characters"
+            )
+        token, id_ = new_token(), uuid.uuid4().hex
+
+        def add(connection: Connection) -> None:
+            if connection.execute(select(annotator.c.id).where(annotator.c.handle == handle)).first():
+                raise QueueError(Problem.CONFLICT, f"there is a {handle!r} already: choose another handle")
+            row: dict[str, Any] = {"id": id_, "handle": handle, "role": role.value, "active": True}
+            row |= {"sees_harmful": sees_harmful, "daily_cap": daily_cap, "created_ms": self._store.clock()}
+            connection.execute(insert(annotator).values(**row, **_token_columns(token)))
+            record_event(connection, self._store.clock(), by, "person.create", id_, handle=handle, role=role.value)
+
+        self._store.write(add)
+        return Person(id_, handle, role, sees_harmful, daily_cap), token
+
+    def rotate(self, id_: str, *, by: str) -> str:
+        """A new token; the old one and every session made with it end at once."""
+        token = new_token()
+
+        def replace(connection: Connection) -> None:
+            self._demand(connection, id_)
+            connection.execute(update(annotator).where(annotator.c.id == id_).values(**_token_columns(token)))
+            self._end_sessions(connection, id_)
+            record_event(connection, self._store.clock(), by, "person.rotate", id_)
+
+        self._store.write(replace)
+        return token
+
+    def change(self, id_: str, *, by: str, **values: Any) -> Person:
+        """Changes `active`, `role`, `sees_harmful` or `daily_cap`; someone set inactive is signed out at once."""
+
+        def apply(connection: Connection) -> Person:
+            self._demand(connection, id_)
+            if values:
+                connection.execute(update(annotator).where(annotator.c.id == id_).values(**values))
+            if values.get("active") is False:
+                self._end_sessions(connection, id_)
+            record_event(connection, self._store.clock(), by, "person.change", id_, **values)
+            return self._demand(connection, id_)
+
+        return self._store.write(apply)
+
+    def all(self) -> list[Person]:
+        with reading(self._store.engine) as connection:
+            return [_person(row) for row in connection.execute(select(annotator).order_by(annotator.c.handle))]
+
+    def by_token(self, token: str) -> Person | None:
+        """The active person with this token."""
+        with reading(self._store.engine) as connection:
+            row = connection.execute(select(annotator).where(annotator.c.token_sha256 == hashed(token))).first()
+        return _person(row) if row is not None and row.active else None
+
+    def sign_in(self, token: str) -> tuple[str, Person] | None:
+        """Opens a browser session: the cookie's value and the person with their CSRF token."""
+        person = self.by_token(token)
+        if person is None:
+            return None
+        cookie, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        row: dict[str, Any] = {"id_sha256": hashed(cookie), "annotator": person.id, "csrf": csrf}
+        row |= {"expires_ms": self._store.clock() + SESSION_S * 1000}
+        self._store.write(lambda connection: connection.execute(insert(login).values(**row)))
+        return cookie, Person(**{**person.__dict__, "csrf": csrf})
+
+    def by_cookie(self, cookie: str) -> Person | None:
+        query = (
+            select(annotator, login.c.csrf)
+            .join(login, login.c.annotator == annotator.c.id)
+            .where(
+                login.c.id_sha256 == hashed(cookie),
+                login.c.revoked_ms.is_(None),
+                login.c.expires_ms > self._store.clock(),
+                annotator.c.active,
+            )
+        )
+        with reading(self._store.engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else _person(row, row.csrf)
+
+    def sign_out(self, cookie: str) -> None:
+        ended = update(login).where(login.c.id_sha256 == hashed(cookie)).values(revoked_ms=self._store.clock())
+        self._store.write(lambda connection: connection.execute(ended))
+
+    def _end_sessions(self, connection: Connection, id_: str) -> None:
+        open_ = (login.c.annotator == id_) & login.c.revoked_ms.is_(None)
+        connection.execute(update(login).where(open_).values(revoked_ms=self._store.clock()))
+
+    def _demand(self, connection: Connection, id_: str) -> Person:
+        row = connection.execute(select(annotator).where(annotator.c.id == id_)).first()
+        if row is None:
+            raise QueueError(Problem.NOT_FOUND, f"there is no person {id_!r}")
+        return _person(row)
+
+
+class Campaign:
+    """What holds for everybody in one run: guidelines, and whether work is paused."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def paused(self) -> bool:
+        with reading(self._store.engine) as connection:
+            query = select(campaign.c.paused).where(campaign.c.run == self._store.run)
+            return bool(connection.execute(query).scalar())
+
+    def pause(self, paused: bool, *, by: str) -> None:
+        def set_(connection: Connection) -> None:
+            mine = campaign.c.run == self._store.run
+            changed = connection.execute(update(campaign).where(mine).values(paused=paused))
+            if changed.rowcount == 0:
+                connection.execute(insert(campaign).values(run=self._store.run, paused=paused))
+            record_event(connection, self._store.clock(), by, "campaign.pause", self._store.run, paused=paused)
+
+        self._store.write(set_)
+
+    def guidelines(self) -> tuple[int, str]:
+        """Version and Markdown text of the newest guidelines; version 0 are the ones that ship with the package."""
+        query = select(guideline.c.version, guideline.c.markdown).where(guideline.c.run == self._store.run)
+        with reading(self._store.engine) as connection:
+            row = connection.execute(query.order_by(guideline.c.version.desc()).limit(1)).first()
+        return (0, DEFAULT_GUIDELINES) if row is None else (row.version, row.markdown)
+
+    def set_guidelines(self, markdown: str, *, by: str) -> int:
+        """A new version; answers remember which one their author could read."""
+
+        def add(connection: Connection) -> int:
+            newest = select(func.max(guideline.c.version)).where(guideline.c.run == self._store.run)
+            version = (connection.execute(newest).scalar() or 0) + 1
+            row = {"run": self._store.run, "version": version, "markdown": markdown, "by": by}
+            connection.execute(insert(guideline).values(**row, at_ms=self._store.clock()))
+            record_event(connection, self._store.clock(), by, "guidelines.set", self._store.run, version=version)
+            return version
+
+        return self._store.write(add)
+
+
+def new_token() -> str:
+    """256 random bits; nobody can guess one, so a plain hash is enough to store it by."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _token_columns(token: str) -> dict[str, str]:
+    return {"token_sha256": hashed(token), "token_prefix": token[:SHOWN]}
+
+
+def _person(row: Any, csrf: str | None = None) -> Person:
+    return Person(row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf)

@@ -1,0 +1,372 @@
+"""Batches of questions: opened once per (run, round, purpose), watched, frozen into a snapshot that never changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, case, func, insert, select, update
+
+from pddpo_ray.annotation.audit import record_event
+from pddpo_ray.annotation.questions import Question, round_digest
+from pddpo_ray.annotation.rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, snapshot, task
+from pddpo_ray.journal.database import reading
+
+GOLD = "gold"
+"""Purpose of the batch of control questions; it belongs to round 0 and is never frozen."""
+UNLIMITED = 1_000_000
+"""Labels that a control question takes: everybody may meet it."""
+CHUNK = 500
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """How far a batch is. Counts are of questions, except `wanted` and `counted`, which are labels."""
+
+    id: str
+    round: int
+    purpose: str
+    kind: str
+    labels_each: int
+    state: str
+    opened_ms: int
+    deadline_ms: int | None
+    questions: int
+    satisfied: int
+    blocked: int
+    wanted: int
+    counted: int
+    out: int
+    refusals: int
+
+    @property
+    def missing(self) -> int:
+        return self.wanted - self.counted
+
+    @property
+    def complete(self) -> bool:
+        return self.missing == 0
+
+
+@dataclass(frozen=True)
+class CountedAnswer:
+    """One label of a snapshot: `place` tells the labels of one question apart, in the order of arrival."""
+
+    position: int
+    item: str
+    place: int
+    annotator: str
+    key: str
+    given: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a frozen round decided. `sha256` names the content."""
+
+    round_id: str
+    answers: tuple[CountedAnswer, ...]
+    sha256: str
+
+
+class Rounds:
+    """Opens, watches and freezes the batches of one run."""
+
+    def __init__(self, store: Store, rules: Rules) -> None:
+        self._store = store
+        self._rules = rules
+
+    def open(
+        self,
+        round_: int,
+        purpose: str,
+        questions: Sequence[Question],
+        *,
+        labels_each: int,
+        deadline_ms: int | None = None,
+        priority: int = 0,
+        by: str = "driver",
+    ) -> RoundStatus:
+        """The batch of this round and purpose; opening it again with the same questions changes nothing.
+
+        Raises QueueError: conflict if the batch exists with other questions, backlog if people are too far behind.
+        """
+        if not questions:
+            raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: a batch needs at least one question")
+        kinds = {question.kind for question in questions}
+        if len(kinds) != 1:
+            raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: one batch has one kind of question")
+        digest = round_digest(questions)
+        id_ = round_id(self._store.run, round_, purpose)
+        row: dict[str, Any] = {"id": id_, "run": self._store.run, "round": round_, "purpose": purpose}
+        row |= {"kind": questions[0].kind, "labels_each": labels_each, "priority": priority, "deadline_ms": deadline_ms}
+        row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest}
+
+        def add(connection: Connection) -> None:
+            found = connection.execute(select(question_round).where(question_round.c.id == id_)).first()
+            if found is not None:
+                _demand_same(found, digest, labels_each)
+                return
+            self._demand_room(connection, purpose)
+            connection.execute(insert(question_round).values(**row))
+            rows = [_task_row(id_, position, one, labels_each) for position, one in enumerate(questions)]
+            for start in range(0, len(rows), CHUNK):
+                connection.execute(insert(task), rows[start : start + CHUNK])
+            record_event(connection, row["opened_ms"], by, "round.open", id_, questions=len(rows), sha256=digest)
+
+        self._store.write(add)
+        return self.status(id_)
+
+    def add_gold(self, questions: Sequence[Question], *, by: str) -> int:
+        """Adds control questions to the run's stock; one that is there already is left alone. Returns how many."""
+        if any(question.gold is None for question in questions):
+            raise QueueError(Problem.MALFORMED, "a control question needs its known answer in `gold`")
+
+        def add(connection: Connection) -> int:
+            added = 0
+            for question in questions:
+                stock = self._gold_stock(connection, question.kind)
+                there = connection.execute(
+                    select(task.c.id).where(task.c.question_round == stock, task.c.item == question.item)
+                )
+                if there.first() is None:
+                    position = select(func.count()).select_from(task).where(task.c.question_round == stock)
+                    place = connection.execute(position).scalar_one()
+                    connection.execute(insert(task).values(**_task_row(stock, place, question, UNLIMITED)))
+                    added += 1
+            record_event(connection, self._store.clock(), by, "gold.add", self._store.run, added=added)
+            return added
+
+        return self._store.write(add)
+
+    def backlog(self) -> int:
+        """Labels that are still wanted in open batches."""
+        with reading(self._store.engine) as connection:
+            return self._backlog(connection)
+
+    def all(self) -> list[RoundStatus]:
+        """Every batch of the run but control questions, the newest first."""
+        mine = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
+        query = _status_query().where(mine).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
+        with reading(self._store.engine) as connection:
+            return [_status(row) for row in connection.execute(query)]
+
+    def status(self, id_: str) -> RoundStatus:
+        with reading(self._store.engine) as connection:
+            return self._status(connection, id_)
+
+    def extend(self, id_: str, deadline_ms: int | None, *, by: str) -> RoundStatus:
+        def apply(connection: Connection) -> None:
+            self._lock_open(connection, id_)
+            changed = update(question_round).where(question_round.c.id == id_).values(deadline_ms=deadline_ms)
+            connection.execute(changed)
+            record_event(connection, self._store.clock(), by, "round.extend", id_, deadline_ms=deadline_ms)
+
+        self._store.write(apply)
+        return self.status(id_)
+
+    def reopen_blocked(self, id_: str, *, by: str) -> int:
+        """Puts questions that too many people refused back into the queue. Returns how many."""
+
+        def apply(connection: Connection) -> int:
+            self._lock_open(connection, id_)
+            blocked = (task.c.question_round == id_) & (task.c.state == "blocked")
+            count = connection.execute(update(task).where(blocked).values(state="open", refusals=0)).rowcount
+            record_event(connection, self._store.clock(), by, "round.unblock", id_, questions=count)
+            return count
+
+        return self._store.write(apply)
+
+    def cancel(self, id_: str, *, by: str) -> None:
+        """Nothing of the batch is asked any more; what was answered stays stored."""
+
+        def apply(connection: Connection) -> None:
+            self._lock_open(connection, id_)
+            self._end(connection, id_, "cancelled")
+            record_event(connection, self._store.clock(), by, "round.cancel", id_)
+
+        self._store.write(apply)
+
+    def freeze(self, id_: str, *, accept_missing: bool = False, by: str = "driver") -> Snapshot:
+        """Closes the batch and fixes what counts. Freezing a frozen one reads the snapshot back.
+
+        Raises QueueError (conflict) if labels are missing and `accept_missing` is not set.
+        """
+
+        def apply(connection: Connection) -> Snapshot:
+            stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
+            if stored is not None:
+                return _snapshot(stored)
+            self._lock_open(connection, id_)
+            status = self._status(connection, id_)
+            if not status.complete and not accept_missing:
+                raise QueueError(
+                    Problem.CONFLICT,
+                    f"round {status.round}, {status.purpose}: {status.missing} of {status.wanted} labels are missing",
+                )
+            self._end(connection, id_, "frozen")
+            content = [list(row) for row in connection.execute(_counted_query(id_))]
+            digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            row = {"question_round": id_, "content": content, "sha256": digest, "at_ms": self._store.clock()}
+            connection.execute(insert(snapshot).values(**row))
+            record_event(connection, self._store.clock(), by, "round.freeze", id_, sha256=digest, labels=len(content))
+            return Snapshot(id_, tuple(CountedAnswer(*entry) for entry in content), digest)
+
+        return self._store.write(apply)
+
+    def snapshot(self, id_: str) -> Snapshot | None:
+        """What the frozen batch decided; None while it is open."""
+        with reading(self._store.engine) as connection:
+            stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
+        return None if stored is None else _snapshot(stored)
+
+    def counted(self, id_: str) -> list[CountedAnswer]:
+        """Labels that count at this moment, frozen or not."""
+        with reading(self._store.engine) as connection:
+            return [CountedAnswer(*row) for row in connection.execute(_counted_query(id_))]
+
+    # --- inside a transaction -------------------------------------------------------------------------------------
+
+    def _backlog(self, connection: Connection) -> int:
+        query = (
+            select(func.coalesce(func.sum(task.c.needed - task.c.seats), 0))
+            .join(question_round, question_round.c.id == task.c.question_round)
+            .where(question_round.c.run == self._store.run, question_round.c.state == "open", task.c.gold.is_(None))
+        )
+        return int(connection.execute(query).scalar_one())
+
+    def _demand_room(self, connection: Connection, purpose: str) -> None:
+        waiting = self._backlog(connection)
+        if waiting > self._rules.backlog_max:
+            raise QueueError(
+                Problem.BACKLOG,
+                f"{waiting} labels are still wanted, more than {self._rules.backlog_max}: {purpose} waits for them",
+            )
+
+    def _gold_stock(self, connection: Connection, kind: str) -> str:
+        purpose = f"{GOLD}-{kind}"
+        id_ = round_id(self._store.run, 0, purpose)
+        if connection.execute(select(question_round.c.id).where(question_round.c.id == id_)).first() is None:
+            row = {"id": id_, "run": self._store.run, "round": 0, "purpose": purpose, "kind": kind}
+            row |= {"labels_each": UNLIMITED, "priority": 0, "opened_ms": self._store.clock(), "deadline_ms": None}
+            connection.execute(insert(question_round).values(**row, state="open", content_sha256=""))
+        return id_
+
+    def _status(self, connection: Connection, id_: str) -> RoundStatus:
+        mine = (question_round.c.id == id_) & (question_round.c.run == self._store.run)
+        row = connection.execute(_status_query().where(mine)).first()
+        if row is None:
+            raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
+        return _status(row)
+
+    def _lock_open(self, connection: Connection, id_: str) -> None:
+        query = select(question_round.c.state).where(
+            question_round.c.id == id_, question_round.c.run == self._store.run
+        )
+        state = connection.execute(query.with_for_update()).scalar()
+        if state is None:
+            raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
+        if state != "open":
+            raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state} already")
+
+    def _end(self, connection: Connection, id_: str, state: str) -> None:
+        """Calls leases back and closes the batch."""
+        questions = select(task.c.id).where(task.c.question_round == id_)
+        out = (lease.c.state == "leased") & lease.c.task.in_(questions)
+        connection.execute(update(lease).where(out).values(state="expired"))
+        connection.execute(update(task).where(task.c.question_round == id_).values(leased=0))
+        connection.execute(update(question_round).where(question_round.c.id == id_).values(state=state))
+
+
+def round_id(run: str, round_: int, purpose: str) -> str:
+    """Follows from the names alone, so a restarted driver finds its batch again."""
+    return hashlib.sha256(f"{run}\0{round_}\0{purpose}".encode()).hexdigest()[:32]
+
+
+def _task_row(round_id_: str, position: int, question: Question, needed: int) -> dict[str, Any]:
+    digest = hashlib.sha256(f"{round_id_}\0{question.item}\0{question.digest()}".encode()).hexdigest()[:32]
+    return {
+        "id": digest,
+        "question_round": round_id_,
+        "position": position,
+        "kind": question.kind,
+        "item": question.item,
+        "prompt": question.prompt,
+        "first": question.first,
+        "second": question.second,
+        "provenance": dict(question.provenance),
+        "risk": question.risk,
+        "priority": question.priority,
+        "gold": question.gold,
+        "needed": needed,
+        "seats": 0,
+        "leased": 0,
+        "refusals": 0,
+        "state": "open",
+    }
+
+
+def _demand_same(found: Any, digest: str, labels_each: int) -> None:
+    if (found.content_sha256, found.labels_each) != (digest, labels_each):
+        raise QueueError(
+            Problem.CONFLICT,
+            f"round {found.round}, {found.purpose} was opened with other questions: the run and its queue do not agree",
+        )
+
+
+def _status_query() -> Any:
+    def count(state: str) -> Any:
+        return func.coalesce(func.sum(case((task.c.state == state, 1), else_=0)), 0)
+
+    return (
+        select(
+            question_round,
+            func.count(task.c.id).label("questions"),
+            count("satisfied").label("satisfied"),
+            count("blocked").label("blocked"),
+            func.coalesce(func.sum(task.c.needed), 0).label("wanted"),
+            func.coalesce(func.sum(task.c.seats), 0).label("counted"),
+            func.coalesce(func.sum(task.c.leased), 0).label("out"),
+            func.coalesce(func.sum(task.c.refusals), 0).label("refused"),
+        )
+        .outerjoin(task, task.c.question_round == question_round.c.id)
+        .group_by(*question_round.c)
+    )
+
+
+def _status(row: Any) -> RoundStatus:
+    return RoundStatus(
+        id=row.id,
+        round=row.round,
+        purpose=row.purpose,
+        kind=row.kind,
+        labels_each=row.labels_each,
+        state=row.state,
+        opened_ms=row.opened_ms,
+        deadline_ms=row.deadline_ms,
+        questions=int(row.questions),
+        satisfied=int(row.satisfied),
+        blocked=int(row.blocked),
+        wanted=int(row.wanted),
+        counted=int(row.counted),
+        out=int(row.out),
+        refusals=int(row.refused),
+    )
+
+
+def _counted_query(id_: str) -> Any:
+    return (
+        select(task.c.position, task.c.item, seat.c.place, seat.c.annotator, answer.c.key, answer.c.given)
+        .select_from(seat.join(task, task.c.id == seat.c.task).join(answer, answer.c.seq == seat.c.answer))
+        .where(task.c.question_round == id_)
+        .order_by(task.c.position, answer.c.seq)
+    )
+
+
+def _snapshot(row: Any) -> Snapshot:
+    return Snapshot(row.question_round, tuple(CountedAnswer(*entry) for entry in row.content), row.sha256)

@@ -1,0 +1,61 @@
+"""Settings of the queue and the answers it gives. Times in seconds, as people think of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How questions are handed out."""
+
+    lease_s: float = 900.0
+    """A question not answered by then may go to someone else."""
+    leases_each: int = 2
+    """Questions in one person's hands: the one on the screen and the next."""
+    undo_s: float = 600.0
+    """How long an answer can be taken back, while its round is open."""
+    refusals_max: int = 5
+    """So many people who skip, flag or cannot tell take a question out of the queue until a lead looks at it."""
+    gold_rate: float = 0.05
+    """Share of questions whose answer is known; they never count as labels."""
+    risk_max: float = 0.5
+    """People who opted out of harmful text get nothing above this risk."""
+    backlog_max: int = 20_000
+    """Missing labels above which no new round is opened: the sampler waits for the people."""
+    seed: int = 0
+    """Of screen orders, gold and ties."""
+
+
+class Problem(StrEnum):
+    """Why the queue refuses a request; stable words for programs."""
+
+    NOT_FOUND = "not_found"
+    NOT_YOURS = "not_yours"
+    ANSWERED_ALREADY = "answered_already"
+    KEY_REUSED = "key_reused"
+    ROUND_CLOSED = "round_closed"
+    TOO_LATE = "too_late"
+    DAILY_CAP = "daily_cap"
+    MALFORMED = "malformed"
+    BACKLOG = "backlog"
+    CONFLICT = "conflict"
+
+
+class QueueError(Exception):
+    """A request that the queue's rules refuse; `problem` is for programs, the message for people."""
+
+    def __init__(self, problem: Problem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+class Outcome(StrEnum):
+    """What became of an answer."""
+
+    COUNTED = "counted"
+    SURPLUS = "surplus"
+    """Kept and thanked for, but others were faster: the question had all its labels."""
+    REFUSED = "refused"
+    """The person did not answer (skip, flag, cannot tell); somebody else is asked."""

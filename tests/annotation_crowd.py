@@ -1,0 +1,69 @@
+"""Several processes answer one round, one of them dies without warning; the promises that hold afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from pddpo_ray.annotation.audit import broken_links, imbalances
+from pddpo_ray.annotation.queue import Queue
+from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.store import Store, now_ms
+from pddpo_ray.journal.database import open_database
+from tests.annotation_desk import create_run, safety_questions
+
+ROOT = Path(__file__).parents[1]
+RULES = Rules(gold_rate=0.0)
+
+
+def crowd_keeps_every_promise(url: str, folder: Path, *, questions: int, needed: int, processes: int) -> None:
+    """Starts `processes` workers of `needed` people each, kills the first in the middle, lets others finish."""
+    engine = open_database(url)
+    create_run(engine)
+    store = Store(engine, "demo")
+    rounds = Rounds(store, RULES)
+    round_ = rounds.open(1, "safety", safety_questions(questions), labels_each=needed)
+    files = [folder / f"acknowledged-{n}" for n in range(processes)]
+    workers = [_start(url, n, needed, file) for n, file in enumerate(files)]
+    _wait_for_lines(files[0], 5)
+    os.kill(workers[0].pid, signal.SIGKILL)
+    for worker in workers:
+        worker.wait(timeout=240)
+    assert [worker.returncode for worker in workers] == [-signal.SIGKILL] + [0] * (processes - 1)
+    # What the dead process held runs out; somebody else does it.
+    late = Store(engine, "demo", lambda: now_ms() + int(RULES.lease_s * 1000) + 1)
+    Queue(late, RULES).expire()
+    last = folder / "acknowledged-last"
+    assert _start(url, processes, needed, last).wait(timeout=240) == 0
+
+    snapshot = rounds.freeze(round_.id)
+    acknowledged = [line.split(maxsplit=2) for file in [*files, last] for line in file.read_text().splitlines()]
+    counted = {entry.key: entry for entry in snapshot.answers}
+    assert len(snapshot.answers) == questions * needed
+    assert set(Counter(entry.position for entry in snapshot.answers).values()) == {needed}
+    assert len({(entry.position, entry.annotator) for entry in snapshot.answers}) == len(snapshot.answers)
+    for key, person, prompt in acknowledged:
+        assert (counted[key].annotator, f"prompt {counted[key].position}") == (person, prompt)
+    # At most the one answer that the killed process could not write down any more.
+    assert len(snapshot.answers) - len(acknowledged) in (0, 1)
+    assert imbalances(store) == []
+    assert broken_links(store) == []
+    engine.dispose()
+
+
+def _start(url: str, number: int, people: int, file: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.annotation_worker", url, f"w{number}", str(people), str(file)]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+def _wait_for_lines(file: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not file.exists() or len(file.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline, f"no answers in {file}"
+        time.sleep(0.02)

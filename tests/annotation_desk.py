@@ -1,0 +1,61 @@
+"""A queue over a fresh database, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine, insert
+
+from pddpo_ray.annotation.people import People, Person, Role
+from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue import Queue
+from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.schema import run
+
+RULES = Rules(lease_s=900, undo_s=600, gold_rate=0.0)
+
+
+@dataclass
+class Desk:
+    """Everything a test touches. `now_ms` is what the clock shows."""
+
+    engine: Engine
+    rules: Rules = RULES
+    now_ms: int = 1_700_000_000_000
+    store: Store = field(init=False)
+    rounds: Rounds = field(init=False)
+    queue: Queue = field(init=False)
+    people: People = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.engine, "demo", lambda: self.now_ms)
+        self.rounds = Rounds(self.store, self.rules)
+        self.queue = Queue(self.store, self.rules)
+        self.people = People(self.store)
+
+    def person(self, handle: str, role: Role = Role.ANNOTATOR, daily_cap: int = 10_000) -> Person:
+        return self.people.create(handle, role, by="test", daily_cap=daily_cap)[0]
+
+    def wait(self, seconds: float) -> None:
+        self.now_ms += int(seconds * 1000)
+
+
+def create_run(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(insert(run).values(id="demo", recipe={}, substance={}, created_ms=0))
+
+
+def safety_questions(count: int) -> list[Question]:
+    return [
+        Question("safety", f"r{i}", f"prompt {i}", f"answer {i}", provenance={"policy_version": 2})
+        for i in range(count)
+    ]
+
+
+def pair_questions(count: int) -> list[Question]:
+    provenance = {"policy_version": 2, "second_policy_version": 0}
+    return [
+        Question("pair", f"p{i}", f"prompt {i}", f"one {i}", f"two {i}", provenance=provenance) for i in range(count)
+    ]
