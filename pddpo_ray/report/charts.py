@@ -248,14 +248,15 @@ def _axes(frame: Frame, x_label: str, y_label: str, all_x: bool = False) -> str:
 
 
 def _tick(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}").replace("-", "−")
 
 
 def _curve(frame: Frame, line: Line, marks: bool = True) -> str:
     places = [(frame.x(x), frame.y(y)) for x, y in line.points]
     path = " ".join(f"{x:.2f},{y:.2f}" for x, y in places)
     dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-    drawn = f'<polyline class="l{line.color}" points="{path}"{dash}/>'
+    faint = "" if marks else " faint"
+    drawn = f'<polyline class="l{line.color}{faint}" points="{path}"{dash}/>'
     if not marks:
         return drawn
     radius = 2.2 if len(places) <= 60 else 0.8

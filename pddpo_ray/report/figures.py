@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pddpo_ray.cost_estimate import interval
 from pddpo_ray.report.charts import Band, Dot, Level, Line, line_chart, plane, stacked_bars
 from pddpo_ray.report.run_data import RunData
+from pddpo_ray.result import WALL
 
 POLICY, MIXTURE, OPTIMUM, OFFLINE, COVERED, REFERENCE = 1, 2, 3, 4, 5, 6
 POINT_STYLE = {
@@ -17,7 +18,7 @@ POINT_STYLE = {
     "last": ("last policy", POLICY, "L"),
     "optimum": ("π*, the best possible policy", OPTIMUM, "★"),
 }
-PHASES_SHOWN = 7
+PHASES_SHOWN = 6
 
 
 def figures(run: RunData) -> list[str]:
@@ -108,10 +109,13 @@ def _cost(run: RunData) -> str:
 
 
 def _off_support(run: RunData) -> str:
+    outside = run.series("exact/off_support")
+    if not any(value for _, value in outside):
+        return ""  # a table has no outside
     return line_chart(
         "Text outside the language",
         "Mass ⊥ on text that the world's grammar cannot make.",
-        [Line("⊥ mass", run.series("exact/off_support"), COVERED)],
+        [Line("⊥ mass", outside, COVERED)],
         include=[0.0],
         robust=True,
         y_label="⊥ mass",
@@ -189,7 +193,10 @@ def _speed(run: RunData) -> str:
 
 
 def seconds_by_phase(run: RunData) -> tuple[list[int], list[tuple[str, Sequence[float]]]]:
-    """Rounds, and per phase its seconds in each of them; the shortest phases together are `other`."""
+    """Rounds, and per phase its seconds in each of them; the shortest phases together are `other`.
+
+    What the clock of the round counted beyond its phases is a share of its own.
+    """
     rounds = sorted({entry.round for entry in run.phases})
     if not rounds:
         return [], []
@@ -205,4 +212,12 @@ def seconds_by_phase(run: RunData) -> tuple[list[int], list[tuple[str, Sequence[
     rest = ranked[PHASES_SHOWN:]
     if rest:
         shares.append(("other", [sum(by_name[name].get(number, 0.0) for name in rest) for number in span]))
+    outside = [_outside(run, number, sum(values[place] for _, values in shares)) for place, number in enumerate(span)]
+    if any(outside):
+        shares.append(("between phases", outside))
     return span, shares
+
+
+def _outside(run: RunData, round_: int, inside: float) -> float:
+    """Seconds of a round that no phase accounts for: commits, logs, waiting."""
+    return max(run.metrics.get(round_, {}).get(WALL, 0.0) - inside, 0.0)

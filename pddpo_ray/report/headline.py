@@ -37,12 +37,13 @@ def _state(run: RunData) -> str:
 def _in_words(run: RunData) -> str:
     """The outcome in a sentence or two; empty before there is one."""
     said = []
-    last, offline = run.merit("last"), run.merit("offline")
-    if last is not None and offline:
-        share = 100.0 * last / offline
+    last, offline, covered = run.merit("last"), run.merit("offline"), run.merit("covered_only")
+    other, leaves = (offline, "offline PD-DPO leaves") if offline else (covered, "every offline method must leave")
+    if last is not None and other:
+        share = 100.0 * last / other
         said.append(
             f"What separates the last policy from the best possible one is "
-            f"{number(share, 'merit_share', shown=f'{share:.0f} %')} of what offline PD-DPO leaves open"
+            f"{number(share, 'merit_share', shown=f'{share:.0f} %')} of what {leaves} open"
         )
     if run.steps:
         estimate, limit = run.steps[-1].estimate, run.threshold

@@ -159,12 +159,14 @@ def _rate(run: RunData) -> str:
             ["regret f* − f, exact", number(rate.regret, "mean_regret"), number(rate.regret_bound, "regret_bound")]
         )
     if rate.violation_bound is None:
-        note = "The theorem has no rate for this rule of the multiplier, or ρ and C are not known."
+        note = "The theorem's rate needs ρ and C, which this run does not state."
     else:
         note = (
             "The rate is what the dual steps alone may cause after as many rounds; errors of fits and estimates come "
-            "on top of it. It falls like 1/√K."
+            "on top of it. Over all rounds it falls like 1/√K."
         )
+        if not rate.own_rule:
+            note += " This run moves λ by another rule than the theorem's; the rate shown is that of the paper's rule."
     head = ["mean over the rounds so far", f"after {number(rate.rounds, 'steps')} rounds", "the theorem's rate"]
     return table(head, rows, kind="words") + f"<p>{note}</p>"
 

@@ -11,6 +11,8 @@ import math
 import unicodedata
 
 MISSING = "–"
+NOTHING = 1e-12
+"""Sums of float64 that should be 0 differ from it by less."""
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -23,6 +25,8 @@ def short(value: float | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     size = abs(value)
+    if size < NOTHING:
+        return "0"
     if value == int(value) and size < 1e15:
         text = f"{int(value):,}"
     elif size >= 100:

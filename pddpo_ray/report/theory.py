@@ -34,13 +34,18 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Rate:
-    """Averages over the rounds so far, beside the theorem's bound after as many rounds (None where it is not known)."""
+    """Averages over the rounds so far, beside the theorem's bound after as many rounds (None where it is not known).
+
+    `own_rule` is False where the run's rule is not the theorem's: then the bound is the one that the paper's rule would
+    have with the same first multiplier and number of rounds.
+    """
 
     rounds: int
     violation: float | None
     violation_bound: float | None
     regret: float | None
     regret_bound: float | None
+    own_rule: bool
     estimate: float
     estimate_half_width: float
 
@@ -70,16 +75,18 @@ def rate_so_far(run: RunData) -> Rate | None:
     violation = sum(g_values) / len(g_values) if g_values else None
     gaps = [step.estimate.value - run.threshold for step in steps]
     error = math.sqrt(sum(step.estimate.standard_error**2 for step in steps)) / len(steps)
-    etas = [step.eta for step in steps]
+    own_rule = _rule(run) in PROJECTED_RULES and all(step.eta > 0 for step in steps)
     bounds: tuple[float | None, float | None] = (None, None)
-    if _rule(run) in PROJECTED_RULES and run.rho and run.cost_max and min(etas) > 0:
+    first = steps[0].multiplier_before
+    if run.rho and run.cost_max and first > 0:
         cost_bound, upper = run.cost_max + abs(run.threshold), 2.0 * run.rho
-        first = steps[0].multiplier_before
+        printed = first / (cost_bound * math.sqrt(run.total))
+        etas = [step.eta if own_rule else printed for step in steps]
         bounds = (
             ascent_bound(first, upper, upper, etas, cost_bound) / run.rho,
             ascent_bound(first, 0.0, upper, etas, cost_bound),
         )
-    return Rate(len(steps), violation, bounds[0], regret, bounds[1], sum(gaps) / len(gaps), 1.96 * error)
+    return Rate(len(steps), violation, bounds[0], regret, bounds[1], own_rule, sum(gaps) / len(gaps), 1.96 * error)
 
 
 def assumptions(run: RunData) -> list[Assumption]:

@@ -14,6 +14,8 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.report.build import build_report
+from pddpo_ray.report.figures import seconds_by_phase
+from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.text import short
 from pddpo_ray.run import run_recipe
 from tests.unit.report.page import Page
@@ -81,6 +83,19 @@ def test_seconds_by_phase_add_up_to_the_journals(finished_run: Path) -> None:
     with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
         total = sum(entry.seconds for entry in journal.phases())
     assert sum(item.value for item in page.numbers if item.key == "phase_seconds") == pytest.approx(total)
+
+
+def test_time_between_phases_is_not_lost(tmp_path: Path) -> None:
+    """The round's clock says 1.5 s more than its phases."""
+    run_dir = write_run(tmp_path / "run", rounds=2)
+    with Journal.open(run_dir / "journal.sqlite", "run", create=recipe(2)) as journal:
+        inside = sum(entry.seconds for entry in journal.phases(2))
+        journal.round = 2
+        journal.add_metrics({"time/wall": inside + 1.5})
+    span, shares = seconds_by_phase(read_run(run_dir))
+    by_name = dict(shares)
+    assert by_name["between phases"][span.index(2)] == pytest.approx(1.5)
+    assert sum(values[span.index(2)] for _, values in shares) == pytest.approx(inside + 1.5)
 
 
 def test_text_of_models_and_prompts_cannot_become_markup(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.unit.report.page import Page
         (0.00002, "2.0e-05"),
         (-0.0005, "−5.0e-04"),
         (0.0, "0"),
+        (-1.7e-16, "0"),
         (math.inf, "∞"),
         (math.nan, "–"),
         (None, "–"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pddpo_ray.cost_estimate import interval
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.theory import ascent_bound, assumptions, half_width, rate_so_far
-from tests.unit.report.synthetic import write_run
+from tests.unit.report.synthetic import recipe, write_run
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,20 @@ def test_violation_and_regret_so_far_are_the_means_of_the_journal(finished_run: 
     # eta = 1/8 in the fixture, rho = 1, C = 2: ((0 - 1)^2 / (2 * 6 / 8)) + 4 / 16
     assert rate.regret_bound == pytest.approx(1 / (2 * 6 / 8) + 0.25)
     assert rate.violation_bound == pytest.approx(1 / (2 * 6 / 8) + 0.25)
+
+
+def test_another_rule_is_measured_against_the_papers(tmp_path: Path) -> None:
+    """lambda_1 = 1, rho = 1, C = 2, K = 4: the paper's rule guarantees lambda_1 C / sqrt K = 1 in both."""
+    base = recipe(4)
+    changes = {"dual": {**base["dual"], "rule": {"kind": "newton"}}}
+    run = read_run(write_run(tmp_path / "run", rounds=4, changes=changes))
+    rate = rate_so_far(run)
+    assert rate is not None
+    assert not rate.own_rule
+    assert rate.violation_bound == pytest.approx(1.0)
+    assert rate.regret_bound == pytest.approx(1.0)
+    found = next(item for item in assumptions(run) if item.name.startswith("λ moves"))
+    assert (found.state, found.why) == ("not met", "the rule is newton")
 
 
 def test_four_times_the_answers_halve_the_interval(finished_run: Path) -> None:
