@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import subprocess
 import tomllib
@@ -116,3 +118,18 @@ def test_ray_up_accepts_the_cluster_file() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))))
+
+
+def test_only_locks_of_killed_builds_are_removed_from_the_extension_cache(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("build_ops", ROOT / "requirements" / "build_ops.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build_ops = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_ops)
+    locks = [tmp_path / env / "deepspeed_shm_comm" / "lock" for env in ("old", "new")]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(locks[0], (0, 0))
+    build_ops.remove_stale_locks(tmp_path)
+    assert [lock.exists() for lock in locks] == [False, True]
