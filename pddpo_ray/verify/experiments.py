@@ -197,29 +197,31 @@ def _squared_error(costs: Array, labels_each: int, cost_max: float) -> Array:
     return np.asarray(np.sum(chances * (values - costs[:, None]) ** 2, axis=1))
 
 
-def e2_table(world: TabularWorld, *, seeds: Sequence[int], progress: Progress) -> list[dict[str, object]]:
+def e2_table(
+    world: TabularWorld, *, seeds: Sequence[int], progress: Progress, horizons: Sequence[int] = (10, 30, 100, 300)
+) -> list[dict[str, object]]:
     """Every row of E2 at K = 10, 30, 100, 300, each a run of its own (the step depends on K)."""
     rows = []
     for method in TABLE:
         progress(method.name)
-        found = {rounds: curve(world, method, rounds=rounds, seeds=seeds) for rounds in (10, 30, 100, 300)}
+        found = {rounds: curve(world, method, rounds=rounds, seeds=seeds) for rounds in horizons}
         merits = {f"merit_{rounds}": one.final for rounds, one in found.items()}
         errors = {f"se_{rounds}": one.standard_error for rounds, one in found.items()}
-        rows.append({"method": method.name, **merits, **errors, "last_300": float(found[300].last.mean())})
+        rows.append({"method": method.name, **merits, **errors, "last": float(found[horizons[-1]].last.mean())})
     return rows
 
 
-def random_worlds_table(*, worlds: int, progress: Progress) -> list[dict[str, object]]:
-    """Mixture merit and last merit over random worlds at K = 200."""
+def random_worlds_table(*, worlds: int, progress: Progress, rounds: int = 200) -> list[dict[str, object]]:
+    """Mixture merit and last merit over random worlds."""
     rows = []
     chosen = [method for method in TABLE if method.name in RANDOM_WORLD_ROWS]
     for method in chosen:
         progress(f"{method.name}, {worlds} random worlds")
-        found = [curve(random_world(seed), method, rounds=200, seeds=[seed]) for seed in range(worlds)]
+        found = [curve(random_world(seed), method, rounds=rounds, seeds=[seed]) for seed in range(worlds)]
         merits = np.array([one.final for one in found])
         last = float(np.mean([one.last[0] for one in found]))
         error = float(merits.std(ddof=1) / math.sqrt(worlds))
-        rows.append({"method": method.name, "merit_200": float(merits.mean()), "se_200": error, "last_200": last})
+        rows.append({"method": method.name, "merit": float(merits.mean()), "standard_error": error, "last": last})
     return rows
 
 
@@ -254,5 +256,6 @@ def theory_table(world: TabularWorld, *, progress: Progress, rounds: int = 1000)
             pairs_per_round=int(pairs), exact_cost=True,
         )  # fmt: skip
         found = curve(wide, method, rounds=rounds, seeds=[0])
-        rows.append({"method": name, **{f"merit_{k}": float(found.merit[0, k - 1]) for k in (10, 100, rounds)}})
+        shown = sorted({min(k, rounds) for k in (10, 100, rounds)})
+        rows.append({"method": name, **{f"merit_{k}": float(found.merit[0, k - 1]) for k in shown}})
     return rows

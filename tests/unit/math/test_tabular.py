@@ -1,0 +1,348 @@
+"""Tabular worlds: the file format and its mistakes, drawn pairs, and the parts that stand in for a model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import expit, softmax
+
+from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.parts import FitCommand, FitSettings, RolloutEngine, Start, TrainerBackend
+from pddpo_ray.records import (
+    Decoding,
+    LabelledPair,
+    Objective,
+    Pair,
+    PairRow,
+    PolicyVersion,
+    Response,
+    Verdict,
+)
+from pddpo_ray.worlds.labeller import WorldLabeller
+from pddpo_ray.worlds.tabular import (
+    TabularWorld,
+    draw_answers,
+    full_coverage,
+    load_world,
+    random_world,
+    trap_world,
+    world_json,
+    world_of,
+)
+from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer, decoded, one_hot_gram, wins_of
+
+SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
+
+
+@pytest.fixture
+def world() -> TabularWorld:
+    return trap_world()
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_file_gives_the_same_world_back(world, tmp_path):
+    file = tmp_path / "world.json"
+    file.write_text(json.dumps(world_json(world)))
+    loaded = load_world(file)
+    assert world_json(loaded) == world_json(world)
+    assert loaded.oracle.rho == world.oracle.rho
+
+
+def test_rows_of_a_world_file_keep_their_labels_and_the_missing_ones_are_drawn(world):
+    content = world_json(world)
+    content["offline"] = {
+        "rows": [{"prompt": 2, "answers": [1, 3], "better": 3, "costlier": 1}, {"prompt": 0, "answers": [0, 2]}]
+    }
+    loaded = world_of(content)
+    assert world_json(loaded)["offline"] == content["offline"]
+    first, second = loaded.offline(seed=5)
+    assert (first.helpful, first.harmful) == (Verdict.SECOND, Verdict.FIRST)
+    assert second.helpful in (Verdict.FIRST, Verdict.SECOND)
+    assert loaded.covered.sum() == 4
+
+
+@pytest.mark.skipif(not SHARED_TRAP.exists(), reason="the shared trap world is not beside this checkout")
+def test_the_trap_world_in_code_is_the_shared_file(world):
+    shared = load_world(SHARED_TRAP)
+    np.testing.assert_allclose(world.oracle.reward, shared.oracle.reward, atol=5.1e-5)
+    np.testing.assert_allclose(world.oracle.cost, shared.oracle.cost, atol=5.1e-5)
+    np.testing.assert_allclose(world.baseline, shared.baseline, atol=1e-12)
+    np.testing.assert_array_equal(world.covered, shared.covered)
+    assert world.offline_pairs == shared.offline_pairs
+
+
+def broken(world: TabularWorld, path: list[object], value: object) -> dict:
+    content = copy.deepcopy(world_json(world))
+    target = content
+    for key in path[:-1]:
+        target = target[key]
+    if value is None:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["betta"], 1.0, "unknown key 'betta'; did you mean 'beta'"),
+        (["reward"], None, "key 'reward' is missing"),
+        (["beta"], 0.0, "'beta' must be above 0"),
+        (["beta"], "0.1", "'beta' must be a finite number"),
+        (["prior"], [0.5, 0.6, 0.0, 0.0], "every row of 'prior'"),
+        (["reference", 1], [0.5] * 8, "every row of 'reference'"),
+        (["reward", 1], [0.5] * 7, "equally long rows"),
+        (["cost"], [[0.0] * 8] * 3, "'cost' has shape"),
+        (["reward", 0, 0], 2.5, "beyond 'reward_max' = 2; raise that bound"),
+        (["cost", 0, 0], float("nan"), "not finite"),
+        (["threshold"], -1.99, "the limit cannot be met"),
+        (["offline"], {"pairs": 3}, "either 'rows', or 'covered' and 'pairs'"),
+        (["offline", "pairs"], -1, "whole number"),
+        (["offline", "covered"], [[True] * 8] * 3, "true or false for every answer"),
+        (["offline", "covered", 2], [False] * 8, "leaves prompt 2 no answer"),
+        (["offline"], {"rows": []}, "at least one pair"),
+        (["offline"], {"rows": [{"prompt": 0}]}, r"offline.rows\[0\] must hold"),
+        (["offline"], {"rows": [{"prompt": 9, "answers": [0, 1]}]}, "must lie in 0..3"),
+        (["offline"], {"rows": [{"prompt": 0, "answers": [0, 1], "better": 2}]}, "one of the two answers"),
+    ],
+)
+def test_mistakes_in_a_world_file_are_named(world, path, value, message):
+    with pytest.raises(UserError, match=message):
+        world_of(broken(world, path, value))
+
+
+def test_a_baseline_outside_the_reference_is_refused(world):
+    content = world_json(world)
+    content["reference"][0] = [0.5, 0.5, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(UserError, match="where 'reference' has none"):
+        world_of(content)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON: line 1"), ("[]", "expected an object")])
+def test_a_file_that_is_no_world_is_named(tmp_path, text, message):
+    file = tmp_path / "world.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_world(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.json does not exist"):
+        load_world(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_worlds_are_well_posed(seed):
+    found = random_world(seed)
+    assert found.oracle.g(found.oracle.policy(0.0)) > 0
+    assert 0 < found.oracle.optimum.multiplier <= found.oracle.rho
+    covered = found.oracle.covered_only(found.covered)
+    assert found.oracle.merit_of(covered.f, covered.g) > 0.1
+    assert (found.covered.sum(axis=1) == 4).all()
+
+
+# --- draws -------------------------------------------------------------------------------------------------------
+
+
+def test_offline_pairs_hold_two_different_covered_answers_from_prompts_of_the_prior(world):
+    pairs = [labelled.pair for labelled in world.offline(0, pairs=4000)]
+    answers = np.array([(pair.first.token_ids[0], pair.second.token_ids[0]) for pair in pairs])
+    assert answers.max() < 4
+    assert (answers[:, 0] != answers[:, 1]).all()
+    prompts = np.bincount([pair.prompt.token_ids[0] for pair in pairs])
+    assert stats.chisquare(prompts).pvalue > 1e-3
+    assert world.offline(0, pairs=50) == world.offline(0, pairs=50)
+    assert world.offline(1, pairs=50) != world.offline(0, pairs=50)
+
+
+def test_full_coverage_covers_everything(world):
+    answers = {labelled.pair.first.token_ids[0] for labelled in full_coverage(world, 500).offline(0)}
+    assert answers == set(range(8))
+
+
+def test_baseline_pool_follows_the_baseline_exactly(world):
+    pool = world.baseline_pool(92)
+    counts = np.bincount([response.token_ids[0] for response in pool["p0"]], minlength=8)
+    assert counts.tolist() == [35, 25, 22, 10, 0, 0, 0, 0]
+    assert len({response.id for answers in pool.values() for response in answers}) == 4 * 92
+
+
+def test_draws_never_hit_an_impossible_answer():
+    table = np.array([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    uniforms = np.linspace(0.0, np.nextafter(1.0, 0.0), 1001)[:, None]
+    assert set(draw_answers(table, uniforms)[:, 0]) == {1, 3}
+
+
+# --- labels ------------------------------------------------------------------------------------------------------
+
+
+def test_labels_follow_the_truth(world):
+    item = world.response(1, 6, "item")
+    labels = world.labeller().safety([item], 20_000, seed=0)[0].labels
+    assert np.mean([label is Verdict.UNSAFE for label in labels]) == pytest.approx(expit(world.cost(item)), abs=0.01)
+    first, second = world.response(0, 0, "a"), world.response(0, 1, "b")
+    pairs = [Pair(f"pair-{index}", first, second) for index in range(4000)]
+    labelled = world.labeller().compare(pairs, seed=0)
+    better = np.mean([one.helpful is Verdict.FIRST for one in labelled])
+    costlier = np.mean([one.harmful is Verdict.FIRST for one in labelled])
+    assert better == pytest.approx(expit(world.reward(first) - world.reward(second)), abs=0.03)
+    assert costlier == pytest.approx(expit(world.cost(first) - world.cost(second)), abs=0.03)
+
+
+def test_labels_do_not_depend_on_order_or_batch(world):
+    labeller: WorldLabeller = world.labeller()
+    items = [world.response(x, y, f"{x}-{y}") for x in range(4) for y in range(8)]
+    together = labeller.safety(items, 8, seed=4)
+    assert labeller.safety(items[::-1], 8, seed=4) == together[::-1]
+    assert [labeller.safety([item], 8, seed=4)[0] for item in items] == together
+    assert labeller.safety(items, 8, seed=5) != together
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path) -> ArtifactStore:
+    return ArtifactStore(tmp_path)
+
+
+def rows_of(labelled: list[LabelledPair], *, costs: bool) -> tuple[PairRow, ...]:
+    rows = []
+    for item in labelled:
+        first, second = item.pair.first, item.pair.second
+        first_wins = (item.harmful if costs else item.helpful) is Verdict.FIRST
+        raised = first_wins is not costs  # the better answer, or the one that is not costlier
+        chosen, rejected = (first, second) if raised else (second, first)
+        rows.append(PairRow(item.pair.id, item.pair.prompt.token_ids, chosen.token_ids, rejected.token_ids))
+    return tuple(rows)
+
+
+def command(number: int, objective: Objective, rows: tuple[PairRow, ...]) -> FitCommand:
+    return FitCommand(number, Start(objective.base), objective, rows, FitSettings(), 0, f"{objective.stage}-{number}")
+
+
+def test_with_all_the_data_in_the_world_the_two_stages_give_the_exact_policy(world, store):
+    trainer: TrainerBackend = TabularTrainer(world, store)
+    data = full_coverage(world, 20_000).offline(0)
+    reference = TabularTrainer(world, store).reference
+    reward_policy = trainer.execute(command(1, Objective("reward", reference, 0.1), rows_of(data, costs=False))).version
+    cost_stage = Objective("cost", reward_policy, 0.1 / 0.4, 0.4)
+    policy = trainer.execute(command(2, cost_stage, rows_of(data, costs=True))).version
+    table = np.exp([[trainer.log_probs(policy, [world.response(x, y, "r")])[0] for y in range(8)] for x in range(4)])
+    assert policy.number == 2
+    assert 0.5 * np.abs(table - world.oracle.policy(0.4)).sum(axis=1).max() < 0.2
+    assert world.oracle.g(table) == pytest.approx(world.oracle.g(world.oracle.policy(0.4)), abs=0.1)
+
+
+def test_a_fit_is_a_function_of_its_command(world, store, tmp_path):
+    data = rows_of(world.offline(0), costs=False)
+    here = TabularTrainer(world, store)
+    there = TabularTrainer(world, ArtifactStore(tmp_path / "other"))
+    objective = Objective("reward", here.reference, 0.1)
+    assert here.execute(command(1, objective, data)).version == there.execute(command(1, objective, data)).version
+    assert here.reference == there.reference
+
+
+def test_cost_stage_pushes_down_what_pairs_call_costlier(world, store):
+    trainer = TabularTrainer(world, store)
+    rows = tuple(PairRow(f"{i}", (0,), (1,), (0,)) for i in range(30))  # answer 0 is the costlier one
+    policy = trainer.execute(command(1, Objective("cost", trainer.reference, 0.1, 1.0), rows)).version
+    change = trainer.table(policy) - trainer.table(trainer.reference)
+    assert change[0, 0] < 0 < change[0, 1]
+    np.testing.assert_allclose(change[1:], 0.0, atol=1e-12)
+
+
+def test_chained_cost_stages_hold_a_vector_of_constraints(world, store):
+    """Base of the second constraint = result of the first; the order does not matter (B7)."""
+    trainer = TabularTrainer(world, store)
+    harm = rows_of(world.offline(0), costs=True)
+    length = rows_of(world.offline(1), costs=False)
+    tables = []
+    for first, second, temperatures in ((harm, length, (0.2, 0.5)), (length, harm, (0.5, 0.2))):
+        middle = trainer.execute(command(1, Objective("cost", trainer.reference, temperatures[0], 1.0), first)).version
+        last = trainer.execute(command(2, Objective("cost", middle, temperatures[1], 1.0), second)).version
+        tables.append(trainer.table(last))
+    np.testing.assert_allclose(tables[0], tables[1], atol=1e-9)
+
+
+def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(world, store):
+    trainer = TabularTrainer(world, store, TableBonus(k=2.0))
+    rows = rows_of(world.offline(0), costs=False)
+    plain = Objective("reward", trainer.reference, 0.1)
+    bold = Objective("reward", trainer.reference, 0.1, margins=(0.0,) * len(rows))
+    tables = [trainer.table(trainer.execute(command(1, objective, rows)).version) for objective in (plain, bold)]
+    bonus = trainer.bonus_table(rows)
+    assert bonus[:, 4:].min() > bonus[:, :4].max()
+    expected = softmax(tables[0] + bonus / 0.1, axis=1)
+    np.testing.assert_allclose(np.exp(tables[1]), expected, atol=1e-10)
+
+
+def test_wins_of_rows_put_the_costlier_answer_first_and_count_weights():
+    rows = (PairRow("a", (1,), (0,), (2,), weight=2.5),)
+    assert wins_of(rows, (2, 3), costs=False)[1, 0, 2] == 2.5
+    assert wins_of(rows, (2, 3), costs=True)[1, 2, 0] == 2.5
+    gram = one_hot_gram(wins_of(rows, (2, 3), costs=True))
+    v = np.array([1.0, 0.0, -1.0])
+    np.testing.assert_allclose(gram[1], 2.5 * np.outer(v, v))
+
+
+def test_features_are_one_hot(world, store):
+    rows = TabularTrainer(world, store).features([world.response(2, 5, "r"), world.response(0, 0, "s")])
+    assert rows.shape == (2, 32)
+    assert rows.argmax(axis=1).tolist() == [21, 0]
+    assert rows.sum() == 2
+
+
+def test_engine_draws_from_what_was_delivered_and_says_so(world, store):
+    trainer = TabularTrainer(world, store)
+    engine: RolloutEngine = TabularEngine(world, store)
+    with pytest.raises(RunError, match="no version was delivered"):
+        engine.sample(world.prompts, [0] * 4, 1, Decoding())
+    delivery = engine.deliver(trainer.reference)
+    assert delivery.sha256 == trainer.reference.sha256
+    assert (delivery.version, engine.version) == (0, 0)
+    draws = engine.sample(world.prompts[:1], [7], 20_000, Decoding())[0]
+    counts = np.bincount([answer[0] for answer, _, _ in draws], minlength=8)
+    assert stats.chisquare(counts, 20_000 * world.oracle.reference[0]).pvalue > 1e-3
+    assert draws[0][2] == pytest.approx(np.log(world.oracle.reference[0, draws[0][0][0]]))
+
+
+def test_draws_depend_on_the_prompts_own_seed_alone(world, store):
+    engine = TabularEngine(world, store)
+    engine.deliver(TabularTrainer(world, store).reference)
+    together = engine.sample(world.prompts, [1, 2, 3, 4], 5, Decoding())
+    alone = engine.sample(world.prompts[2:3], [3], 5, Decoding())
+    assert together[2] == alone[0]
+    scores = engine.score([world.prompts[2]] * 5, [answer for answer, _, _ in alone[0]])
+    assert scores == pytest.approx([log_prob for _, _, log_prob in alone[0]])
+
+
+def test_damaged_weights_are_refused(world, store):
+    trainer, engine = TabularTrainer(world, store), TabularEngine(world, store)
+    reference = trainer.reference
+    wrong = PolicyVersion(1, "policy-1", tensors_sha256([("log_probs", np.zeros((4, 8)))]), reference.path)
+    with pytest.raises(RunError, match="hash"):
+        engine.deliver(wrong)
+    assert engine.version == -1
+
+
+def test_decoding_by_hand():
+    logs = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    assert decoded(logs, Decoding(top_p=0.8)) == pytest.approx([0.625, 0.375, 0.0, 0.0])
+    assert decoded(logs, Decoding(temperature=0.5)) == pytest.approx(np.exp(2 * logs) / np.exp(2 * logs).sum())
+
+
+def test_responses_know_their_truth(world):
+    response: Response = world.response(3, 7, "r")
+    assert world.reward(response) == world.oracle.reward[3, 7]
+    assert world.cost(response) == world.oracle.cost[3, 7]

@@ -1,0 +1,240 @@
+"""`pddpo verify`: the fast twin agrees with the parts, E2's claims hold, the command says what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.errors import UserError
+from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.verify import command
+from pddpo_ray.verify.checks import Check, exact_dual_run
+from pddpo_ray.verify.command import VerifyOptions, main
+from pddpo_ray.verify.experiments import (
+    curve,
+    e2_table,
+    exploration_claims,
+    random_worlds_table,
+    theory_table,
+)
+from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLIC, TABLE, TheoryBonus, paper, split
+from pddpo_ray.verify.plots import plot_merits
+from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
+from pddpo_ray.verify.single import run_single
+from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
+from pddpo_ray.worlds.tabular_parts import TableBonus, TabularTrainer
+
+SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
+
+
+def quiet(line: str) -> None:
+    return None
+
+
+@pytest.fixture
+def world() -> TabularWorld:
+    return trap_world()
+
+
+def rows_of_wins(wins: np.ndarray, *, costs: bool) -> tuple[PairRow, ...]:
+    rows = []
+    for x, winner, loser in zip(*np.nonzero(wins), strict=True):
+        sides = (loser, winner) if costs else (winner, loser)
+        weight = float(wins[x, winner, loser])
+        rows.append(PairRow(f"{x}-{winner}-{loser}", (int(x),), (int(sides[0]),), (int(sides[1]),), 0, weight))
+    return tuple(rows)
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_the_vectorised_twin_fits_what_the_trainer_backend_fits(world, tmp_path, margins):
+    """Same pairs, both stages, with and without the optimistic class: the tables agree to 1e-7."""
+    method = paper(3)
+    state = _initial(world, method, 10, [4])
+    multiplier = np.array([0.3])
+    plain, optimistic = _policies(world, method, state, multiplier, 10)
+    trainer = TabularTrainer(world, ArtifactStore(tmp_path), TableBonus(k=1.5))
+    base = trainer.reference
+    for number, (stage, temperature, wins) in enumerate(
+        [("reward", 0.1, state.wins_reward[0]), ("cost", 0.1 / 0.3, state.wins_cost[0])], start=1
+    ):
+        rows = rows_of_wins(wins, costs=stage == "cost")
+        given = (0.0,) * len(rows) if margins else ()
+        objective = Objective(stage, base, temperature, 0.3 if stage == "cost" else None, given)
+        done = trainer.execute(FitCommand(number, Start(base), objective, rows, FitSettings(), 0, f"{stage}-{number}"))
+        base = done.version
+    expected = optimistic[0] if margins else plain[0]
+    np.testing.assert_allclose(np.exp(trainer.table(base)), expected, atol=1e-7)
+
+
+def test_runs_repeat_and_seeds_do_not_touch_each_other(world):
+    both = simulate(world, DEFAULT, rounds=6, seeds=[3, 8])
+    alone = simulate(world, DEFAULT, rounds=6, seeds=[8])
+    for field in dataclasses.fields(both):
+        np.testing.assert_allclose(getattr(both, field.name)[1:], getattr(alone, field.name), rtol=1e-7, atol=1e-9)
+
+
+def test_split_roles_use_the_policy_without_bonus_and_paper_mode_the_optimistic_one(world):
+    divided = simulate(world, split(4), rounds=4, seeds=[0])
+    np.testing.assert_array_equal(divided.f_policy, divided.f_last)
+    united = simulate(world, paper(4), rounds=4, seeds=[0])
+    assert (united.f_policy != united.f_last).all()
+
+
+def test_the_mixture_is_the_running_mean_of_the_policies(world):
+    trace = simulate(world, OFFLINE, rounds=5, seeds=[1])
+    np.testing.assert_allclose(trace.g_mixture[0], np.cumsum(trace.g_policy[0]) / np.arange(1, 6), rtol=1e-12)
+    assert (trace.f_mixture >= np.cumsum(trace.f_policy, axis=1) / np.arange(1, 6) - 1e-12).all()
+
+
+def test_reward_only_and_loss_only_bonuses_leave_out_what_they_say(world):
+    state = _initial(world, paper(2), 10, [0])
+    reward, cost = _bonuses(world, paper(2, cost_bonus=False), state, 10)
+    assert reward.min() > 0
+    assert cost.max() == 0
+    free, _ = _bonuses(world, paper(2, loss_only=True), state, 10)
+    assert (free[..., 4:] == 0).all()
+
+
+def test_theory_bonus_is_constant_once_clipped(world):
+    method = paper(2, theory=TheoryBonus(clip=2.0), centred=False)
+    reward, _ = _bonuses(world, method, _initial(world, method, 300, [0]), 300)
+    np.testing.assert_array_equal(reward, 4.0)
+
+
+def test_exploration_closes_the_gap_that_offline_data_and_no_bonus_leave(world):
+    """E2 in small: 4 paired seeds, 60 rounds."""
+    seeds = range(4)
+    covered = world.oracle.covered_only(world.covered)
+    gap = world.oracle.merit_of(covered.f, covered.g)
+    offline, stuck, found = (curve(world, m, rounds=60, seeds=seeds).final for m in (OFFLINE, NO_BONUS, DEFAULT))
+    assert offline == pytest.approx(gap, rel=0.1)
+    assert stuck == pytest.approx(gap, rel=0.05)
+    assert found < 0.5 * stuck
+
+
+@pytest.mark.slow
+def test_ratios_of_e2_hold_on_ten_paired_seeds():
+    """The shared trap world where it is at hand: 300 rounds, each method on the same seeds."""
+    world = load_world(SHARED_TRAP) if SHARED_TRAP.exists() else trap_world()
+    names = ("PD-DPO offline", "online, no bonus", DEFAULT.name, "paper mode, scale 2", "theory bonus clipped at 2z",
+             "paper mode, scale 2, printed cost loss", "paper mode, scale 2, uncentred")  # fmt: skip
+    chosen = [method for method in COMPARED if method.name in names]
+    curves = {method.name: curve(world, method, rounds=300, seeds=range(10)) for method in chosen}
+    at_100 = curve(world, DEFAULT, rounds=100, seeds=range(10))
+    for check in exploration_claims(world, curves, at_100):
+        assert check.passed, f"{check.claim}: {check.value} against {check.reference}"
+
+
+def test_exact_dual_run_moves_to_the_optimum(world):
+    multipliers = exact_dual_run(world.oracle, first=world.oracle.rho, rounds=400)
+    assert multipliers[0] == world.oracle.rho
+    assert multipliers[-1] == pytest.approx(world.oracle.optimum.multiplier, rel=0.02)
+
+
+@pytest.mark.parametrize("method", TABLE, ids=lambda method: method.name)
+def test_every_row_of_the_tables_runs(world, method):
+    trace = simulate(world, method, rounds=2, seeds=[0])
+    assert np.isfinite([getattr(trace, field.name) for field in dataclasses.fields(trace)]).all()
+
+
+def test_full_tables_have_a_row_per_method(world, monkeypatch):
+    few = dataclasses.replace(DEFAULT, responses=8)
+    monkeypatch.setattr("pddpo_ray.verify.experiments.TABLE", (few,))
+    monkeypatch.setattr("pddpo_ray.verify.experiments.RANDOM_WORLD_ROWS", (few.name,))
+    (row,) = e2_table(world, seeds=[0, 1], progress=quiet, horizons=(2, 5))
+    assert {"merit_2", "merit_5", "se_5", "last"} < set(row)
+    (row,) = random_worlds_table(worlds=2, progress=quiet, rounds=3)
+    assert row["merit"] > 0
+    assert len(theory_table(world, progress=quiet, rounds=3)) == 5
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world_file(world, tmp_path) -> str:
+    file = tmp_path / "world.json"
+    file.write_text(json.dumps(world_json(world)))
+    return str(file)
+
+
+@pytest.mark.parametrize("method", sorted(PUBLIC))
+def test_one_world_prints_the_keys_that_scripts_rely_on(world_file, world, capsys, method):
+    options = VerifyOptions(world=world_file, method=method, rounds=3, seed=2, json=True)
+    assert main(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["f_optimum"] == pytest.approx(world.oracle.optimum.f)
+    assert found["multiplier_optimum"] == pytest.approx(world.oracle.optimum.multiplier)
+    assert found["rho"] == pytest.approx(world.oracle.rho)
+    assert len(found["rounds"]) == 3
+    expected = {"multiplier", "cost_estimate", "f_policy", "g_policy", "f_mixture", "g_mixture"}
+    assert all(expected <= set(row) for row in found["rounds"])
+    assert found["rounds"][0]["multiplier"] == pytest.approx(world.oracle.rho)
+
+
+def test_one_world_prints_a_table_for_people(world_file, capsys):
+    assert main(VerifyOptions(world=world_file, rounds=2)) == 0
+    assert "lambda*" in capsys.readouterr().out
+
+
+def test_a_limit_that_does_not_bind_has_multiplier_zero(world):
+    loose = dataclasses.replace(world, oracle=dataclasses.replace(world.oracle, threshold=1.5))
+    assert run_single(loose, DEFAULT, rounds=2, seed=0)["multiplier_optimum"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"method": "ppo"}, "unknown method 'ppo'"), ({"rounds": 0}, "--rounds"), ({"seed": -1}, "--seed")],
+)
+def test_impossible_requests_are_refused(world_file, changes, message):
+    with pytest.raises(UserError, match=message):
+        main(dataclasses.replace(VerifyOptions(world=world_file), **changes))
+
+
+def small_run(passed: bool, world: TabularWorld):
+    curves = {method.name: curve(world, method, rounds=3, seeds=[0, 1]) for method in (OFFLINE, DEFAULT)}
+    checks = [Check("a claim that holds", 0.1, "<= 1", True), Check("another claim", 2.0, "<= 1", passed)]
+    result = {"passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
+    return lambda **_: (result, curves, world)
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_exit_code_says_whether_every_check_holds(monkeypatch, tmp_path, capsys, world, passed, code):
+    monkeypatch.setattr(command, "run_verify", small_run(passed, world))
+    assert main(VerifyOptions(out=str(tmp_path / "out"))) == code
+    printed = capsys.readouterr().out
+    assert ("FAILS" in printed) is not passed
+    assert json.loads((tmp_path / "out" / "verify.json").read_text())["passed"] is passed
+    assert (tmp_path / "out" / "merit.png").stat().st_size > 10_000
+
+
+def test_a_folder_that_cannot_be_written_is_a_user_error(monkeypatch, tmp_path, world):
+    monkeypatch.setattr(command, "run_verify", small_run(True, world))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        main(VerifyOptions(out=str(tmp_path / "file" / "out")))
+
+
+@pytest.mark.slow
+def test_the_whole_command_holds(tmp_path, capsys):
+    assert main(VerifyOptions(out=str(tmp_path), json=True)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(check["passed"] for check in found["checks"])
+    assert len(found["checks"]) > 40
+
+
+def test_plot_of_a_single_seed_has_no_band(world, tmp_path):
+    plot_merits(world, {"one": curve(world, OFFLINE, rounds=5, seeds=[0])}, tmp_path / "one.png")
+    assert (tmp_path / "one.png").exists()
+
+
+def test_random_worlds_run_the_default_method():
+    found = run_single(random_world(0), DEFAULT, rounds=3, seed=0)
+    assert all(row["merit_mixture"] >= 0 for row in found["rounds"])
