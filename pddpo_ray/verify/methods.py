@@ -48,6 +48,8 @@ class Method:
     """The dual step sees the exact expected cost."""
     first_share: float = 1.0
     """First multiplier in multiples of rho."""
+    ascends: bool = True
+    """Whether the multiplier learns; if not, it stays at its first value."""
 
 
 OFFLINE = Method("PD-DPO offline", online=False, behaviour="policy")
@@ -103,6 +105,7 @@ TABLE = (
 
 PUBLIC: dict[str, Method] = {
     "pd-dpo": OFFLINE,
+    "pd-dpo-fixed": Method("PD-DPO, multiplier fixed at rho", online=False, behaviour="policy", ascends=False),
     "no-bonus": NO_BONUS,
     "o-pd-dpo": DEFAULT,
     "o-pd-dpo-paper": paper(3, name="O-PD-DPO (paper mode, default bonus)"),

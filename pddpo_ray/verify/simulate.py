@@ -16,7 +16,7 @@ from scipy.special import expit
 
 from pddpo_ray.box_mle import box_mle
 from pddpo_ray.cost_estimate import estimate_from_shares
-from pddpo_ray.dual import DualState, ProjectedFixed, ascend, constraint_state, skips_cost_stage
+from pddpo_ray.dual import DualState, Fixed, ProjectedFixed, ascend, constraint_state, skips_cost_stage
 from pddpo_ray.exploration.bonus import elliptical, theory_amplitude, theory_precision
 from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
@@ -92,7 +92,7 @@ def _initial(world: TabularWorld, method: Method, rounds: int, seeds: Sequence[i
     oracle = world.oracle
     wins = [_offline_wins(world, seed) for seed in seeds]
     first = method.first_share * oracle.rho
-    rule = ProjectedFixed(rounds=rounds, first=first, cost_max=oracle.cost_max)
+    rule = ProjectedFixed(rounds=rounds, first=first, cost_max=oracle.cost_max) if method.ascends else Fixed()
     dual = constraint_state("cost", rho=oracle.rho, rule=rule, first=first, threshold=oracle.threshold)
     shape = (len(seeds), *world.shape)
     return _State(
