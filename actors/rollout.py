@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,26 +184,3 @@ class RolloutHandle:
             delivery = self.deliver(held)
             if self._prove is not None:
                 self._prove(self, delivery, held)
-
-
-def make_vllm_engine(name: str, model: Path, store: str, threads: int, settings: dict[str, Any]) -> RolloutEngine:
-    """Runs in the actor: vLLM is imported there and nowhere else."""
-    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
-
-    prepare_process(threads)
-    from pddpo_ray.artifacts import ArtifactStore
-
-    return VllmEngine(name, model, ArtifactStore(store), VllmSettings(**settings))
-
-
-def make_transformers_engine(
-    name: str, model: Path, store: str, threads: int, settings: dict[str, Any]
-) -> RolloutEngine:
-    """Runs in the actor."""
-    import torch
-
-    from pddpo_ray.artifacts import ArtifactStore
-    from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
-    torch.set_num_threads(threads)
-    return TransformersEngine(name, model, ArtifactStore(store), **settings)

@@ -1,0 +1,127 @@
+"""DeepSpeed ZeRO 1, 2 and 3 behind the same interface as the plain torch engine.
+
+DeepSpeed averages gradients over ranks while losses here are shares of the whole batch, so a loss is multiplied by the
+number of ranks. Its automatic gradient accumulation is off: a call of `update` is the boundary. A ZeRO engine keeps
+a float32 copy of its part of the weights, which must follow whenever other weights are loaded, and an optimiser
+state, which a new fit must not inherit.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pddpo_ray.parts import FitSettings
+from pddpo_ray.training.engine import ADAM_BETAS, check_names
+from pddpo_ray.training.fit import Shard, Tensors
+from pddpo_ray.training.log_probs import ResponseScorer, device_of
+
+
+class DeepSpeedEngine:
+    """AdamW under ZeRO `stage`; satisfies `pddpo_ray.training.fit.Engine`.
+
+    The process group exists already (Ray Train made it). Weights are those of the trainable parameters, by their names
+    in the scorer's model.
+    """
+
+    def __init__(self, scorer: ResponseScorer, shard: Shard, *, stage: int, dtype: str = "float32") -> None:
+        self.shard = shard
+        self.scorer = scorer.eval()
+        self._stage = stage
+        self._parameters = {n: p for n, p in scorer.model.named_parameters() if p.requires_grad}
+        self._shapes = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._engine = _initialize(scorer, list(self._parameters.values()), stage, dtype)
+        # Shapes alone are wanted: under stage 3 the parameters themselves are now empty.
+        self._shapes = {name: tensor.to("meta") for name, tensor in self._shapes.items()}
+
+    def load(self, weights: Tensors) -> None:
+        check_names(self._shapes, weights)
+        if self._stage < 3:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(weights[name])
+        else:
+            self._load_partitioned(weights)
+        self._engine.optimizer.refresh_fp32_params()
+
+    def begin(self, settings: FitSettings) -> None:
+        optimizer = self._engine.optimizer
+        optimizer.optimizer.state.clear()
+        optimizer.clip_grad = settings.max_grad_norm
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate
+            group["weight_decay"] = settings.weight_decay
+        self._engine.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed counts micro-batches in its own forward, which the scorer does not pass through; without this, stage
+        # 3 would keep the last micro-batch's gradient alone.
+        self._engine.optimizer.clear_backward_seen_flag()
+        self._engine.backward(loss * self.shard.ranks)
+
+    def update(self, learning_rate: float) -> float:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values)
+        return values
+
+    def gather(self, part: np.ndarray) -> list[np.ndarray]:
+        parts: list[np.ndarray] = [part] * self.shard.ranks
+        dist.all_gather_object(parts, part)
+        return parts
+
+    def weights(self) -> dict[str, Tensor]:
+        if self._stage < 3:
+            return {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
+        import deepspeed
+
+        result = {}
+        # One at a time: a whole model would not fit where stage 3 is needed.
+        for name, parameter in self._parameters.items():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                result[name] = parameter.detach().cpu().clone()
+        return result
+
+    def _load_partitioned(self, weights: Tensors) -> None:
+        import deepspeed
+
+        device = device_of(self.scorer)
+        for name, parameter in self._parameters.items():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                if self.shard.rank == 0:
+                    parameter.copy_(weights[name].to(device))
+
+
+def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], stage: int, dtype: str) -> Any:
+    if not torch.cuda.is_available():
+        # Read by DeepSpeed while it is imported; it would look for a device otherwise.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=ADAM_BETAS, weight_decay=0.0)
+    engine, *_ = deepspeed.initialize(
+        model=scorer,
+        optimizer=optimizer,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": dtype == "bfloat16"},
+            "zero_optimization": {"stage": stage, "overlap_comm": False},
+            "zero_allow_untested_optimizer": True,
+            "wall_clock_breakdown": False,
+        },
+        dist_init_required=False,
+    )
+    return engine

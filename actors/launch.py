@@ -1,0 +1,173 @@
+"""A run on Ray: the same page over the same controllers, with groups of actors behind them.
+
+    driver ── journal, controllers, page
+      ├─ rollout-0 ... (RolloutActor, one engine per placement bundle)
+      ├─ trainer       (Ray Train group: rank 0 ... n-1, alive for the whole run)
+      ├─ labeller      (FeedbackActor)
+      └─ dual          (DualVariableActor, named)
+
+The rollout actors are created first and the trainer next, so that their imports overlap; the driver itself imports no
+engine. Whoever is lost comes back: ranks by Ray Train, engines and labeller by their handles, the driver by `--resume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.dual_variable import DualVariableHandle
+from actors.feedback import FeedbackHandle
+from actors.placement import check_cluster, reserve
+from actors.rollout import MakeEngine, RolloutHandle, RolloutSettings
+from actors.session import ray_session
+from actors.trainer import MakeBackend, TrainerGroup, TrainerSettings
+from actors.workers import given_labeller, language_engine, tabular_engine, tabular_trainer, text_trainer
+from pddpo_ray import run
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.backends import Backends
+from pddpo_ray.config.tree import Config, RayCluster, TabularWorldConfig
+from pddpo_ray.dual import DualState
+from pddpo_ray.parts import Labeller
+from pddpo_ray.plan import Bundle, Device, bundles
+from pddpo_ray.rollout.proof import Prover
+
+
+def run_recipe(
+    config: Config, run_dir: Path, *, resume: bool = False, progress: run.Progress | None = None
+) -> dict[str, Any]:
+    """Run a recipe on Ray to its end; arguments, result and errors are those of `pddpo_ray.run.run_recipe`."""
+    return run.run_recipe(config, run_dir, resume=resume, make_backends=make_backends, progress=progress)
+
+
+def make_backends(config: Config, run_dir: Path) -> Backends:
+    """Connect to Ray and start all groups. Raises UserError when the cluster is too small."""
+    cluster = config.cluster if isinstance(config.cluster, RayCluster) else RayCluster()
+    with ExitStack() as stack:
+        stack.enter_context(ray_session(f"pddpo/{run_dir.name}", address=cluster.address, cpus=cluster.cpus))
+        groups = Groups(config, cluster, run_dir, stack)
+        backends = tabular_backends(groups) if isinstance(config.world, TabularWorldConfig) else text_backends(groups)
+        groups.wait_ready()
+        prover = Prover(
+            backends.trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer
+        )
+        for engine in groups.engines:
+            engine.prove_with(prover)
+        groups.stack = stack.pop_all()
+        return replace(backends, own_dual=groups.start_dual, closers=(groups.stack.close,))
+
+
+class Groups:
+    """The groups of one run while they are being started; `stack` ends whatever was started if one of them fails."""
+
+    def __init__(self, config: Config, cluster: RayCluster, run_dir: Path, stack: ExitStack) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.engines: list[RolloutHandle] = []
+        self._duals = 0
+        self._cluster = cluster
+        self.stack = stack
+        self._bundles: dict[str, Bundle] = {bundle.part: bundle for bundle in bundles(config, _device(config))}
+        check_cluster(list(self._bundles.values()))
+        self._waiting: list[Callable[[], None]] = []
+
+    def start_engines(self, names: str, make: Callable[[str], MakeEngine]) -> list[RolloutHandle]:
+        """One engine per bundle of the rollout's placement group."""
+        bundle = self._bundles["rollout"]
+        group = reserve(bundle, strategy=self._cluster.placement, deadline_s=self._cluster.start_deadline_s)
+        settings = RolloutSettings(
+            cpus=bundle.cpus,
+            gpus=bundle.gpus,
+            start_deadline_s=self._cluster.start_deadline_s,
+            deadline_s=self.config.rollout.deadline_s,
+        )
+        for place in range(bundle.count):
+            name = f"{names}-{place}"
+            self.engines.append(RolloutHandle(name, make(name), settings, (group, place)))
+        self._waiting += [engine.wait_ready for engine in self.engines]
+        return self.engines
+
+    def start_trainer(self, make: MakeBackend) -> TrainerGroup:
+        bundle, trainer = self._bundles["trainer"], self.config.trainer
+        settings = TrainerSettings(
+            workers=bundle.count,
+            threads=trainer.threads,
+            gpu=bundle.gpus > 0,
+            placement=self._cluster.placement.upper(),
+            max_failures=trainer.max_failures,
+            start_deadline_s=self._cluster.start_deadline_s,
+            deadline_s=trainer.deadline_s,
+        )
+        group = TrainerGroup(make, name=self.run_dir.name, storage=self.run_dir / "ray", settings=settings)
+        self._waiting.append(group.wait_ready)
+        return group
+
+    def start_labeller(self, name: str, labeller: Labeller) -> FeedbackHandle:
+        handle = FeedbackHandle(
+            name,
+            partial(given_labeller, labeller),
+            deadline_s=self.config.feedback.deadline_s,
+            start_deadline_s=self._cluster.start_deadline_s,
+        )
+        self._waiting.append(handle.wait_ready)
+        self.stack.callback(handle.close)
+        return handle
+
+    def start_dual(self, state: DualState, warmup_rounds: int) -> DualVariableHandle:
+        """The owner of one journal's multipliers; the offline comparison of a run has its own."""
+        self._duals += 1
+        name = f"pddpo/{self.run_dir.name}/dual" + (f"-{self._duals}" if self._duals > 1 else "")
+        handle = DualVariableHandle(name, state, warmup_rounds=warmup_rounds)
+        self.stack.callback(handle.close)
+        return handle
+
+    def wait_ready(self) -> None:
+        for wait in self._waiting:
+            wait()
+
+
+def _device(config: Config) -> Device:
+    """Where the model runs; `auto` looks at the cluster, whose devices need not be on this machine."""
+    if config.model.device == "auto":
+        return "cuda" if ray.cluster_resources().get("GPU", 0) >= 1 else "cpu"
+    return config.model.device
+
+
+def tabular_backends(groups: Groups) -> Backends:
+    """The tabular world's parts as actors."""
+    from pddpo_ray import in_process
+
+    config = groups.config
+    settings = config.world
+    assert isinstance(settings, TabularWorldConfig)
+    world = in_process.tabular_world(settings)
+    store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
+    engines = groups.start_engines("tabular", lambda name: partial(tabular_engine, settings, name, str(store.root)))
+    trainer = groups.start_trainer(partial(tabular_trainer, config, str(store.root)))
+    here = in_process.tabular_backends(config, world, store)
+    labeller = groups.start_labeller("world", here.labeller)
+    return replace(here, trainer=trainer, engines=engines, labeller=labeller)
+
+
+def text_backends(groups: Groups) -> Backends:
+    """The text world's parts as actors. The reference is trained by the driver if the cache has none."""
+    from pddpo_ray.in_process_text import text_world_backends
+    from pddpo_ray.text_world import prepare_text_world
+    from pddpo_ray.training.local import store_reference
+
+    config = groups.config
+    store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
+    prepared = prepare_text_world(config)
+    folder, root = prepared.reference_folder.absolute(), str(store.root)
+    engines = groups.start_engines(
+        config.rollout.engine, lambda name: partial(language_engine, config, name, folder, root)
+    )
+    reference = store_reference(store, folder)
+    trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))
+    here = text_world_backends(config, store, prepared, reference, trainer, engines)
+    return replace(here, labeller=groups.start_labeller("world", here.labeller))

@@ -1,0 +1,74 @@
+"""What runs inside the worker processes: functions that make a rank's trainer, an engine or a labeller there.
+
+They travel by name with plain arguments; models and engines are imported and built where they live.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.config.tree import Config, TabularWorldConfig, VllmRollout
+from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.records import PolicyVersion
+
+
+def text_trainer(
+    config: Config, folder: Path, store: str, reference: PolicyVersion, rank: int, ranks: int
+) -> TrainerBackend:
+    """A rank of the trainer for the model in `folder`, with the recipe's engine."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from actors.engines import make_engine
+    from pddpo_ray.training.fit import Shard
+    from pddpo_ray.training.local import LocalTrainer
+    from pddpo_ray.training.log_probs import ResponseScorer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.model.dtype)).to(device)
+    engine = make_engine(config.trainer.engine, ResponseScorer(model), Shard(rank, ranks), dtype=config.model.dtype)
+    return LocalTrainer(engine, ArtifactStore(store), reference)
+
+
+def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
+    """The table's fit is exact and takes no time: every rank does the whole of it."""
+    from pddpo_ray.in_process import tabular_backends, tabular_world
+
+    assert isinstance(config.world, TabularWorldConfig)
+    return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
+
+
+def language_engine(config: Config, name: str, folder: Path, store: str) -> RolloutEngine:
+    """vLLM or transformers, as the recipe says. vLLM is imported in this process alone."""
+    rollout = config.rollout
+    if isinstance(rollout, VllmRollout):
+        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+
+        prepare_process(rollout.threads)
+        settings = VllmSettings(
+            dtype=config.model.dtype,
+            max_model_len=rollout.max_model_len,
+            max_sequences=rollout.max_sequences,
+            tensor_parallel=rollout.tensor_parallel,
+            kv_cache_gib=rollout.kv_cache_gib,
+            gpu_memory=rollout.gpu_memory,
+        )
+        return VllmEngine(name, folder, ArtifactStore(store), settings)
+    from pddpo_ray.rollout.transformers_engine import TransformersEngine
+
+    options: dict[str, Any] = {"dtype": config.model.dtype, "batch_size": getattr(rollout, "batch", 128)}
+    return TransformersEngine(name, folder, ArtifactStore(store), **options)
+
+
+def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:
+    from pddpo_ray.in_process import tabular_world
+    from pddpo_ray.worlds.tabular_parts import TabularEngine
+
+    return TabularEngine(tabular_world(settings), ArtifactStore(store), name)
+
+
+def given_labeller(labeller: Labeller) -> Labeller:
+    """A labeller that was made by the driver, such as a calibrated world's truth."""
+    return labeller
