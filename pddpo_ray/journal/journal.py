@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import rows, schema
@@ -277,6 +277,11 @@ class Journal:
             raise RunError(
                 f"the journal of run {self.run_id} refuses what round {self.round} wrote ({error.orig}): a row that is"
                 " there already, or one that names an answer, pair or prompt that was not written before"
+            ) from error
+        except DBAPIError as error:
+            raise RunError(
+                f"the journal of run {self.run_id} cannot be written in round {self.round} ({error.orig}): look at its"
+                " disk or server, then resume; nothing of the unfinished phase was kept"
             ) from error
 
     def _fence(self, connection: Connection) -> None:

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent
@@ -242,6 +243,17 @@ def test_a_bad_url_or_a_server_that_is_away_is_a_users_error() -> None:
         Journal.open("sqlite:nonsense://", "demo", create=RECIPE)
     with pytest.raises(UserError, match="cannot be opened"):
         Journal.open("postgresql://nobody@127.0.0.1:1/none", "demo", create=RECIPE)
+
+
+def test_a_full_disk_is_one_clear_message_and_the_phase_is_done_again(place: Path) -> None:
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        with journal.engine.connect().execution_options(reading=True) as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        event.listen(journal.engine, "begin", lambda used: used.exec_driver_sql(f"PRAGMA max_page_count={pages}"))
+        with pytest.raises(RunError, match=r"cannot be written in round 0 .*full"):
+            journal.once("sample", lambda: "x" * 100_000)
+    with Journal.open(place, "demo", create=RECIPE) as journal:
+        assert journal.once("sample", lambda: 1) == 1
 
 
 def test_a_listener_hears_rounds_and_phases_as_they_happen(place: Path) -> None:
