@@ -42,8 +42,9 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
     """What only a world with a known truth can say."""
     names = (
         "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last",
-        "f_optimum", "g_optimum", "multiplier_optimum", "rho", "merit_reference", "merit_offline",
-        "merit_covered_only", "merit_mixture", "merit_last", "off_support_last", "off_support_offline",
+        "f_covered_only", "g_covered_only", "f_optimum", "g_optimum", "multiplier_optimum", "rho",
+        "merit_reference", "merit_offline", "merit_covered_only", "merit_mixture", "merit_last",
+        "off_support_last", "off_support_offline",
     )  # fmt: skip
     found: dict[str, Any] = dict.fromkeys(names)
     if world is None or evaluation is None:
@@ -59,6 +60,7 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
     found |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
     if world.covered is not None:
         covered = oracle.covered_only(world.covered)
+        found |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
         found["merit_covered_only"] = oracle.merit_of(covered.f, covered.g)
     found["off_support_last"] = off_support(world, tables["last"])
     return found

@@ -160,8 +160,8 @@ def _logdet(run: RunData) -> str:
 
 def _effective(run: RunData) -> str:
     return line_chart(
-        "Exploration: saturation and effective sample size",
-        "Share of candidates at the largest bonus (alarm above 0.2), and ESS of the resampling.",
+        "Exploration: saturation and ESS",
+        "Share of candidates at the largest bonus (alarm above 0.2); effective sample size of the choice.",
         [
             Line("saturation", run.series("explore/saturation"), OFFLINE),
             Line("ESS", run.series("explore/ess"), 7, "6 2"),

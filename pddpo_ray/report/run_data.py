@@ -114,12 +114,10 @@ class RunData:
 
     @property
     def rho(self) -> float | None:
-        """Half of the multiplier's upper end: as the world states it, else as the recipe does."""
-        stated = _number(self.result.get("rho"))
-        if stated is None:
-            stated = _number(self._dual_setting("rho"))
+        """Half of the multiplier's upper end: the recipe's or, where it leaves that to the world, the world's."""
         upper = _number(self._dual_setting("upper"))
-        return upper / 2.0 if stated is None and upper is not None else stated
+        stated = upper / 2.0 if upper is not None else _number(self._dual_setting("rho"))
+        return _number(self.result.get("rho")) if stated is None else stated
 
     @property
     def cost_max(self) -> float | None:

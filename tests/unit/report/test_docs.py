@@ -1,0 +1,127 @@
+"""The documentation: every command parses, every example runs, every link leads somewhere, every list is complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+from pddpo_ray.cli.main import app
+from pddpo_ray.config import load, recipe_names
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, text) of every fenced block of a language."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+            found.append((page.name, text))
+    return found
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """(page, words) of every command of a bash block, without its comment."""
+    lines = [(page, line) for page, text in blocks("bash") for line in text.replace("\\\n", " ").splitlines()]
+    return [(page, words) for page, line in lines if (words := shlex.split(line, comments=True))]
+
+
+PDDPO = [(page, words[1:]) for page, words in commands() if words[0] == "pddpo"]
+PDDPO += [
+    (page, words[words.index("pddpo_ray") + 1 :])
+    for page, words in commands()
+    if {"-m", "pddpo_ray"} <= set(words) and words[words.index("pddpo_ray") - 1] == "-m"
+]
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(PDDPO) >= 15
+
+
+@pytest.mark.parametrize(("page", "words"), PDDPO, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_documented_commands_parse(page: str, words: list[str]) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.core.Group) or hasattr(group, "commands")
+    verb: Any = group.commands[words[0]]  # type: ignore[union-attr]
+    with verb.make_context(words[0], list(words[1:])) as context:
+        if words[0] == "train":
+            config = load(context.params["recipe"], context.params["overrides"] or [])
+            assert config.rounds >= 1
+        if words[0] == "recipes" and context.params["name"]:
+            assert context.params["name"] in recipe_names()
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
+    named |= {words[1] for _, words in commands() if words[0] == "make"}
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("python"))
+def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, page, "exec"), {"__name__": page})
+    assert (tmp_path / "runs" / "from-python" / "report.html").exists()
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("yaml"))
+def test_recipes_in_pages_load(page: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert load(str(path)).about == yaml.safe_load(text)["about"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"`[^`\n]*`|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for link in re.findall(r"\[[^]\n]+\]\(([^)\s]+)\)", prose):
+        if "://" not in link:
+            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+def test_every_recipe_is_described() -> None:
+    described = set(re.findall(r"^\| `([a-z0-9/-]+)` \|", section("running.md", "Recipes"), re.M))
+    assert described == set(recipe_names())
+
+
+def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
+    from pddpo_ray.run import run_recipe
+
+    small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=2", "offline.pairs=32"]
+    result = run_recipe(load("tabular", small), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    rows = [line for line in section("running.md", "result.json").splitlines() if line.startswith("| `")]
+    described = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    assert described == set(result)
+
+
+def test_every_picture_of_the_report_is_described(finished_run: Path) -> None:
+    page = (finished_run / "report.html").read_text(encoding="utf-8").replace("&#x27;", "'")
+    text = section("reading-a-report.md", "The pictures")
+    assert {title for title in re.findall(r"<figcaption>([^<]+)<", page) if f"| {title} |" not in text} == set()
+
+
+def section(page: str, heading: str) -> str:
+    """Text of a page from a heading to the next one of the same or a higher level."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    level, start = re.search(rf"^(#+) {re.escape(heading)}$", text, re.M).group(1), text.index(f" {heading}\n")  # type: ignore[union-attr]
+    rest = text[start + len(heading) + 1 :]
+    end = re.search(rf"^#{{1,{len(level)}}} ", rest, re.M)
+    return rest[: end.start()] if end else rest
