@@ -1,0 +1,191 @@
+"""What a lead looks at: agreement, each person's standing, disagreements, speed, and what the labels changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Select, exists, func, select
+
+from pddpo_ray.annotation.questions import screen_form
+from pddpo_ray.annotation.rounds import RoundStatus
+from pddpo_ray.annotation.statistics import (
+    alpha_interval,
+    krippendorff_alpha,
+    leave_one_out,
+    pairwise_agreement,
+    share_with_interval,
+)
+from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, task, withdrawal
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.schema import dual_step
+
+HASTY_MS = 1000
+"""Answers faster than this are marked: nobody reads two answers in a second."""
+RATE_WINDOW_MS = 3600 * 1000
+FIELDS = {"safety": ("safety",), "pair": ("more_helpful", "more_harmful", "first_safety", "second_safety")}
+
+
+class Quality:
+    """Reads the numbers of one run; writes nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def agreement(self, round_id: str, *, seed: int = 0) -> dict[str, dict[str, float]]:
+        """Per question that people are asked (safety, more_helpful, ...): alpha with interval, pairwise agreement."""
+        with reading(self._store.engine) as connection:
+            rows = connection.execute(self._labels().where(task.c.question_round == round_id)).all()
+        fields = FIELDS[rows[0].task_kind] if rows else ()
+        result = {}
+        for name in fields:
+            units: dict[str, list[str]] = {}
+            for row in rows:
+                units.setdefault(row.task, []).append(row.given[name])
+            labels = [unit for unit in units.values() if len(unit) > 1]
+            low, high = alpha_interval(labels, seed=seed)
+            result[name] = {
+                "alpha": krippendorff_alpha(labels),
+                "alpha_low": low,
+                "alpha_high": high,
+                "pairwise": pairwise_agreement(labels),
+                "questions": len(labels),
+            }
+        return result
+
+    def people(self) -> list[dict[str, Any]]:
+        """One row per person who answered anything: speed, gold, sides, agreement with the others."""
+        with reading(self._store.engine) as connection:
+            rows = connection.execute(self._standing()).all()
+            handles = connection.execute(select(annotator.c.id, annotator.c.handle)).all()
+        names = {row.id: row.handle for row in handles}
+        votes = _votes([row for row in rows if row.kind == "label" and row.gold is None])
+        return [
+            {"id": id_, "handle": names[id_], **_person([row for row in rows if row.annotator == id_], votes, id_)}
+            for id_ in sorted({row.annotator for row in rows}, key=names.__getitem__)
+        ]
+
+    def disagreements(self, round_id: str, offset: int = 0, limit: int = 20) -> list[dict[str, Any]]:
+        """Questions on which people differ most, with the texts and the votes by person, worst first."""
+        with reading(self._store.engine) as connection:
+            rows = connection.execute(
+                self._labels().add_columns(task.c.prompt, task.c.first, task.c.second, annotator.c.handle)
+                .join(annotator, annotator.c.id == answer.c.annotator)
+                .where(task.c.question_round == round_id)
+            ).all()  # fmt: skip
+        by_task: dict[str, list[Any]] = {}
+        for row in rows:
+            by_task.setdefault(row.task, []).append(row)
+        split = [(_split(group), key) for key, group in by_task.items()]
+        found = []
+        for share, key in sorted(split, key=lambda entry: (-entry[0], entry[1]))[offset : offset + limit]:
+            if share > 0:
+                group = by_task[key]
+                votes = [{"handle": row.handle, "given": row.given, "note": row.note} for row in group]
+                texts = {name: getattr(group[0], name) for name in ("prompt", "first", "second")}
+                found.append({"task": key, "split": share, "votes": votes, **texts})
+        return found
+
+    def pace(self, status: RoundStatus) -> dict[str, float | None]:
+        """Labels per hour over the last hour of work, and seconds until the round is complete at that pace."""
+        now = self._store.clock()
+        since = max(now - RATE_WINDOW_MS, status.opened_ms)
+        query = select(func.count()).select_from(self._labels().where(
+            task.c.question_round == status.id, answer.c.at_ms > since
+        ).subquery())  # fmt: skip
+        with reading(self._store.engine) as connection:
+            recent = connection.execute(query).scalar_one()
+        hours = max(now - since, 1) / RATE_WINDOW_MS
+        rate = recent / hours
+        return {"labels_per_hour": rate, "seconds_left": 3600 * status.missing / rate if rate else None}
+
+    def effects(self) -> list[dict[str, Any]]:
+        """What each round's labels did: the cost estimate with its error, and the multiplier before and after."""
+        query = select(dual_step).where(dual_step.c.run == self._store.run).order_by(dual_step.c.round)
+        names = ("round", "constraint", "value", "standard_error", "multiplier_before", "multiplier_after")
+        with reading(self._store.engine) as connection:
+            return [{name: getattr(row, name) for name in names} for row in connection.execute(query)]
+
+    def export(self, round_id: str, after: int, limit: int) -> list[dict[str, Any]]:
+        """Every stored action of a batch in order of arrival, withdrawn ones too; `after` continues a listing."""
+        query = (
+            select(
+                answer, task.c.item, task.c.prompt, task.c.first, task.c.second, task.c.provenance, annotator.c.handle,
+                withdrawal.c.kind.label("withdrawn"),
+            )
+            .join(task, task.c.id == answer.c.task)
+            .join(annotator, annotator.c.id == answer.c.annotator)
+            .outerjoin(withdrawal, withdrawal.c.answer == answer.c.seq)
+            .where(task.c.question_round == round_id, answer.c.seq > after)
+            .order_by(answer.c.seq)
+            .limit(limit)
+        )  # fmt: skip
+        names = ("seq", "key", "item", "prompt", "first", "second", "kind", "given", "reason", "outcome", "withdrawn")
+        more = ("late", "ms_spent", "guideline", "provenance", "at_ms")
+        with reading(self._store.engine) as connection:
+            return [
+                {"annotator": row.handle, **{name: getattr(row, name) for name in names + more}}
+                for row in connection.execute(query)
+            ]
+
+    def _standing(self) -> Select[Any]:
+        """What people did and did not take back, in this run."""
+        taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
+        return (
+            select(answer, task.c.kind.label("task_kind"), task.c.gold)
+            .join(task, task.c.id == answer.c.task)
+            .join(question_round, question_round.c.id == task.c.question_round)
+            .where(question_round.c.run == self._store.run, ~taken_back)
+            .order_by(answer.c.seq)
+        )
+
+    def _labels(self) -> Select[Any]:
+        return self._standing().where(answer.c.kind == "label", task.c.gold.is_(None))
+
+
+def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
+    """Labels by person of each question; the harm part of a pair, as the one that training depends on most."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        field = "safety" if row.task_kind == "safety" else "more_harmful"
+        found.setdefault(row.task, {})[row.annotator] = row.given[field]
+    return list(found.values())
+
+
+def _person(rows: Sequence[Any], votes: Sequence[dict[str, str]], id_: str) -> dict[str, Any]:
+    labels = [row for row in rows if row.kind == "label"]
+    gold = [row for row in labels if row.gold is not None]
+    right = sum(all(row.given.get(name) == value for name, value in row.gold.items()) for row in gold)
+    sides = [
+        screen_form("pair", row.given, row.swap)[name]
+        for row in labels
+        if row.task_kind == "pair"
+        for name in ("more_helpful", "more_harmful")
+    ]
+    chosen = [side for side in sides if side in ("left", "right")]
+    left, low, high = share_with_interval(chosen.count("left"), len(chosen))
+    standing = leave_one_out(votes, id_)
+    return {
+        "answers": len(labels),
+        "refusals": len(rows) - len(labels),
+        "median_s": float(np.median([row.ms_spent for row in labels])) / 1000 if labels else None,
+        "hasty": sum(row.ms_spent < HASTY_MS for row in labels) / len(labels) if labels else None,
+        "gold_right": right,
+        "gold_total": len(gold),
+        "left": left,
+        "left_low": low,
+        "left_high": high,
+        "standing": {**asdict(standing), "flagged": standing.flagged},
+    }
+
+
+def _split(rows: Sequence[Any]) -> float:
+    """Share of labels that are not the commonest one, averaged over what was asked."""
+    shares = []
+    for name in FIELDS[rows[0].task_kind]:
+        given = [row.given[name] for row in rows]
+        shares.append(1 - max(map(given.count, given)) / len(given))
+    return float(np.mean(shares))

@@ -1,0 +1,68 @@
+"""What the lead sees, computed from real rows of a small crowd."""
+
+from __future__ import annotations
+
+import pytest
+
+from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue import Lease, Submission
+from tests.annotation_desk import Desk, safety_questions
+
+
+def label_all(desk: Desk, votes: dict[str, str], *, ms_spent: int = 4000) -> None:
+    """Everybody answers everything they get: `votes` has one character per question and person, s or u."""
+    for handle, answers in votes.items():
+        person = desk.person(handle)
+        while isinstance(lease := desk.queue.lease(person), Lease):
+            number = int(lease.prompt.split()[1])
+            given = {"safety": "safe" if answers[number] == "s" else "unsafe"}
+            desk.queue.answer(person, f"{handle}-{number}", lease.id, Submission("label", given, ms_spent=ms_spent))
+
+
+def test_agreement_pace_and_disagreements_of_a_round(desk: Desk) -> None:
+    """Columns ssu, uuu, sss: 2 + 6 + 6 of 18 ordered pairs agree is 14/18; the first question is the split one."""
+    round_ = desk.rounds.open(1, "safety", safety_questions(3), labels_each=3)
+    desk.wait(1800)
+    label_all(desk, {"a": "sus", "b": "sus", "c": "uus"})
+    quality = Quality(desk.store)
+    found = quality.agreement(round_.id)["safety"]
+    assert found["pairwise"] == pytest.approx(14 / 18)
+    assert found["questions"] == 3
+    assert found["alpha_low"] <= found["alpha"] <= found["alpha_high"]
+    (worst,) = quality.disagreements(round_.id)
+    assert (worst["prompt"], worst["split"]) == ("prompt 0", pytest.approx(1 / 3))
+    assert {vote["handle"]: vote["given"]["safety"] for vote in worst["votes"]} == {
+        "a": "safe",
+        "b": "safe",
+        "c": "unsafe",
+    }
+    assert quality.pace(desk.rounds.status(round_.id)) == {"labels_per_hour": 18.0, "seconds_left": 0.0}
+    assert quality.agreement("nothing") == {}
+
+
+def test_each_persons_gold_speed_and_refusals(desk: Desk) -> None:
+    golds = [Question("safety", f"g{n}", f"gold {n}", "x", gold={"safety": "unsafe"}) for n in range(2)]
+    desk.rounds.open(1, "safety", safety_questions(2), labels_each=2)
+    desk.rounds.add_gold(golds, by="admin")
+    label_all(desk, {"quick": "ss"}, ms_spent=500)
+    person = desk.person("careful")
+    lease = desk.queue.lease(person)
+    assert isinstance(lease, Lease)
+    desk.queue.answer(person, "k", lease.id, Submission("skip", reason="language"))
+    rows = {row["handle"]: row for row in Quality(desk.store).people()}
+    assert (rows["quick"]["answers"], rows["quick"]["median_s"], rows["quick"]["hasty"]) == (2, 0.5, 1.0)
+    assert (rows["careful"]["answers"], rows["careful"]["refusals"], rows["careful"]["median_s"]) == (0, 1, None)
+    assert rows["quick"]["gold_total"] == 0
+
+
+def test_the_export_holds_every_action_once_and_pages(desk: Desk) -> None:
+    round_ = desk.rounds.open(1, "safety", safety_questions(5), labels_each=1)
+    label_all(desk, {"a": "sssss"})
+    quality, rows, after = Quality(desk.store), [], 0
+    while page := quality.export(round_.id, after, 2):
+        rows += page
+        after = page[-1]["seq"]
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5]
+    assert {row["item"] for row in rows} == {f"r{n}" for n in range(5)}
+    assert rows[0]["provenance"] == {"policy_version": 2}

@@ -1,0 +1,126 @@
+"""Agreement against published worked examples and a definition written out pair by pair; flags against simulations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pddpo_ray.annotation.statistics import (
+    alpha_interval,
+    krippendorff_alpha,
+    leave_one_out,
+    pairwise_agreement,
+    share_with_interval,
+)
+
+# Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011): two observers with binary
+# data, four observers with data missing.
+TWO_OBSERVERS = ["0100000010", "1110010000"]
+FOUR_OBSERVERS = ["123321412...", "1233224125.3", ".3332342251.", "12332441251."]
+
+
+def units(rows: list[str]) -> list[list[str]]:
+    return [[label for label in column if label != "."] for column in zip(*rows, strict=True)]
+
+
+def by_definition(items: list[list[int]]) -> float:
+    """1 - D_o/D_e from all ordered pairs of labels, item by item and over all items."""
+    kept = [labels for labels in items if len(labels) > 1]
+    everything = [label for labels in kept for label in labels]
+    n = len(everything)
+    observed = sum((a != b) / (len(labels) - 1) for labels in kept for a, b in itertools.permutations(labels, 2)) / max(
+        n, 1
+    )
+    expected = sum(a != b for a, b in itertools.permutations(everything, 2)) / max(n * (n - 1), 1)
+    return 1 - observed / expected if expected else math.nan
+
+
+def test_alpha_equals_the_published_worked_examples() -> None:
+    assert krippendorff_alpha(units(TWO_OBSERVERS)) == pytest.approx(0.095, abs=5e-4)
+    assert krippendorff_alpha(units(FOUR_OBSERVERS)) == pytest.approx(0.743, abs=5e-4)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=1, max_size=8))
+def test_alpha_equals_its_definition_pair_by_pair(items: list[list[int]]) -> None:
+    assert krippendorff_alpha(items) == pytest.approx(by_definition(items), nan_ok=True)
+
+
+def test_alpha_is_one_when_all_agree_and_below_zero_when_all_differ() -> None:
+    assert krippendorff_alpha(["aa", "bb", "aa"]) == 1
+    assert krippendorff_alpha(["ab", "ba", "ab"]) < 0
+    assert math.isnan(krippendorff_alpha(["aa", "aa"]))
+    assert math.isnan(krippendorff_alpha(["a"]))
+
+
+def test_pairwise_agreement_by_hand() -> None:
+    """aab: 1 pair of 3 agrees; bb: 1 of 1; c: no pair. 2 of 4."""
+    assert pairwise_agreement(["aab", "bb", "c"]) == 0.5
+    assert math.isnan(pairwise_agreement(["c"]))
+
+
+def test_the_interval_of_alpha_covers_the_truth_about_as_often_as_it_says() -> None:
+    """Two people, labels equal with chance 0.8 and fair otherwise: alpha tends to 0.8 * 1 + 0.2 * 0 = 0.8."""
+    covered = 0
+    for seed in range(100):
+        rng = np.random.default_rng([seed, 1])
+        one = rng.integers(0, 2, 150)
+        two = np.where(rng.random(150) < 0.8, one, rng.integers(0, 2, 150))
+        low, high = alpha_interval(list(zip(one.tolist(), two.tolist(), strict=True)), resamples=200, seed=seed)
+        covered += low <= 0.8 <= high
+    assert 88 <= covered <= 100
+    assert all(math.isnan(end) for end in alpha_interval(["ab"]))
+
+
+def crowd(seed: int, *, answers: int, error: float, random_people: int) -> list[dict[str, bool]]:
+    """Items with 5 votes out of 8 people; the first `random_people` toss a coin."""
+    rng = np.random.default_rng([seed, 2])
+    items, done = [], 0
+    while done < answers:
+        people = rng.permutation(8)[:5]
+        truth = rng.random() < 0.5
+        votes = {}
+        for person in people:
+            coin = rng.random()
+            votes[f"p{person}"] = bool(coin < 0.5) if person < random_people else bool(truth != (coin < error))
+        done += "p0" in votes
+        items.append(votes)
+    return items
+
+
+def test_the_permutation_test_is_exact_on_a_case_by_hand() -> None:
+    """Two items with labels {a: x, b: y, c: y}. Under exchangeability a agrees with nobody with chance 1/3 each."""
+    standing = leave_one_out([{"a": 0, "b": 1, "c": 1}] * 2, "a")
+    assert standing.p_value == pytest.approx(1 / 9)
+    assert (standing.answers, standing.agreement) == (2, 0)
+    assert standing.expected == pytest.approx(2 / 3 * 1 / 2)
+    assert leave_one_out([{"b": 1, "c": 1}], "a").p_value == 1.0
+
+
+def test_a_person_who_answers_at_random_is_flagged_within_fifty_answers() -> None:
+    flagged = sum(
+        leave_one_out(crowd(seed, answers=50, error=0.1, random_people=1), "p0").flagged for seed in range(100)
+    )
+    assert flagged >= 95
+
+
+def test_honest_people_are_flagged_in_at_most_five_percent_of_simulations() -> None:
+    standings = [leave_one_out(crowd(seed, answers=50, error=0.1, random_people=0), "p0") for seed in range(300)]
+    assert sum(standing.flagged for standing in standings) <= 0.05 * len(standings)
+    # Nor does a random answerer in the crowd turn suspicion on the honest.
+    beside = [leave_one_out(crowd(seed, answers=50, error=0.1, random_people=1), "p7") for seed in range(300)]
+    assert sum(standing.flagged for standing in beside) <= 0.05 * len(beside)
+
+
+def test_share_with_interval_by_hand() -> None:
+    """Wilson at 5 of 10: centre 0.5, half width 1.96/(1 + 1.96^2/10) * sqrt(0.025 + 1.96^2/400) = 0.2634."""
+    share, low, high = share_with_interval(5, 10)
+    assert share == 0.5
+    assert low == pytest.approx(0.5 - 0.2634, abs=1e-4)
+    assert high == pytest.approx(0.5 + 0.2634, abs=1e-4)
+    assert share_with_interval(0, 0)[1:] == (0.0, 1.0)
