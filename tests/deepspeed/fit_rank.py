@@ -1,0 +1,76 @@
+"""One rank of small fits on several engines, one after the other; run as a program by the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.training.fit import Shard
+from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.log_probs import ResponseScorer
+from tests.tiny_language_model import tiny_llama
+
+
+def rows(count: int = 24) -> tuple[PairRow, ...]:
+    """Chosen answers use low words, rejected ones high words; lengths differ."""
+    rng = np.random.default_rng(3)
+
+    def answer(low: int, high: int) -> tuple[int, ...]:
+        return (*(int(t) for t in rng.integers(low, high, int(rng.integers(3, 9)))), 2)
+
+    return tuple(PairRow(f"r{i}", (1, 5 + i % 7, 9), answer(4, 40), answer(44, 88)) for i in range(count))
+
+
+def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard: Shard) -> LocalTrainer:
+    from actors.engines import make_engine
+
+    return LocalTrainer(make_engine(name, ResponseScorer(tiny_llama(4)), shard), store, reference)
+
+
+def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
+    """Fits of both stages, the first one repeated. -> losses, norms, scores, hashes, names"""
+    store = ArtifactStore(folder / "store")
+    reference = store_reference(store, folder / "reference")
+    trainer = trainer_of(name, store, reference, shard)
+    # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
+    settings = FitSettings(steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support_floor=1e-4)
+    reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{name}-r")
+    first = trainer.execute(reward)
+    between = replace(settings, learning_rate=3e-4, max_grad_norm=0.1, micro_pairs=None)
+    cost = Objective("cost", first.version, 0.1, multiplier=0.7)
+    second = trainer.execute(FitCommand(2, Start(first.version), cost, rows(), between, 6, f"{name}-c"))
+    again = trainer.execute(reward)
+    longer = trainer.execute(replace(reward, settings=replace(settings, steps=12)))
+    answers = [Response(r.id, Prompt("p", r.prompt, ""), r.chosen, "", 0, 0) for r in rows(8)]
+    return {
+        "losses": [run.metrics["fit/loss"] for run in (first, longer, second)],
+        "norms": [run.metrics["fit/gradient_norm"] for run in (first, second)],
+        "scores": [*trainer.log_probs(first.version, answers), *trainer.log_probs(second.version, answers)],
+        "first": first.version.sha256,
+        "again": again.version.sha256,
+        "names": sorted(store.read_torch(first.version.path, first.version.sha256)),
+    }
+
+
+def main(names: str, output: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    shard = Shard(dist.get_rank(), dist.get_world_size())
+    reports = {name: report(name, folder, shard) for name in names.split(",")}
+    if shard.rank == 0:
+        output.write_text(json.dumps(reports))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

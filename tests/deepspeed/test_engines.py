@@ -1,0 +1,78 @@
+"""Every engine takes the same steps: plain torch and ZeRO 1, 2, 3, on one rank and on two.
+
+The ranks are plain processes with a gloo group, as Ray Train makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.training.local import store_reference
+from tests.tiny_language_model import save_policy
+
+pytestmark = pytest.mark.deepspeed
+
+ENGINES = ("torch", "zero1", "zero2", "zero3")
+
+
+def run_ranks(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
+    """The same fits on every engine, by `ranks` processes. -> engine: what rank 0 reports"""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    output = folder / f"{ranks}.json"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.deepspeed.fit_rank", ",".join(ENGINES), str(output), str(folder)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(text[-2000:] for text in said)
+    result: dict[str, dict[str, Any]] = json.loads(output.read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("engines")
+    save_policy(folder / "reference", seed=4)
+    store_reference(ArtifactStore(folder / "store"), folder / "reference")
+    return {ranks: run_ranks(folder, ranks) for ranks in (1, 2)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_gives_the_losses_and_weights_of_plain_torch(
+    results: dict[int, dict[str, dict[str, Any]]], engine: str, ranks: int
+) -> None:
+    plain, result = results[1]["torch"], results[ranks][engine]
+    np.testing.assert_allclose(result["losses"], plain["losses"], rtol=1e-3)
+    np.testing.assert_allclose(result["norms"], plain["norms"], rtol=1e-3)
+    np.testing.assert_allclose(result["scores"], plain["scores"], atol=5e-3)
+    assert result["losses"][1] < result["losses"][0] - 0.05, "the fit must learn something"
+    assert result["again"] == result["first"], "a fit repeated in the same processes gives the same version"
+    assert result["names"] == plain["names"]
