@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) ->
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
-    for found in curves.values():
+    figure, axes = pyplot.subplots(figsize=(9, 6.5), layout="constrained")
+    # methods that stay stuck lie on one line: dash patterns keep each of them visible
+    for found, style in zip(curves.values(), cycle(("-", (0, (6, 3)), "-.", (0, (2, 2)))), strict=False):
         mean = found.merit.mean(axis=0)
         error = found.merit.std(axis=0, ddof=1) / np.sqrt(len(found.merit)) if len(found.merit) > 1 else 0.0 * mean
         rounds = np.arange(1, len(mean) + 1)
-        (line,) = axes.plot(rounds, mean, label=found.method.name, linewidth=1.6)
+        (line,) = axes.plot(rounds, mean, label=found.method.name, linewidth=1.6, linestyle=style)
         axes.fill_between(
             rounds,
             np.maximum(mean - 2 * error, 1e-4),
@@ -39,6 +41,6 @@ def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) ->
     axes.plot(horizon, bound, color="black", linestyle="--", linewidth=1.2, label="bound of A11 (exact fits)")
     axes.set(xscale="log", yscale="log", xlabel="round", ylabel="merit of the mixture: (f* - f) + 2 rho [g]+")
     axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    axes.legend(fontsize=8, ncols=2, loc="lower left")
+    figure.legend(fontsize=8, ncols=3, loc="outside lower center")
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
