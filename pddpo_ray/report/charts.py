@@ -215,10 +215,10 @@ def _padded(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def _core(values: Sequence[float]) -> tuple[float, float]:
-    """Range without a lone outlier: values more than three half-ranges of the middle away do not stretch the axis."""
+    """Range without a lone outlier: values six times the middle half's width away from it do not stretch the axis."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
-    reach = 3.0 * max(high - low, 0.1)
+    reach = 6.0 * max(high - low, 0.1)
     kept = [value for value in ordered if low - reach <= value <= high + reach]
     return kept[0], kept[-1]
 

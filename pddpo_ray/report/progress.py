@@ -161,10 +161,6 @@ class Progress:
                 self._say(f"{event.run}: {event.message}")
         elif isinstance(event, RunFinished):
             self._say(f"{event.run}: finished in {seconds(self._clock() - self.since)}")
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Called after each event; a log has nothing to redraw."""
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +168,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.refresh()
+        pass
 
 
 class LiveProgress(Progress):
@@ -187,11 +183,12 @@ class LiveProgress(Progress):
         state, now = self.states.get(self.run, State()), self._clock()
         total = state.total
         where = f"round {state.round}{f'/{total}' if total else ''}" if state.round else "before round 1"
+        left = [] if state.seconds_left is None else [f"{seconds(state.seconds_left)} left"]
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             Text(self.run or "starting", style="bold"),
             ProgressBar(total=max(total or 1, 1), completed=state.done, width=24),
-            Text(f"{where} · {seconds(now - self.since)} so far · {seconds(state.seconds_left)} left"),
+            Text(" · ".join([where, f"{seconds(now - self.since)} so far", *left])),
         )
         done = " · ".join(f"{name} {seconds(took)}" for name, took in state.finished_phases[-3:])
         phase = f"{state.phase} {seconds(now - state.phase_since)} …" if state.phase else ""
@@ -200,10 +197,6 @@ class LiveProgress(Progress):
         if numbers:
             lines.append(Text(f"  {numbers}"))
         return Group(*lines)
-
-    def refresh(self) -> None:
-        if self._live.is_started:
-            self._live.refresh()
 
     def __enter__(self) -> Self:
         self._live.start()
