@@ -102,7 +102,7 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
         return None
     from pddpo_ray.report.build import build_report
 
-    return build_report(run_dir)
+    return build_report(run_dir, config.journal)
 
 
 def show_plan(config: Config, *, as_json: bool) -> None:

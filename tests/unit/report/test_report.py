@@ -204,6 +204,12 @@ def test_a_renamed_run_folder_still_has_its_report(tmp_path: Path) -> None:
     assert "1 of 1 rounds" in page.text
 
 
+def test_a_journal_elsewhere_is_found_by_its_url(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", rounds=1)
+    place = (run_dir / "journal.sqlite").rename(tmp_path / "shared.sqlite")
+    assert "1 of 1 rounds" in Page.of(build_report(run_dir, f"sqlite:///{place}")).text
+
+
 def test_a_folder_without_a_journal_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no journal\.sqlite: give the folder of a run") as caught:
         build_report(tmp_path)
