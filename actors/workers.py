@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.config.tree import Config, TabularWorldConfig, VllmRollout
+from pddpo_ray.config.tree import Config, LoraParameters, TabularWorldConfig, VllmRollout
 from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 
@@ -21,15 +21,28 @@ def text_trainer(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from actors.engines import make_engine
+    from actors.engines import make_engine, make_lora_engine
     from pddpo_ray.training.fit import Shard
     from pddpo_ray.training.local import LocalTrainer
     from pddpo_ray.training.log_probs import ResponseScorer
+    from pddpo_ray.training.lora import load_lora_trainer
 
+    name, dtype, shard, artifacts = config.trainer.engine, config.model.dtype, Shard(rank, ranks), ArtifactStore(store)
+    parameters = config.model.parameters
+    if isinstance(parameters, LoraParameters):
+        return load_lora_trainer(
+            folder,
+            artifacts,
+            reference,
+            rank=parameters.rank,
+            alpha=parameters.alpha,
+            dropout=parameters.dropout,
+            dtype=dtype,
+            make_engine=lambda scorer: make_lora_engine(name, scorer, shard, dtype=dtype),
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.model.dtype)).to(device)
-    engine = make_engine(config.trainer.engine, ResponseScorer(model), Shard(rank, ranks), dtype=config.model.dtype)
-    return LocalTrainer(engine, ArtifactStore(store), reference)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    return LocalTrainer(make_engine(name, ResponseScorer(model), shard, dtype=dtype), artifacts, reference)
 
 
 def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
-from pddpo_ray.config.tree import Config, TransformersRollout, VllmRollout
+from pddpo_ray.config.tree import Config, LoraParameters, TransformersRollout, VllmRollout
 from pddpo_ray.parts import RolloutEngine, TrainerBackend
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
@@ -17,12 +17,12 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     """Trainer, engine, labels and truth of a text world."""
     import torch
 
-    from pddpo_ray.training.local import load_trainer, store_reference
+    from pddpo_ray.training.local import store_reference
 
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_text_world(config)
     reference = store_reference(store, prepared.reference_folder)
-    trainer = load_trainer(prepared.reference_folder, store, reference, config.model.dtype)
+    trainer = _trainer(config, prepared, store, reference)
     return text_world_backends(config, store, prepared, reference, trainer, [_engine(config, prepared, store)])
 
 
@@ -48,6 +48,26 @@ def text_world_backends(
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         world=prepared.view(store),
     )
+
+
+def _trainer(
+    config: Config, prepared: PreparedTextWorld, store: ArtifactStore, reference: PolicyVersion
+) -> TrainerBackend:
+    from pddpo_ray.training.local import load_trainer
+    from pddpo_ray.training.lora import load_lora_trainer
+
+    folder, dtype, parameters = prepared.reference_folder, config.model.dtype, config.model.parameters
+    if isinstance(parameters, LoraParameters):
+        return load_lora_trainer(
+            folder,
+            store,
+            reference,
+            rank=parameters.rank,
+            alpha=parameters.alpha,
+            dropout=parameters.dropout,
+            dtype=dtype,
+        )
+    return load_trainer(folder, store, reference, dtype)
 
 
 def _engine(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> RolloutEngine:
