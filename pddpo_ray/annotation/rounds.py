@@ -98,6 +98,8 @@ class Rounds:
         """
         if not questions:
             raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: a batch needs at least one question")
+        if purpose.startswith(GOLD):
+            raise QueueError(Problem.MALFORMED, f"purpose {purpose!r}: names that begin with {GOLD!r} are taken")
         kinds = {question.kind for question in questions}
         if len(kinds) != 1:
             raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: one batch has one kind of question")

@@ -119,7 +119,7 @@ def leave_one_out(items: Sequence[Votes], person: str) -> Standing:
         for count in counts.values():
             chances[count - 1] += count / len(votes)
         expected += float(chances @ np.arange(others + 1))
-        distribution = np.convolve(distribution, chances)
+        distribution = np.convolve(distribution, chances).astype(np.float64)
         pairs += others
         answers += 1
     if not answers:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.journal.database import open_database
+from tests.annotation_api import Office
 from tests.annotation_desk import Desk, create_run
 
 
@@ -29,3 +30,8 @@ def desk(tmp_path: Path, empty_journal: Path) -> Iterator[Desk]:
     engine = open_database(tmp_path / "journal.sqlite")
     yield Desk(engine)
     engine.dispose()
+
+
+@pytest.fixture
+def office(desk: Desk) -> Office:
+    return Office(desk)

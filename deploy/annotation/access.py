@@ -1,0 +1,59 @@
+"""Who may call what: one table, read by the guard of every route, by the tests and by the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pddpo_ray.annotation.people import Role
+
+API = "/api/v1"
+
+EVERYBODY = frozenset(Role)
+WORKERS = frozenset({Role.ANNOTATOR, Role.LEAD, Role.ADMIN})
+LEADS = frozenset({Role.LEAD, Role.ADMIN})
+ADMINS = frozenset({Role.ADMIN})
+TRAINER = frozenset({Role.SERVICE})
+WATCHERS = LEADS | TRAINER
+
+PUBLIC = frozenset(
+    {("POST", f"{API}/session"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/"), ("GET", "/lead")}
+)
+"""Open to anyone, besides the static files."""
+
+ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
+    ("DELETE", f"{API}/session"): EVERYBODY,
+    ("GET", f"{API}/me"): EVERYBODY,
+    ("POST", f"{API}/lease"): WORKERS,
+    ("POST", f"{API}/leases/{{lease_id}}/heartbeat"): WORKERS,
+    ("POST", f"{API}/leases/{{lease_id}}/release"): WORKERS,
+    ("POST", f"{API}/leases/{{lease_id}}/undo"): WORKERS,
+    ("PUT", f"{API}/answers/{{key}}"): WORKERS,
+    ("GET", f"{API}/answers/{{key}}"): WORKERS,
+    ("GET", f"{API}/answers"): WORKERS,
+    ("GET", f"{API}/progress"): WORKERS,
+    ("GET", f"{API}/guidelines"): WORKERS,
+    ("GET", f"{API}/rounds"): WATCHERS,
+    ("GET", f"{API}/rounds/{{round_id}}"): WATCHERS,
+    ("GET", f"{API}/rounds/{{round_id}}/agreement"): LEADS,
+    ("GET", f"{API}/rounds/{{round_id}}/disagreements"): LEADS,
+    ("GET", f"{API}/rounds/{{round_id}}/export"): LEADS,
+    ("POST", f"{API}/rounds/{{round_id}}/extend"): LEADS,
+    ("POST", f"{API}/rounds/{{round_id}}/unblock"): LEADS,
+    ("GET", f"{API}/quality"): LEADS,
+    ("GET", f"{API}/effects"): LEADS,
+    ("GET", f"{API}/people"): ADMINS,
+    ("POST", f"{API}/people"): ADMINS,
+    ("PATCH", f"{API}/people/{{person_id}}"): ADMINS,
+    ("POST", f"{API}/people/{{person_id}}/token"): ADMINS,
+    ("PUT", f"{API}/guidelines"): ADMINS,
+    ("POST", f"{API}/gold"): ADMINS,
+    ("PUT", f"{API}/campaign"): ADMINS,
+    ("POST", f"{API}/rounds/{{round_id}}/cancel"): ADMINS,
+    ("POST", f"{API}/answers/{{key}}/void"): ADMINS,
+    ("GET", f"{API}/audit"): ADMINS,
+    ("GET", f"{API}/openapi.json"): ADMINS,
+    ("POST", f"{API}/rounds"): TRAINER,
+    ("GET", f"{API}/rounds/{{round_id}}/snapshot"): TRAINER,
+    ("POST", f"{API}/rounds/{{round_id}}/freeze"): TRAINER,
+    ("GET", f"{API}/backlog"): TRAINER,
+}

@@ -1,0 +1,118 @@
+"""Routes of administration: people, tokens, guidelines, control questions, pause, voiding, the audit log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from sqlalchemy import select
+
+from deploy.annotation.access import API
+from deploy.annotation.lead import RoundId
+from deploy.annotation.schemas import GoldBody, GuidelinesBody, NewPerson, PauseBody, PersonChange, VoidBody
+from deploy.annotation.service import Caller, Parts
+from deploy.annotation.trainer import question_of
+from deploy.annotation.work import Key
+from pddpo_ray.annotation.audit import broken_links, imbalances
+from pddpo_ray.annotation.people import Person
+from pddpo_ray.journal.annotation_schema import audit_event
+from pddpo_ray.journal.database import reading
+
+router = APIRouter(prefix=API, tags=["admin"])
+
+PersonId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+
+
+@router.get("/people")
+def people(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Everybody who has an account."""
+    return {"people": [_public(one) for one in parts.people.all()]}
+
+
+@router.post("/people", status_code=201)
+def create(body: NewPerson, parts: Parts, person: Caller) -> dict[str, Any]:
+    """A new person; the token is shown this once."""
+    made, token = parts.people.create(
+        body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap
+    )
+    return _public(made) | {"token": token}
+
+
+@router.patch("/people/{person_id}")
+def change(person_id: PersonId, body: PersonChange, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Changes what is given; someone set inactive is signed out at once."""
+    given = body.model_dump(exclude_none=True, mode="json")
+    return _public(parts.people.change(person_id, by=person.id, **given))
+
+
+@router.post("/people/{person_id}/token")
+def rotate(person_id: PersonId, parts: Parts, person: Caller) -> dict[str, str]:
+    """A new token, shown this once; the old one ends."""
+    return {"token": parts.people.rotate(person_id, by=person.id)}
+
+
+@router.put("/guidelines")
+def set_guidelines(body: GuidelinesBody, parts: Parts, person: Caller) -> dict[str, int]:
+    """A new version of the guidelines."""
+    return {"version": parts.campaign.set_guidelines(body.markdown, by=person.id)}
+
+
+@router.post("/gold", status_code=201)
+def gold(body: GoldBody, parts: Parts, person: Caller) -> dict[str, int]:
+    """Adds control questions."""
+    questions = [question_of(one, {str(name): value for name, value in one.gold.items()}) for one in body.questions]
+    return {"added": parts.rounds.add_gold(questions, by=person.id)}
+
+
+@router.put("/campaign")
+def pause(body: PauseBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Stops or starts handing out questions; answers are always taken."""
+    parts.campaign.pause(body.paused, by=person.id)
+    return {"paused": body.paused}
+
+
+@router.post("/rounds/{round_id}/cancel")
+def cancel(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Withdraws a batch of questions."""
+    parts.rounds.cancel(round_id, by=person.id)
+    return {"cancelled": True}
+
+
+@router.post("/answers/{key}/void")
+def void(key: Key, body: VoidBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Takes a label out of the count while its round is open; it stays stored."""
+    parts.queue.void(key, by=person.id, reason=body.reason)
+    return {"voided": True}
+
+
+@router.get("/audit")
+def audit(
+    parts: Parts,
+    person: Caller,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> dict[str, Any]:
+    """The log of administration, and whether log and queue are sound; `next` continues."""
+    query = select(audit_event).where(audit_event.c.seq > after).order_by(audit_event.c.seq).limit(limit)
+    with reading(parts.store.engine) as connection:
+        rows = [dict(row._mapping) for row in connection.execute(query)]
+    return {
+        "events": rows,
+        "next": rows[-1]["seq"] if len(rows) == limit else None,
+        "broken_links": broken_links(parts.store),
+        "imbalances": imbalances(parts.store),
+    }
+
+
+@router.get("/openapi.json")
+def openapi(request: Request, person: Caller) -> dict[str, Any]:
+    """This description."""
+    schema: dict[str, Any] = request.app.openapi()
+    return schema
+
+
+def _public(person: Person) -> dict[str, Any]:
+    content = asdict(person)
+    del content["csrf"]
+    return content

@@ -1,0 +1,103 @@
+"""Routes of those who watch over the labels: rounds, agreement, people's standing, effects, export."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from deploy.annotation.access import API
+from deploy.annotation.schemas import ExtendBody
+from deploy.annotation.service import Caller, Parts, Service, finite
+from pddpo_ray.annotation.rounds import RoundStatus
+
+router = APIRouter(prefix=API, tags=["lead"])
+
+RoundId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+
+@router.get("/rounds")
+def rounds(
+    parts: Parts, person: Caller, offset: Offset = 0, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> dict[str, Any]:
+    """Batches of questions, the newest first; `next` continues."""
+    everything = parts.rounds.all()
+    page = everything[offset : offset + limit]
+    rest = offset + limit < len(everything)
+    return {
+        "rounds": [_round(parts, one) for one in page],
+        "next": offset + limit if rest else None,
+        "backlog": parts.rounds.backlog(),
+        "paused": parts.campaign.paused,
+    }
+
+
+@router.get("/rounds/{round_id}")
+def round_(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, Any]:
+    """How far one batch is."""
+    return _round(parts, parts.rounds.status(round_id))
+
+
+@router.get("/rounds/{round_id}/agreement")
+def agreement(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Krippendorff's alpha with its interval and pairwise agreement, per question asked."""
+    parts.rounds.status(round_id)
+    return {"agreement": finite(parts.quality.agreement(round_id))}
+
+
+@router.get("/rounds/{round_id}/disagreements")
+def disagreements(
+    round_id: RoundId,
+    parts: Parts,
+    person: Caller,
+    offset: Offset = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    """Questions on which people differ most."""
+    parts.rounds.status(round_id)
+    found = parts.quality.disagreements(round_id, offset, limit)
+    return {"disagreements": finite(found), "next": offset + limit if len(found) == limit else None}
+
+
+@router.get("/rounds/{round_id}/export")
+def export(
+    round_id: RoundId,
+    parts: Parts,
+    person: Caller,
+    after: Offset = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> dict[str, Any]:
+    """Every stored action of a batch in order of arrival; `next` continues."""
+    parts.rounds.status(round_id)
+    rows = parts.quality.export(round_id, after, limit)
+    return {"answers": rows, "next": rows[-1]["seq"] if len(rows) == limit else None}
+
+
+@router.post("/rounds/{round_id}/extend")
+def extend(round_id: RoundId, body: ExtendBody, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Moves the deadline; null removes it."""
+    return _round(parts, parts.rounds.extend(round_id, body.deadline_ms, by=person.id))
+
+
+@router.post("/rounds/{round_id}/unblock")
+def unblock(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, int]:
+    """Asks questions again that too many people refused."""
+    return {"reopened": parts.rounds.reopen_blocked(round_id, by=person.id)}
+
+
+@router.get("/quality")
+def quality(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Each person's speed, gold accuracy, sides chosen, and agreement with the others."""
+    return {"people": finite(parts.quality.people())}
+
+
+@router.get("/effects")
+def effects(parts: Parts, person: Caller) -> dict[str, Any]:
+    """What each round's labels changed: cost estimate and multiplier."""
+    return {"effects": finite(parts.quality.effects())}
+
+
+def _round(parts: Service, status: RoundStatus) -> dict[str, Any]:
+    return asdict(status) | {"missing": status.missing} | parts.quality.pace(status)

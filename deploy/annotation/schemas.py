@@ -1,0 +1,118 @@
+"""Bodies of the API. Unknown fields are refused; texts and lists have limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from pddpo_ray.annotation.people import Role
+
+# NUL cannot be stored by PostgreSQL and lone surrogates by nobody.
+Id = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
+SQL_MAX = 2**53
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def storable(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            demand_storable(value)
+        return value
+
+
+def demand_storable(text: str) -> None:
+    """Raises ValueError for text that a database cannot keep."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("text must be valid Unicode") from error
+    if "\0" in text:
+        raise ValueError("text must not contain NUL")
+
+
+class SignIn(Strict):
+    token: str = Field(min_length=1, max_length=200)
+
+
+class LeaseRequest(Strict):
+    holding: list[Id] = Field(default_factory=list, max_length=10)
+    """Leases that the client has already, on the screen or fetched in advance."""
+
+
+class AnswerBody(Strict):
+    lease: Id
+    kind: Literal["label", "abstain", "skip", "flag"]
+    given: dict[str, str] = Field(default_factory=dict, max_length=8)
+    reason: str = Field("", max_length=40)
+    note: str = Field("", max_length=2000)
+    ms_spent: int = Field(0, ge=0, le=SQL_MAX)
+    revealed: bool = False
+
+
+class NewPerson(Strict):
+    handle: str = Field(min_length=1, max_length=100)
+    role: Role = Role.ANNOTATOR
+    sees_harmful: bool = True
+    daily_cap: int = Field(400, ge=1, le=100_000)
+
+
+class PersonChange(Strict):
+    role: Role | None = None
+    active: bool | None = None
+    sees_harmful: bool | None = None
+    daily_cap: int | None = Field(None, ge=1, le=100_000)
+
+
+class GuidelinesBody(Strict):
+    markdown: str = Field(min_length=1, max_length=20_000)
+
+
+class PauseBody(Strict):
+    paused: bool
+
+
+class ExtendBody(Strict):
+    deadline_ms: int | None = Field(ge=0, le=SQL_MAX)
+
+
+class VoidBody(Strict):
+    reason: str = Field(min_length=1, max_length=500)
+
+
+class FreezeBody(Strict):
+    accept_missing: bool = False
+
+
+class QuestionBody(Strict):
+    kind: Literal["safety", "pair"]
+    item: str = Field(min_length=1, max_length=200)
+    prompt: str = Field(max_length=100_000)
+    first: str = Field(max_length=100_000)
+    second: str | None = Field(None, max_length=100_000)
+    policy_version: int = Field(ge=0, le=2**31 - 1)
+    second_policy_version: int | None = Field(None, ge=0, le=2**31 - 1)
+    risk: float = Field(0.0, ge=0, le=1)
+    priority: float = Field(0.0, ge=-1e9, le=1e9)
+
+
+class GoldQuestion(QuestionBody):
+    gold: dict[Literal["safety", "more_helpful", "more_harmful", "first_safety", "second_safety"], str] = Field(
+        min_length=1
+    )
+
+
+class RoundBody(Strict):
+    round: int = Field(ge=0, le=2**31 - 1)
+    purpose: Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")]
+    labels_each: int = Field(ge=1, le=1000)
+    deadline_ms: int | None = Field(None, ge=0, le=SQL_MAX)
+    priority: int = Field(0, ge=-1000, le=1000)
+    questions: list[QuestionBody] = Field(min_length=1, max_length=1000)
+
+
+class GoldBody(Strict):
+    questions: list[GoldQuestion] = Field(min_length=1, max_length=1000)

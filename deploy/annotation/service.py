@@ -1,0 +1,127 @@
+"""What every route works with: the parts of the queue, the settings of the web layer, and who is calling."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+
+from deploy.annotation.access import ACCESS, PUBLIC
+from deploy.annotation.limits import RateLimit
+from deploy.annotation.problems import ApiError
+from pddpo_ray.annotation.people import Campaign, People, Person
+from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.queue import Queue
+from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.store import Clock, Store, now_ms
+
+COOKIE = "pddpo_session"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class WebSettings:
+    """How the service meets the network."""
+
+    secure_cookies: bool = False
+    """Set when browsers reach the service by https (directly or through a proxy)."""
+    blur_from: float = 0.0
+    """Texts of at least this risk are blurred until asked for; 0 blurs everything."""
+    requests_per_second: float = 20.0
+    burst: float = 60.0
+    sign_ins_per_second: float = 0.5
+    sign_in_burst: float = 20.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """The queue of one run behind HTTP."""
+
+    store: Store
+    queue: Queue
+    rounds: Rounds
+    people: People
+    campaign: Campaign
+    quality: Quality
+    settings: WebSettings
+    requests: RateLimit = field(repr=False)
+    sign_ins: RateLimit = field(repr=False)
+
+    @classmethod
+    def over(cls, engine: Engine, run: str, rules: Rules, settings: WebSettings, clock: Clock = now_ms) -> Service:
+        store = Store(engine, run, clock)
+        return cls(
+            store=store,
+            queue=Queue(store, rules),
+            rounds=Rounds(store, rules),
+            people=People(store),
+            campaign=Campaign(store),
+            quality=Quality(store),
+            settings=settings,
+            requests=RateLimit(settings.requests_per_second, settings.burst, time.monotonic),
+            sign_ins=RateLimit(settings.sign_ins_per_second, settings.sign_in_burst, time.monotonic),
+        )
+
+
+def service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+def address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+def guard(request: Request) -> Person:
+    """Lets in whom the table allows: 401 without a valid token, 403 with the wrong role, 429 if too often."""
+    parts = service(request)
+    key = (request.method, request.scope["route"].path)
+    person = _recognise(request, parts)
+    if person is None:
+        parts.sign_ins.take(f"failed {address(request)}")
+        raise ApiError(401, "sign in first", hint="send a token as `Authorization: Bearer …`, or open a session")
+    parts.requests.take(person.id)
+    if person.role not in ACCESS[key]:
+        allowed = ", ".join(sorted(role.value for role in ACCESS[key]))
+        raise ApiError(403, f"your role, {person.role.value}, may not do this", hint=f"it is for: {allowed}")
+    return person
+
+
+def _recognise(request: Request, parts: Service) -> Person | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return parts.people.by_token(token.strip())
+    cookie = request.cookies.get(COOKIE)
+    person = parts.people.by_cookie(cookie) if cookie else None
+    if person is not None and request.method not in SAFE_METHODS:
+        _demand_own_page(request, person)
+    return person
+
+
+def _demand_own_page(request: Request, person: Person) -> None:
+    """A browser sends cookies along with requests that other sites make; those know neither token nor origin."""
+    origin = request.headers.get("origin")
+    foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    if foreign or request.headers.get("x-csrf-token") != person.csrf:
+        raise ApiError(403, "this request did not come from the annotation page", hint="reload the page")
+
+
+Parts = Annotated[Service, Depends(service)]
+Caller = Annotated[Person, Depends(guard)]
+
+
+def finite(value: Any) -> Any:
+    """JSON has no nan: a number that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: finite(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(below) for below in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def undeclared(routes: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Routes without a line in the table, and lines without a route."""
+    return routes ^ (set(ACCESS) | PUBLIC)

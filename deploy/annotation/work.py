@@ -1,0 +1,159 @@
+"""Routes of the people who label: sign in, take a question, answer, think again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from deploy.annotation.access import API
+from deploy.annotation.problems import ApiError
+from deploy.annotation.rendering import render, visible
+from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
+from deploy.annotation.service import COOKIE, Caller, Parts, Service, address
+from pddpo_ray.annotation.people import SESSION_S, Person, Role
+from pddpo_ray.annotation.queue import Lease, Nothing, Receipt, Submission
+from pddpo_ray.annotation.rules import Outcome
+
+router = APIRouter(prefix=API, tags=["work"])
+
+LeaseId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+Key = Annotated[str, Path(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+"""Made by the client, once per answer; the same key is the same answer, however often it is sent."""
+
+
+@router.post("/session")
+def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) -> dict[str, Any]:
+    """Opens a browser session with a person's token."""
+    parts.sign_ins.take(address(request))
+    opened = parts.people.sign_in(body.token)
+    if opened is None:
+        raise ApiError(401, "this token is not known here", hint="ask the person who sent it for a new one")
+    cookie, person = opened
+    response.set_cookie(
+        COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
+    )
+    return _me(person)
+
+
+@router.delete("/session")
+def sign_out(request: Request, response: Response, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Ends the browser session."""
+    parts.people.sign_out(request.cookies.get(COOKIE, ""))
+    response.delete_cookie(COOKIE)
+    return {"signed_out": True}
+
+
+@router.get("/me")
+def me(person: Caller) -> dict[str, Any]:
+    """Who is calling, and the CSRF token of a browser session."""
+    return _me(person)
+
+
+@router.post("/lease")
+def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
+    """The next question, or `task: null` with a reason and the seconds after which to ask again."""
+    found = parts.queue.lease(person, body.holding)
+    if isinstance(found, Nothing):
+        if found.reason == "daily_cap":
+            raise ApiError(
+                429, "that is enough for today, thank you", hint="come back tomorrow",
+                headers={"Retry-After": str(found.retry_s)},
+            )  # fmt: skip
+        return {"task": None, "reason": found.reason, "retry_s": found.retry_s}
+    return {"task": _shown(parts, found), "reason": "", "retry_s": 0}
+
+
+@router.post("/leases/{lease_id}/heartbeat")
+def heartbeat(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, int]:
+    """Keeps a question reserved."""
+    return {"expires_ms": parts.queue.heartbeat(person, lease_id)}
+
+
+@router.post("/leases/{lease_id}/release")
+def release(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Gives a question back."""
+    parts.queue.release(person, lease_id)
+    return {"released": True}
+
+
+@router.post("/leases/{lease_id}/undo")
+def undo(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Takes one's answer back and returns the question."""
+    return {"task": _shown(parts, parts.queue.undo(person, lease_id))}
+
+
+@router.put(
+    "/answers/{key}",
+    status_code=201,
+    responses={200: {"description": "The same answer again"}, 202: {"description": "Kept as surplus"}},
+)
+def answer(key: Key, body: AnswerBody, response: Response, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Stores an answer: 201 stored, 200 the same key again, 202 late and the question had all its labels."""
+    submission = Submission(body.kind, body.given, body.reason, body.note, body.ms_spent, body.revealed)
+    receipt = parts.queue.answer(person, key, body.lease, submission)
+    if receipt.repeated:
+        response.status_code = 200
+    elif receipt.outcome is Outcome.SURPLUS:
+        response.status_code = 202
+    return _receipt(receipt, person)
+
+
+@router.get("/answers/{key}")
+def receipt(key: Key, parts: Parts, person: Caller) -> dict[str, Any]:
+    """What became of one's answer."""
+    return _receipt(parts.queue.receipt(person, key), person)
+
+
+@router.get("/answers")
+def answers(
+    parts: Parts,
+    person: Caller,
+    before: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> dict[str, Any]:
+    """One's own answers, the newest first; `next` continues."""
+    rows = parts.queue.receipts(person, before, limit)
+    return {"answers": [_receipt(one, person) for _, one in rows], "next": rows[-1][0] if len(rows) == limit else None}
+
+
+@router.get("/progress")
+def progress(parts: Parts, person: Caller) -> dict[str, int]:
+    """One's own numbers."""
+    return parts.queue.progress(person)
+
+
+@router.get("/guidelines")
+def guidelines(parts: Parts, person: Caller) -> dict[str, Any]:
+    """What to look for, as safe HTML and as Markdown."""
+    version, markdown = parts.campaign.guidelines()
+    return {"version": version, "markdown": markdown, "html": render(markdown)}
+
+
+def _me(person: Person) -> dict[str, Any]:
+    names: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
+    return names | {"daily_cap": person.daily_cap, "csrf": person.csrf}
+
+
+def _shown(parts: Service, found: Lease) -> dict[str, Any]:
+    """A question for the screen. Nothing in it tells who wrote the texts, how risky they are, or whether it is gold."""
+    sides: dict[str, Any] = {
+        name: None if text is None else {"html": render(text), "text": visible(text)}
+        for name, text in (("prompt", found.prompt), ("left", found.left), ("right", found.right))
+    }
+    return sides | {
+        "lease": found.id,
+        "kind": found.kind,
+        "expires_ms": found.expires_ms,
+        "blurred": found.risk >= parts.settings.blur_from,
+        "guideline": found.guideline,
+    }
+
+
+def _receipt(receipt: Receipt, person: Person) -> dict[str, Any]:
+    """Who labels is not told which policy wrote a text or whether an answer counted in a round: it would unblind."""
+    content = asdict(receipt) | {"accepted": receipt.outcome is not Outcome.SURPLUS}
+    if person.role is Role.ANNOTATOR:
+        del content["round"], content["policy_versions"]
+    return content

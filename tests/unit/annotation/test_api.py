@@ -1,0 +1,186 @@
+"""The HTTP API: statuses of answers, limits, paging, one error shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.annotation.limits import RateLimit
+from deploy.annotation.problems import ApiError
+from deploy.annotation.service import WebSettings
+from pddpo_ray.annotation.people import Role
+from tests.annotation_api import API, Office, is_problem
+from tests.annotation_desk import Desk, safety_questions
+
+SAFE: dict[str, Any] = {"kind": "label", "given": {"safety": "safe"}}
+
+
+def take(client: Any) -> str:
+    lease: str = client.post(f"{API}/lease", json={}).json()["task"]["lease"]
+    return lease
+
+
+def test_answers_get_201_200_202_and_409(office: Office) -> None:
+    office.desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    slow, quick = office.client(Role.ANNOTATOR), office.client(Role.LEAD)
+    late = take(slow)
+    office.desk.wait(901)
+    lease = take(quick)
+    stored = quick.put(f"{API}/answers/quick-001", json={"lease": lease, **SAFE})
+    assert (stored.status_code, stored.json()["round"], stored.json()["policy_versions"]) == (201, 1, [2])
+    assert quick.put(f"{API}/answers/quick-001", json={"lease": lease, **SAFE}).status_code == 200
+    surplus = slow.put(f"{API}/answers/slow-0001", json={"lease": late, **SAFE})
+    assert (surplus.status_code, surplus.json()["accepted"]) == (202, False)
+    assert slow.get(f"{API}/answers/slow-0001").json()["outcome"] == "surplus"
+    foreign = slow.put(f"{API}/answers/slow-0002", json={"lease": lease, **SAFE})
+    assert is_problem(foreign, 409, "not_yours")
+    assert is_problem(slow.get(f"{API}/answers/quick-001"), 404)
+
+
+def test_a_late_answer_with_a_free_place_gets_201_and_a_cancelled_round_410(office: Office) -> None:
+    round_ = office.desk.rounds.open(1, "safety", safety_questions(2), labels_each=1)
+    client = office.client(Role.ANNOTATOR)
+    one = take(client)
+    office.desk.wait(901)
+    late = client.put(f"{API}/answers/late-0001", json={"lease": one, **SAFE})
+    assert (late.status_code, late.json()["late"]) == (201, True)
+    other = take(client)
+    assert office.client(Role.ADMIN).post(f"{API}/rounds/{round_.id}/cancel").status_code == 200
+    assert is_problem(client.put(f"{API}/answers/gone-0001", json={"lease": other, **SAFE}), 410, "round_closed")
+
+
+def test_a_trainer_opens_a_round_and_reads_its_snapshot_over_http(office: Office) -> None:
+    trainer, person = office.client(Role.SERVICE), office.client(Role.ANNOTATOR)
+    question = {"kind": "safety", "item": "r1", "prompt": "p", "first": "f", "policy_version": 3}
+    batch = {"round": 2, "purpose": "safety", "labels_each": 1, "questions": [question]}
+    opened = trainer.post(f"{API}/rounds", json=batch)
+    assert opened.status_code == 201
+    assert trainer.post(f"{API}/rounds", json=batch).json() == opened.json()
+    assert is_problem(trainer.post(f"{API}/rounds", json=batch | {"labels_each": 2}), 409, "conflict")
+    id_ = opened.json()["id"]
+    assert trainer.get(f"{API}/backlog").json() == {"labels": 1}
+    assert is_problem(trainer.post(f"{API}/rounds/{id_}/freeze", json={}), 409, "conflict")
+    person.put(f"{API}/answers/key-00001", json={"lease": take(person), **SAFE})
+    frozen = trainer.post(f"{API}/rounds/{id_}/freeze", json={}).json()
+    assert trainer.get(f"{API}/rounds/{id_}/snapshot").json() == frozen
+    assert [(entry["item"], entry["given"]) for entry in frozen["answers"]] == [("r1", {"safety": "safe"})]
+    wrong = batch | {"purpose": "other", "questions": [question | {"second": "s"}]}
+    assert is_problem(trainer.post(f"{API}/rounds", json=wrong), 422, "malformed")
+
+
+def test_undo_release_and_heartbeat_over_http(office: Office) -> None:
+    office.desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    client = office.client(Role.ANNOTATOR)
+    lease = take(client)
+    assert client.post(f"{API}/leases/{lease}/heartbeat").json()["expires_ms"] > office.desk.now_ms
+    client.put(f"{API}/answers/key-00001", json={"lease": lease, **SAFE})
+    assert client.post(f"{API}/leases/{lease}/undo").json()["task"]["lease"] == lease
+    assert client.post(f"{API}/leases/{lease}/release").json() == {"released": True}
+    assert is_problem(client.post(f"{API}/leases/{lease}/heartbeat"), 410, "too_late")
+
+
+def test_the_lead_sees_rounds_agreement_standing_disagreements_and_export(office: Office) -> None:
+    round_ = office.desk.rounds.open(1, "safety", safety_questions(2), labels_each=2)
+    lead = office.client(Role.LEAD)
+    for role, label in ((Role.ANNOTATOR, "safe"), (Role.ADMIN, "unsafe")):
+        client = office.client(role)
+        for number in range(2):
+            body = {"lease": take(client), "kind": "label", "given": {"safety": label}, "ms_spent": 3000}
+            assert client.put(f"{API}/answers/{role.value}-000{number}", json=body).status_code == 201
+    listed = lead.get(f"{API}/rounds").json()
+    assert [(one["id"], one["missing"]) for one in listed["rounds"]] == [(round_.id, 0)]
+    agreement = lead.get(f"{API}/rounds/{round_.id}/agreement").json()["agreement"]["safety"]
+    assert (agreement["pairwise"], agreement["alpha"]) == (0.0, pytest.approx(-0.5))
+    assert len(lead.get(f"{API}/rounds/{round_.id}/disagreements").json()["disagreements"]) == 2
+    assert {row["handle"] for row in lead.get(f"{API}/quality").json()["people"]} == {"the annotator", "the admin"}
+    first = lead.get(f"{API}/rounds/{round_.id}/export?limit=3").json()
+    rest = lead.get(f"{API}/rounds/{round_.id}/export?limit=3&after={first['next']}").json()
+    assert ([row["seq"] for row in first["answers"] + rest["answers"]], rest["next"]) == ([1, 2, 3, 4], None)
+    assert lead.get(f"{API}/effects").json() == {"effects": []}
+    assert is_problem(lead.get(f"{API}/rounds/nothing/agreement"), 404)
+
+
+def test_an_admin_makes_people_guidelines_and_reads_the_log(office: Office) -> None:
+    admin = office.client(Role.ADMIN)
+    made = admin.post(f"{API}/people", json={"handle": "ana", "role": "annotator"})
+    assert made.status_code == 201
+    token = made.json()["token"]
+    ana = office.client()
+    assert ana.get(f"{API}/me", headers={"Authorization": f"Bearer {token}"}).json()["handle"] == "ana"
+    assert is_problem(admin.post(f"{API}/people", json={"handle": "ana"}), 409, "conflict")
+    assert token not in admin.get(f"{API}/people").text
+    assert admin.put(f"{API}/guidelines", json={"markdown": "# New\n<script>x</script>"}).json() == {"version": 1}
+    html = office.client(Role.ANNOTATOR).get(f"{API}/guidelines").json()["html"]
+    assert "<script" not in html
+    log = admin.get(f"{API}/audit").json()
+    assert [event["action"] for event in log["events"]][-2:] == ["person.create", "guidelines.set"]
+    assert (log["broken_links"], log["imbalances"]) == ([], [])
+    assert token not in admin.get(f"{API}/audit").text
+    assert len(admin.get(f"{API}/audit?limit=2").json()["events"]) == 2
+    assert "/api/v1/lease" in admin.get(f"{API}/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_gets_413(office: Office, chunked: bool) -> None:
+    client = office.client(Role.ANNOTATOR)
+    big = b'{"lease": "' + b"x" * 100_000 + b'"}'
+    content = iter([big[:50_000], big[50_000:]]) if chunked else big
+    assert is_problem(client.put(f"{API}/answers/key-00001", content=content), 413, "too_large")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"lease": "\\ud800", "kind": "skip"}', b"\xff\xfe", b"null"])
+def test_broken_bodies_get_the_one_error_shape(office: Office, content: bytes) -> None:
+    client = office.client(Role.ANNOTATOR)
+    response = client.put(f"{API}/answers/key-00001", content=content, headers={"Content-Type": "application/json"})
+    assert is_problem(response, 422, "malformed") or is_problem(response, 400), response.text
+
+
+def test_too_many_requests_get_429_and_others_are_unharmed(desk: Desk) -> None:
+    office = Office(desk, WebSettings(requests_per_second=0.001, burst=5))
+    client = office.client(Role.ANNOTATOR)
+    answers = [client.get(f"{API}/me") for _ in range(6)]
+    assert [answer.status_code for answer in answers[:5]] == [200] * 5
+    assert is_problem(answers[5], 429, "too_many_requests")
+    assert int(answers[5].headers["retry-after"]) > 0
+    assert office.client(Role.LEAD).get(f"{API}/me").status_code == 200
+
+
+def test_guessing_tokens_is_slowed_down(desk: Desk) -> None:
+    office = Office(desk, WebSettings(sign_ins_per_second=0.001, sign_in_burst=3))
+    client = office.client()
+    codes = [client.post(f"{API}/session", json={"token": f"guess {n}"}).status_code for n in range(4)]
+    assert codes == [401, 401, 401, 429]
+
+
+def test_a_bucket_fills_again_with_time() -> None:
+    now = 0.0
+    limit = RateLimit(2.0, 1.0, lambda: now)
+    limit.take("a")
+    with pytest.raises(ApiError):
+        limit.take("a")
+    now = 0.5
+    limit.take("a")
+
+
+def test_a_daily_cap_is_a_friendly_429(office: Office) -> None:
+    office.desk.rounds.open(1, "safety", safety_questions(3), labels_each=1)
+    admin, client = office.client(Role.ADMIN), office.client(Role.ANNOTATOR)
+    admin.patch(f"{API}/people/{office.people[Role.ANNOTATOR].id}", json={"daily_cap": 1})
+    client.put(f"{API}/answers/key-00001", json={"lease": take(client), **SAFE})
+    assert is_problem(client.post(f"{API}/lease", json={}), 429)
+    admin.put(f"{API}/campaign", json={"paused": True})
+    assert office.client(Role.LEAD).post(f"{API}/lease", json={}).json()["reason"] == "paused"
+
+
+def test_an_unexpected_error_tells_a_number_and_nothing_else(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("pddpo_ray.annotation.queue.Queue.progress", explode)
+    response = office.client(Role.ANNOTATOR).get(f"{API}/progress")
+    assert is_problem(response, 500, "internal")
+    assert "secret" not in response.text
+    assert response.json()["detail"].split()[-1] in caplog.text
