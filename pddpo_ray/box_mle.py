@@ -18,6 +18,9 @@ Indices = NDArray[np.int64]
 RIDGE = 1e-4
 """Weight of the tie-break against the *sum* of pair losses (1e-4 / n against their mean)."""
 
+PAIRS_PER_RIDGE = 1e7
+"""Largest weight of the data against the ridge."""
+
 
 def win_counts(
     prompts: Indices, winners: Indices, losers: Indices, *, shape: tuple[int, int], weights: Array | float = 1.0
@@ -50,6 +53,8 @@ def box_mle(
     `tolerance` relative to its number of pairs.
     """
     problems = wins.reshape(-1, *wins.shape[-2:])
+    # beyond 1e7 pairs the ridge would drown in rounding and leave the common shift undetermined: weigh pairs less
+    problems = problems / np.maximum(1.0, problems.sum(axis=(1, 2), keepdims=True) / PAIRS_PER_RIDGE)
     shift = np.zeros_like(problems) if offsets is None else offsets.reshape(problems.shape)
     scores = (
         np.zeros(problems.shape[:2]) if start is None else np.clip(start, -bound, bound).reshape(problems.shape[:2])
@@ -92,7 +97,7 @@ def _newton_step(
     slope = gradient(here, data, shift, ridge)
     # a coordinate at its bound whose gradient pushes outwards stays there
     held = ((here >= bound) & (slope < 0)) | ((here <= -bound) & (slope > 0))
-    residual = np.abs(np.where(held, 0.0, here - np.clip(here - slope, -bound, bound))).max(axis=1)
+    residual = np.abs(np.where(held, 0.0, slope)).max(axis=1)
     active = residual > tolerance * scale[indices]
     if not active.any():
         return indices[:0]

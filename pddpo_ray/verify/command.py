@@ -42,7 +42,7 @@ class VerifyOptions:
     json: bool = False
     """Print one JSON object and nothing else."""
     full: bool = False
-    """Whole tables of E2 and E3 with seeds and standard errors (about an hour)."""
+    """Whole tables of E2 and E3 with seeds and standard errors (about twenty minutes on one core)."""
     out: str = "verify"
     """Folder for verify.json and plots."""
 

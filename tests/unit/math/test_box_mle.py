@@ -28,6 +28,14 @@ def test_two_answers_by_hand():
     assert scores == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-8)
 
 
+@pytest.mark.parametrize("pairs", [1e3, 1e9, 1e13, 1e16])
+def test_the_number_of_pairs_does_not_change_the_solution_of_the_same_shares(pairs):
+    """Theory mode has up to 1e13 pairs a round: the expected labels must give the scores back."""
+    scores = np.array([0.9, -0.4, 0.3, -0.8])
+    wins = pairs * expit(scores[:, None] - scores[None]) * (1 - np.eye(4))
+    assert box_mle(wins, 2.0) == pytest.approx(scores, abs=1e-3 if pairs < 1e6 else 1e-5)
+
+
 def test_scores_stop_at_the_box():
     assert box_mle(np.array([[0.0, 1000.0], [0.0, 0.0]]), 2.0) == pytest.approx([2.0, -2.0])
 
