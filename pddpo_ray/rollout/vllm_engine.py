@@ -52,8 +52,6 @@ class VllmSettings:
     """Size of the key-value cache on a CPU; a GPU engine takes `gpu_memory` instead."""
     gpu_memory: float = 0.5
     """Fraction of the GPU's memory."""
-    transfer: str | None = None
-    """Backend of vLLM's own weight transfer (`ipc`, `nccl`), or None for reloading from the artifact store."""
 
 
 def prepare_process(threads: int = 1) -> None:
@@ -199,8 +197,6 @@ def _start(model: Path, settings: VllmSettings) -> Any:
     options: dict[str, Any] = {}
     if torch.cuda.is_available():
         options["gpu_memory_utilization"] = settings.gpu_memory
-        if settings.transfer is not None:
-            options["weight_transfer_config"] = {"backend": settings.transfer}
     else:
         # Nothing here is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute.
         torch._dynamo.config.disable = True

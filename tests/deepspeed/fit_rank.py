@@ -18,6 +18,7 @@ from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Respons
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.lora import load_lora_trainer
 from tests.tiny_language_model import tiny_llama
 
 
@@ -32,8 +33,18 @@ def rows(count: int = 24) -> tuple[PairRow, ...]:
 
 
 def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard: Shard) -> LocalTrainer:
-    from actors.engines import make_engine
+    """`torch`, `zero1` ... or the same with `lora-` in front."""
+    from actors.engines import make_engine, make_lora_engine
 
+    if name.startswith("lora-"):
+        return load_lora_trainer(
+            store.folder(reference.path),
+            store,
+            reference,
+            rank=4,
+            alpha=16.0,
+            make_engine=lambda scorer: make_lora_engine(name.removeprefix("lora-"), scorer, shard),
+        )
     return LocalTrainer(make_engine(name, ResponseScorer(tiny_llama(4)), shard), store, reference)
 
 
@@ -45,6 +56,9 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
     settings = FitSettings(steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support_floor=1e-4)
     reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{name}-r")
+    if name.startswith("lora-"):
+        settings = replace(settings, learning_rate=2e-3)
+        reward = replace(reward, settings=settings)
     first = trainer.execute(reward)
     between = replace(settings, learning_rate=3e-4, max_grad_norm=0.1, micro_pairs=None)
     cost = Objective("cost", first.version, 0.1, multiplier=0.7)
