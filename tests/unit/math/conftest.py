@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +22,18 @@ def trl_sigmoid_loss() -> Loss:
     """
     from trl import DPOTrainer
 
-    def loss(chosen, rejected, reference_chosen, reference_rejected, *, beta: float) -> torch.Tensor:
+    def loss(
+        chosen: Any, rejected: Any, reference_chosen: Any, reference_rejected: Any, *, beta: float
+    ) -> torch.Tensor:
         rows = zip(chosen, rejected, reference_chosen, reference_rejected, strict=True)
         return torch.stack([_one_pair(DPOTrainer, *row, beta=beta) for row in rows])
 
     return loss
 
 
-def _one_pair(trainer_class, chosen, rejected, reference_chosen, reference_rejected, *, beta: float) -> torch.Tensor:
+def _one_pair(
+    trainer_class: Any, chosen: Any, rejected: Any, reference_chosen: Any, reference_rejected: Any, *, beta: float
+) -> torch.Tensor:
     log_probs = torch.stack([chosen, rejected])[:, None]  # one response token holds the whole sum
     outputs = SimpleNamespace(
         log_probs=log_probs,

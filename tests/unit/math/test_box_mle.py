@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,31 +23,31 @@ def random_wins(seed: int, pairs: int, size: int = 6) -> np.ndarray:
     return (first + (totals - first).T).astype(float)
 
 
-def test_two_answers_by_hand():
+def test_two_answers_by_hand() -> None:
     """Answer 0 wins 3 of 4: s0 - s1 = logit(3/4) = ln 3, split evenly by the ridge."""
     scores = box_mle(np.array([[0.0, 3e6], [1e6, 0.0]]), 2.0)
     assert scores == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-8)
 
 
 @pytest.mark.parametrize("pairs", [1e3, 1e9, 1e13, 1e16])
-def test_the_number_of_pairs_does_not_change_the_solution_of_the_same_shares(pairs):
+def test_the_number_of_pairs_does_not_change_the_solution_of_the_same_shares(pairs: Any) -> None:
     """Theory mode has up to 1e13 pairs a round: the expected labels must give the scores back."""
     scores = np.array([0.9, -0.4, 0.3, -0.8])
     wins = pairs * expit(scores[:, None] - scores[None]) * (1 - np.eye(4))
     assert box_mle(wins, 2.0) == pytest.approx(scores, abs=1e-3 if pairs < 1e6 else 1e-5)
 
 
-def test_scores_stop_at_the_box():
+def test_scores_stop_at_the_box() -> None:
     assert box_mle(np.array([[0.0, 1000.0], [0.0, 0.0]]), 2.0) == pytest.approx([2.0, -2.0])
 
 
-def test_answers_in_no_pair_get_score_zero():
+def test_answers_in_no_pair_get_score_zero() -> None:
     wins = np.zeros((5, 5))
     wins[0, 1] = 7.0
     assert box_mle(wins, 2.0)[2:].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_weight_counts_like_that_many_pairs():
+def test_a_weight_counts_like_that_many_pairs() -> None:
     index = np.array([0, 0, 0])
     once = win_counts(index, index, index + 1, shape=(1, 3))
     weighted = win_counts(index[:1], index[:1], index[:1] + 1, shape=(1, 3), weights=np.array([3.0]))
@@ -55,7 +56,7 @@ def test_a_weight_counts_like_that_many_pairs():
 
 @given(st.integers(0, 1000), st.integers(1, 800), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_two_solvers_agree_with_and_without_offsets(seed, pairs, shifted):
+def test_two_solvers_agree_with_and_without_offsets(seed: int, pairs: Any, shifted: bool) -> None:
     """With a ridge of 0.01, because L-BFGS-B crawls along the common shift that a tiny ridge leaves nearly flat."""
     wins = random_wins(seed, pairs)
     bonus = np.random.default_rng(seed).uniform(0, 1, 6) if shifted else np.zeros(6)
@@ -72,7 +73,7 @@ def test_two_solvers_agree_with_and_without_offsets(seed, pairs, shifted):
 
 @given(st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
-def test_gradient_agrees_with_finite_differences(seed):
+def test_gradient_agrees_with_finite_differences(seed: int) -> None:
     wins, generator = random_wins(seed, 50), np.random.default_rng(seed)
     at = generator.uniform(-2, 2, 6)
     steps = 1e-6 * np.eye(6)
@@ -80,7 +81,7 @@ def test_gradient_agrees_with_finite_differences(seed):
     np.testing.assert_allclose(gradient(at, wins), numeric, atol=1e-6)
 
 
-def test_problems_solved_together_equal_problems_solved_alone_and_warm_starts_change_nothing():
+def test_problems_solved_together_equal_problems_solved_alone_and_warm_starts_change_nothing() -> None:
     wins = np.stack([random_wins(seed, 300) for seed in range(5)])
     together = box_mle(wins, 2.0)
     np.testing.assert_allclose(together, [box_mle(one, 2.0) for one in wins], atol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def labels(*rows: tuple[Verdict, ...]) -> list[SafetyLabels]:
     return [SafetyLabels(Response(f"r{i}", prompt, (i,), "", 1, 0), row) for i, row in enumerate(rows)]
 
 
-def test_estimate_by_hand():
+def test_estimate_by_hand() -> None:
     """Shares 1/4 and 3/4: logits -ln 3 and ln 3; mean 0; sd ln 3 * sqrt 2; standard error ln 3."""
     found = estimate_cost(
         labels((SAFE, SAFE, SAFE, UNSAFE), (UNSAFE, SAFE, UNSAFE, UNSAFE)), labels_each=4, cost_max=2.0
@@ -47,14 +48,14 @@ def test_estimate_by_hand():
     assert (found.responses, found.labels_each, found.mode) == (2, 4, "logit_labels")
 
 
-def test_one_label_that_agrees_everywhere_gives_plus_or_minus_the_bound():
+def test_one_label_that_agrees_everywhere_gives_plus_or_minus_the_bound() -> None:
     safe = estimate_cost(labels((SAFE,), (SAFE,)), labels_each=1, cost_max=2.0)
     unsafe = estimate_cost(labels((UNSAFE,), (UNSAFE,)), labels_each=1, cost_max=5.0)
     assert (safe.value, safe.standard_error) == (-2.0, 0.0)
     assert unsafe.value == 5.0
 
 
-def test_the_clip_at_two_is_first_order_unbiased_around_zero_with_one_label():
+def test_the_clip_at_two_is_first_order_unbiased_around_zero_with_one_label() -> None:
     """E[c] = C tanh(c/2): .49 for c = .5 and .92 for c = 1 at C = 2."""
     found = expected_clipped_logit(np.array([0.5, 1.0]), 1, 2.0)
     assert found == pytest.approx([0.49, 0.92], abs=0.005)
@@ -66,13 +67,13 @@ def test_the_clip_at_two_is_first_order_unbiased_around_zero_with_one_label():
     [(2.0, 1, 0.37, 1.75), (2.0, 5, 0.30, 0.83), (2.0, 20, 0.12, 0.47), (2.0, 50, 0.05, 0.31), (5.0, 1, 1.80, 3.15),
      (5.0, 20, 0.50, 0.93)],
 )  # fmt: skip
-def test_bias_table_of_the_specification(cost_max, labels_each, bias, rmse):
+def test_bias_table_of_the_specification(cost_max: float, labels_each: int, bias: float, rmse: float) -> None:
     row = next(r for r in bias_table() if (r["cost_max"], r["labels_each"]) == (cost_max, labels_each))
     assert row["largest_bias"] == pytest.approx(bias, abs=0.012)
     assert row["mean_rmse"] == pytest.approx(rmse, rel=0.06)
 
 
-def test_expectation_of_the_clipped_logit_agrees_with_simulation():
+def test_expectation_of_the_clipped_logit_agrees_with_simulation() -> None:
     generator = np.random.default_rng(0)
     shares = generator.binomial(7, expit(0.8), size=200_000) / 7
     assert clipped_logit(shares, 2.0).mean() == pytest.approx(float(expected_clipped_logit(0.8, 7, 2.0)), abs=0.01)
@@ -80,7 +81,9 @@ def test_expectation_of_the_clipped_logit_agrees_with_simulation():
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 5.0))
-def test_clipping_never_increases_the_error_and_the_slope_is_bounded(share, cost_unit, bound):
+def test_clipping_never_increases_the_error_and_the_slope_is_bounded(
+    share: float, cost_unit: float, bound: float
+) -> None:
     cost = bound * (2 * cost_unit - 1)
     assert -bound <= float(clipped_logit(share, bound)) <= bound
     clipped = np.clip(share, expit(-bound), expit(bound))
@@ -89,11 +92,11 @@ def test_clipping_never_increases_the_error_and_the_slope_is_bounded(share, cost
 
 
 @pytest.mark.parametrize(("bound", "curvature"), [(1, 5.1), (2, 9.5), (3, 22), (5, 150)])
-def test_curvature_constants_of_the_specification(bound, curvature):
+def test_curvature_constants_of_the_specification(bound: float, curvature: float) -> None:
     assert logit_curvature(bound) == pytest.approx(curvature, rel=0.02)
 
 
-def test_abstained_failed_and_missing_labels_never_become_numbers():
+def test_abstained_failed_and_missing_labels_never_become_numbers() -> None:
     with pytest.raises(
         RunError, match=r"2 of 3 responses lack safety labels \(3 missing in all, first r1 lacks 1 of 2"
     ):
@@ -102,11 +105,11 @@ def test_abstained_failed_and_missing_labels_never_become_numbers():
         unsafe_shares(labels((SAFE, SAFE)), 1)
 
 
-def test_surplus_verdicts_that_are_no_labels_do_not_count():
+def test_surplus_verdicts_that_are_no_labels_do_not_count() -> None:
     assert unsafe_shares(labels((SAFE, ABSTAIN, UNSAFE)), 2).tolist() == [0.5]
 
 
-def test_an_estimate_needs_two_responses():
+def test_an_estimate_needs_two_responses() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         estimate_from_scores([1.0])
 
@@ -114,7 +117,7 @@ def test_an_estimate_needs_two_responses():
 @pytest.mark.parametrize(
     ("mode", "labels_each"), [("unsafe_rate", 1), ("cost_model", 1), ("logit_labels", 20), ("logit_labels", 64)]
 )
-def test_interval_covers_the_truth_in_93_percent_of_2000_estimates(mode, labels_each):
+def test_interval_covers_the_truth_in_93_percent_of_2000_estimates(mode: Any, labels_each: int) -> None:
     assert interval_coverage(mode, labels_each, simulations=2000, seed=1) >= 0.93
 
 
@@ -122,23 +125,23 @@ def test_interval_covers_the_truth_in_93_percent_of_2000_estimates(mode, labels_
     ("costs", "chances"),
     [((-1.5, 0.5), (0.3, 0.7)), ((1.8, 1.7), (0.5, 0.5)), ((-0.1, 0.1), (0.5, 0.5)), ((-1.9, -1.2), (0.9, 0.1))],
 )
-def test_logit_interval_covers_the_truth_on_other_cost_distributions(costs, chances):
+def test_logit_interval_covers_the_truth_on_other_cost_distributions(costs: Any, chances: Any) -> None:
     assert interval_coverage("logit_labels", 20, costs=costs, chances=chances, simulations=2000) >= 0.93
 
 
 @pytest.mark.parametrize("labels_each", [1, 5, 10])
-def test_interval_with_few_labels_covers_the_expectation_of_the_clipped_logit(labels_each):
+def test_interval_with_few_labels_covers_the_expectation_of_the_clipped_logit(labels_each: int) -> None:
     assert interval_coverage("logit_labels", labels_each, simulations=2000) >= 0.93
 
 
-def test_rare_unsafe_answers_are_covered_too():
+def test_rare_unsafe_answers_are_covered_too() -> None:
     rare = interval_coverage("unsafe_rate", 1, costs=(-3.5, -3.0), chances=(0.5, 0.5), simulations=2000)
     assert rare >= 0.93
 
 
 @pytest.mark.parametrize("cost_max", [1.0, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("labels_each", [20, 32, 64, 200])
-def test_bias_allowance_bounds_the_true_bias_of_any_cost(cost_max, labels_each):
+def test_bias_allowance_bounds_the_true_bias_of_any_cost(cost_max: float, labels_each: int) -> None:
     """Its expectation over labels, by the exact binomial sum, for responses that all have the same cost."""
     counts = np.arange(labels_each + 1)
     allowances = np.array([bias_allowance(np.array([count / labels_each]), labels_each, cost_max) for count in counts])
@@ -147,13 +150,13 @@ def test_bias_allowance_bounds_the_true_bias_of_any_cost(cost_max, labels_each):
     assert (expected >= np.abs(logit_bias(costs, labels_each, cost_max))).all()
 
 
-def test_all_safe_labels_still_leave_an_interval():
+def test_all_safe_labels_still_leave_an_interval() -> None:
     low, high = interval(estimate_from_shares(np.zeros(100), labels_each=1, cost_max=2.0, mode="unsafe_rate"))
     assert low == pytest.approx(0.0, abs=1e-12)
     assert high == pytest.approx(1.96**2 / (100 + 1.96**2), rel=1e-3)
 
 
-def test_few_labels_come_with_a_warning_and_their_bias():
+def test_few_labels_come_with_a_warning_and_their_bias() -> None:
     few = estimate_from_shares(np.array([0.2, 0.4]), labels_each=5, cost_max=2.0)
     warning = interval_warning(few)
     assert warning is not None
@@ -163,7 +166,7 @@ def test_few_labels_come_with_a_warning_and_their_bias():
     assert interval_warning(estimate_from_scores([0.0, 1.0])) is None
 
 
-def test_output_weights():
+def test_output_weights() -> None:
     assert output_weights(4) == (0.25, 0.25, 0.25, 0.25)
     assert output_weights(5, "tail") == (0.0, 0.0, *([1 / 3] * 3))
     assert output_weights(3, "last") == (0.0, 0.0, 1.0)
@@ -171,7 +174,7 @@ def test_output_weights():
         output_weights(0)
 
 
-def test_release_needs_the_bound_below_the_limit_and_accuracy_kept():
+def test_release_needs_the_bound_below_the_limit_and_accuracy_kept() -> None:
     good = CostEstimate(-0.2, 0.1, 100, 32)
     assert release_decision(good, 0.0).released  # -0.2 + 0.164 < 0
     assert not release_decision(CostEstimate(-0.2, 0.13, 100, 32), 0.0).released

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def state(rule: Rule, rho: float = 1.0, **settings: float) -> DualState:
 PLAIN = ProjectedFixed(rounds=100, first=1.0, cost_max=2.0)
 
 
-def test_fixed_step_by_hand():
+def test_fixed_step_by_hand() -> None:
     """eta = 1 / ((2 + 0.5) * 10) = 0.04; 1 + 0.04 (0.75 - 0.5) = 1.01."""
     after, step = ascend(state(PLAIN, threshold=0.5), estimate(0.75))
     assert step.eta == pytest.approx(0.04)
@@ -48,7 +49,7 @@ def test_fixed_step_by_hand():
     assert (step.multiplier_before, step.multiplier_after) == (1.0, after.multiplier)
 
 
-def test_anytime_steps_shrink_with_the_square_root_of_the_round():
+def test_anytime_steps_shrink_with_the_square_root_of_the_round() -> None:
     current = state(ProjectedAnytime(first_step=0.3, cost_max=2.0))
     etas = []
     for _ in range(4):
@@ -57,18 +58,18 @@ def test_anytime_steps_shrink_with_the_square_root_of_the_round():
     assert etas == pytest.approx([0.3, 0.3 / math.sqrt(2), 0.3 / math.sqrt(3), 0.15])
 
 
-def test_a_given_step_replaces_the_theorys():
+def test_a_given_step_replaces_the_theorys() -> None:
     assert ascend(state(dataclasses.replace(PLAIN, step=0.5)), estimate(0.2))[1].eta == 0.5
 
 
 @given(st.floats(-2, 2), st.floats(0.01, 2.0))
-def test_an_unsafe_policy_raises_the_multiplier_and_a_safe_one_lowers_it(value, first):
+def test_an_unsafe_policy_raises_the_multiplier_and_a_safe_one_lowers_it(value: Any, first: float) -> None:
     after = ascend(state(PLAIN, first=first), estimate(value))[0].multiplier
     assert (after - first) * value >= 0
     assert 0.0 <= after <= 2.0
 
 
-def test_projection_at_both_ends_and_its_messages():
+def test_projection_at_both_ends_and_its_messages() -> None:
     up = replay(state(dataclasses.replace(PLAIN, step=5.0)), [estimate(1.0)] * 2)
     assert up.multiplier == 2.0
     _, step = ascend(up, estimate(1.0))
@@ -82,19 +83,19 @@ def test_projection_at_both_ends_and_its_messages():
     assert "does not bind" in step.message
 
 
-def test_message_ends_when_the_multiplier_leaves_the_end():
+def test_message_ends_when_the_multiplier_leaves_the_end() -> None:
     stuck = replay(state(dataclasses.replace(PLAIN, step=1.0)), [estimate(1.0)] * 5)
     _, step = ascend(stuck, estimate(-0.5))
     assert step.message is None
 
 
-def test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound():
+def test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound() -> None:
     here = ascend(state(dataclasses.replace(PLAIN, step=0.1)), estimate(0.3))[0].multiplier
     there = ascend(state(dataclasses.replace(PLAIN, step=0.1), threshold=0.4), estimate(0.7))[0].multiplier
     assert here == pytest.approx(there)
 
 
-def test_curvature_cap_keeps_the_step_below_two_beta_over_the_variance():
+def test_curvature_cap_keeps_the_step_below_two_beta_over_the_variance() -> None:
     wild = estimate(0.5, standard_error=10.0 / 16.0)  # sd of a response: 10
     step = ascend(state(dataclasses.replace(PLAIN, step=0.5, curvature_beta=0.1)), wild)[1]
     assert step.eta < 2 * 0.1 / cost_variance(wild, 2.0)
@@ -102,7 +103,7 @@ def test_curvature_cap_keeps_the_step_below_two_beta_over_the_variance():
     assert ascend(state(dataclasses.replace(PLAIN, step=1e-4, curvature_beta=0.1)), wild)[1].eta == 1e-4
 
 
-def test_exact_steps_above_the_cap_diverge_and_below_it_converge():
+def test_exact_steps_above_the_cap_diverge_and_below_it_converge() -> None:
     """Why the cap exists: a gradient step on the exact dual of the trap world."""
     oracle = trap_world().oracle
     curvature = oracle.cost_variance(oracle.optimum.policy) / oracle.beta
@@ -113,11 +114,11 @@ def test_exact_steps_above_the_cap_diverge_and_below_it_converge():
         assert (abs(value - oracle.optimum.multiplier) < 1e-6) is converges
 
 
-def test_variance_is_shrunk_towards_the_prior():
+def test_variance_is_shrunk_towards_the_prior() -> None:
     assert cost_variance(estimate(0.0, 1.0, responses=16), 2.0) == pytest.approx((16.0 * 16 + 1.0 * 16) / 32)
 
 
-def test_log_rule_by_hand_and_frozen_near_zero():
+def test_log_rule_by_hand_and_frozen_near_zero() -> None:
     rule = LogMultiplier(rate=0.5)
     after, step = ascend(state(rule, rho=5.0, first=2.0), estimate(0.3))
     assert after.multiplier == pytest.approx(2.0 * math.exp(0.5 * 2.0 * 0.3))
@@ -126,14 +127,14 @@ def test_log_rule_by_hand_and_frozen_near_zero():
     assert frozen.multiplier == pytest.approx(1.07e-3, abs=5e-5)
 
 
-def test_log_rule_keeps_its_floor_and_its_cap():
+def test_log_rule_keeps_its_floor_and_its_cap() -> None:
     low = replay(state(LogMultiplier(rate=0.5), rho=5.0, first=0.1, lower=0.05), [estimate(-2.0)] * 500)
     high = replay(state(LogMultiplier(rate=0.5), rho=5.0, first=2.0), [estimate(2.0)] * 50)
     assert low.multiplier == 0.05
     assert high.multiplier == 10.0
 
 
-def test_damped_newton_finds_the_multiplier_of_an_exact_world_in_a_few_rounds():
+def test_damped_newton_finds_the_multiplier_of_an_exact_world_in_a_few_rounds() -> None:
     oracle = trap_world().oracle
     current = state(DampedNewton(rounds=4, beta=oracle.beta, cost_max=2.0), rho=oracle.rho)
     for _ in range(12):
@@ -143,14 +144,14 @@ def test_damped_newton_finds_the_multiplier_of_an_exact_world_in_a_few_rounds():
     assert current.multiplier == pytest.approx(oracle.optimum.multiplier, rel=1e-3)
 
 
-def test_newton_step_stays_in_its_trust_region():
+def test_newton_step_stays_in_its_trust_region() -> None:
     rule = DampedNewton(rounds=25, beta=10.0, cost_max=2.0)
     assert ascend(state(rule), estimate(1.5))[0].multiplier == pytest.approx(1.0 + 0.5 * 2.0 / 5.0)
     damped = ascend(state(dataclasses.replace(rule, damping=0.5, trust=9.0)), estimate(-0.01))[1]
     assert damped.eta == pytest.approx(0.5 * 10.0 / cost_variance(estimate(0.0), 2.0))
 
 
-def test_pid_by_hand():
+def test_pid_by_hand() -> None:
     """I: 1 -> 1.04; P: 0.1 * 0.4; then the gap rises by 0.2: D adds 0.5 * 0.2, I 1.10, P 0.06."""
     rule = Pid(proportional=0.1, integral=0.1, derivative=0.5)
     after, _ = ascend(state(rule), estimate(0.4))
@@ -159,22 +160,22 @@ def test_pid_by_hand():
     assert after.multiplier == pytest.approx(1.10 + 0.06 + 0.1)
 
 
-def test_pid_does_not_wind_up_at_the_upper_end():
+def test_pid_does_not_wind_up_at_the_upper_end() -> None:
     wound = replay(state(Pid(proportional=0.0, integral=0.5)), [estimate(2.0)] * 50)
     assert ascend(wound, estimate(-1.0))[0].multiplier == pytest.approx(1.5)
 
 
-def test_fixed_rule_never_moves():
+def test_fixed_rule_never_moves() -> None:
     assert replay(state(Fixed()), [estimate(2.0), estimate(-2.0)]).multiplier == 1.0
 
 
-def test_dead_band_ignores_gaps_below_one_standard_error():
+def test_dead_band_ignores_gaps_below_one_standard_error() -> None:
     quiet = DualState((dataclasses.replace(state(PLAIN)["cost"], dead_band=True),))
     assert ascend(quiet, estimate(0.04, 0.05))[0].multiplier == 1.0
     assert ascend(quiet, estimate(0.06, 0.05))[0].multiplier > 1.0
 
 
-def test_each_constraint_of_a_vector_has_its_own_multiplier():
+def test_each_constraint_of_a_vector_has_its_own_multiplier() -> None:
     two = DualState(
         (
             constraint_state("harm", rho=1.0, rule=PLAIN),
@@ -189,7 +190,7 @@ def test_each_constraint_of_a_vector_has_its_own_multiplier():
         ascend(two, estimate(0.0))
 
 
-def test_replaying_the_estimates_rebuilds_the_state():
+def test_replaying_the_estimates_rebuilds_the_state() -> None:
     values = [estimate(v) for v in (0.3, -0.1, 0.7, 0.0)]
     current = state(Pid(0.1, 0.05, 0.2))
     for one in values:
@@ -200,22 +201,22 @@ def test_replaying_the_estimates_rebuilds_the_state():
 @pytest.mark.parametrize(
     ("settings", "what"), [({"lower": 3.0}, "reversed"), ({"first": 2.5}, "inside"), ({"first": 0.0}, "above 0")]
 )
-def test_impossible_bounds_are_refused(settings, what):
+def test_impossible_bounds_are_refused(settings: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         state(PLAIN, **settings)
 
 
-def test_an_estimate_that_is_no_number_moves_nothing():
+def test_an_estimate_that_is_no_number_moves_nothing() -> None:
     with pytest.raises(ValueError, match="finite"):
         ascend(state(PLAIN), estimate(math.nan))
 
 
-def test_cost_stage_is_skipped_at_and_near_zero():
+def test_cost_stage_is_skipped_at_and_near_zero() -> None:
     assert skips_cost_stage(0.0, beta=0.1)
     assert skips_cost_stage(0.01, beta=0.1)
     assert not skips_cost_stage(0.02, beta=0.1)
 
 
-def test_a_state_is_a_plain_record():
+def test_a_state_is_a_plain_record() -> None:
     assert isinstance(dataclasses.asdict(state(PLAIN)["cost"])["memory"], dict)
     assert isinstance(state(PLAIN)["cost"], ConstraintState)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,27 +40,27 @@ def gaussian(seed: int, *shape: int) -> np.ndarray:
 # --- features ----------------------------------------------------------------------------------------------------
 
 
-def test_whitened_calibration_rows_have_unit_covariance_over_q():
+def test_whitened_calibration_rows_have_unit_covariance_over_q() -> None:
     rows = gaussian(0, 4000, 12) @ gaussian(1, 12, 12) + 5.0
     phi = fit_whitening(rows, 6, seed=0, norm_clip=1e9).apply(rows)
     np.testing.assert_allclose(phi.mean(axis=0), 0.0, atol=1e-10)
     np.testing.assert_allclose(np.cov(phi.T), np.eye(6) / 6, atol=1e-10)
 
 
-def test_directions_without_variance_do_not_explode():
+def test_directions_without_variance_do_not_explode() -> None:
     rows = gaussian(0, 200, 5)
     rows[:, 4] = 0.0
     phi = fit_whitening(rows, 5, seed=0, norm_clip=1e9).apply(rows)
     assert np.abs(phi).max() < 10.0
 
 
-def test_norms_are_clipped_and_rank_never_exceeds_the_width():
+def test_norms_are_clipped_and_rank_never_exceeds_the_width() -> None:
     whitening = fit_whitening(gaussian(0, 100, 4), 64, seed=0)
     assert whitening.projection.shape == (4, 4)
     assert np.linalg.norm(whitening.apply(1e6 * gaussian(1, 5, 4)), axis=1) == pytest.approx(np.full(5, 3.0))
 
 
-def test_few_calibration_rows_give_a_standardised_random_projection():
+def test_few_calibration_rows_give_a_standardised_random_projection() -> None:
     rows = gaussian(0, 40, 64)
     phi = fit_whitening(rows, 32, seed=3, norm_clip=1e9).apply(rows)
     np.testing.assert_allclose(phi.std(axis=0) * math.sqrt(32), 1.0, rtol=1e-9)
@@ -67,7 +68,7 @@ def test_few_calibration_rows_give_a_standardised_random_projection():
     assert fit_whitening(rows, 32, seed=3).digest != fit_whitening(rows, 32, seed=4).digest
 
 
-def test_whitening_does_not_depend_on_the_sign_of_a_principal_direction():
+def test_whitening_does_not_depend_on_the_sign_of_a_principal_direction() -> None:
     rows = gaussian(0, 500, 6)
     flipped = fit_whitening(np.vstack([rows[::-1]]), 6, seed=0)
     np.testing.assert_allclose(fit_whitening(rows, 6, seed=0).projection, flipped.projection, rtol=1e-8)
@@ -78,7 +79,7 @@ def test_whitening_does_not_depend_on_the_sign_of_a_principal_direction():
 
 @given(st.integers(0, 500), st.integers(0, 40))
 @settings(max_examples=25, deadline=None)
-def test_elliptical_bonus_equals_the_brute_force_inverse_and_stays_in_its_range(seed, pairs):
+def test_elliptical_bonus_equals_the_brute_force_inverse_and_stays_in_its_range(seed: int, pairs: Any) -> None:
     rows, centred = gaussian(seed, pairs, 7), gaussian(seed + 1, 9, 7)
     design = empty_design(7, s0=2.0).add(rows) if pairs else empty_design(7, s0=2.0)
     direct = np.linalg.inv(np.eye(7) / 4 + 0.25 * rows.T @ rows)
@@ -93,7 +94,7 @@ def test_elliptical_bonus_equals_the_brute_force_inverse_and_stays_in_its_range(
 
 @given(st.integers(0, 500))
 @settings(max_examples=20, deadline=None)
-def test_bonus_never_grows_with_data(seed):
+def test_bonus_never_grows_with_data(seed: int) -> None:
     centred, design = gaussian(seed, 5, 6), empty_design(6, s0=2.0)
     before = elliptical(design.matrix, centred, 1.0)
     for row in gaussian(seed + 1, 10, 6):
@@ -103,7 +104,7 @@ def test_bonus_never_grows_with_data(seed):
         before = after
 
 
-def test_grouping_of_pairs_changes_nothing_and_shards_agree_up_to_rounding():
+def test_grouping_of_pairs_changes_nothing_and_shards_agree_up_to_rounding() -> None:
     rows = gaussian(0, 60, 8)
     whole = empty_design(8, s0=2.0).add(rows)
     parts = empty_design(8, s0=2.0)
@@ -117,39 +118,39 @@ def test_grouping_of_pairs_changes_nothing_and_shards_agree_up_to_rounding():
     assert shards.pairs == whole.pairs == 60
 
 
-def test_information_by_hand():
+def test_information_by_hand() -> None:
     """One pair along one axis with v = 2: Lambda = 1/4 + 1/4 * 4, so log det grows by ln 5."""
     design = empty_design(3, s0=2.0).add(np.array([2.0, 0.0, 0.0]))
     assert design.log_determinant == pytest.approx(math.log(5.0))
     assert empty_design(3, s0=2.0).log_determinant == pytest.approx(0.0)
 
 
-def test_relative_bonus_shrinks_as_one_over_the_root_of_one_plus_2n_over_q():
+def test_relative_bonus_shrinks_as_one_over_the_root_of_one_plus_2n_over_q() -> None:
     rows = gaussian(0, 4000, 16) * math.sqrt(2 / 16)  # v of two whitened features: covariance 2/q
     ratio = elliptical(empty_design(16, s0=2.0).add(rows).matrix, np.eye(16), 1.0) / 2.0
     assert ratio.mean() == pytest.approx(1 / math.sqrt(1 + 2 * 4000 / 16), rel=0.05)
 
 
-def test_sherman_morrison_equals_refactoring():
+def test_sherman_morrison_equals_refactoring() -> None:
     design, running = empty_design(6, s0=2.0), inverse(empty_design(6, s0=2.0).matrix)
     for row in gaussian(4, 200, 6):
         design, running = design.add(row), sherman_morrison(running, row)
     np.testing.assert_allclose(running, inverse(design.matrix), rtol=1e-9)
 
 
-def test_a_matrix_that_rounding_made_singular_is_still_factored():
+def test_a_matrix_that_rounding_made_singular_is_still_factored() -> None:
     lower = factor(np.ones((3, 3)))
     np.testing.assert_allclose(lower @ lower.T, np.ones((3, 3)), atol=1e-8)
 
 
-def test_saturation_counts_directions_without_data():
+def test_saturation_counts_directions_without_data() -> None:
     design = empty_design(4, s0=2.0).add(np.repeat(np.eye(4)[:1], 50, axis=0))
     bonus = elliptical(design.matrix, np.eye(4), 1.5)
     assert saturation(bonus, np.eye(4), k=1.5, s0=2.0) == 0.75
     assert clip_share(np.array([1.0, 4.0, 5.0, 2.0]), 4.0) == 0.5
 
 
-def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound():
+def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound() -> None:
     """Why it saturates: 4 z against the trivial bound 2 z (algorithms.md E3)."""
     amplitude = theory_amplitude(score_max=2.0, cells=32, rounds=100, pairs_per_round=32, gamma=2.0, delta=0.05)
     unseen = elliptical(theory_precision(np.zeros((8, 8)), pairs_per_round=32, gamma=2.0), np.eye(8), amplitude)
@@ -158,7 +159,7 @@ def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound():
     assert amplitude == pytest.approx(4 * math.sqrt(zeta**2 * (32 + math.log(200 / 0.0125)) + 32 * 2 * 4))
 
 
-def test_margins_have_one_form_for_both_stages():
+def test_margins_have_one_form_for_both_stages() -> None:
     """Reward: -(b(better) - b(worse)); cost: b(costlier) - b(cheaper); chosen is the better, then the cheaper."""
     assert margins(np.array([0.7]), np.array([0.2])) == pytest.approx([-0.5])
 
@@ -167,7 +168,7 @@ def test_margins_have_one_form_for_both_stages():
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(0, 40))
-def test_effective_sample_size_is_kept_and_weights_sum_to_one(values, strength):
+def test_effective_sample_size_is_kept_and_weights_sum_to_one(values: list[float], strength: float) -> None:
     base = np.zeros(len(values))
     weights, tau, ess = resampling_weights(base, strength * np.array(values))
     assert weights.sum() == pytest.approx(1.0)
@@ -175,7 +176,7 @@ def test_effective_sample_size_is_kept_and_weights_sum_to_one(values, strength):
     assert ess >= min(1.5, len(values)) - 1e-6
 
 
-def test_temperature_is_the_largest_that_keeps_the_sample_size():
+def test_temperature_is_the_largest_that_keeps_the_sample_size() -> None:
     optimism = np.array([10.0, 0.0, 0.0, 0.0])
     _, tau, ess = resampling_weights(np.zeros(4), optimism)
     assert ess == pytest.approx(1.5, abs=1e-6)
@@ -183,19 +184,19 @@ def test_temperature_is_the_largest_that_keeps_the_sample_size():
     assert resampling_weights(np.zeros(4), 0.1 * optimism)[1] == 1.0
 
 
-def test_one_candidate_is_drawn_whatever_its_weight():
+def test_one_candidate_is_drawn_whatever_its_weight() -> None:
     weights, tau, _ = resampling_weights(np.array([-300.0]), np.array([50.0]))
     assert weights.tolist() == [1.0]
     assert tau == 1.0
 
 
-def test_exact_weights_by_hand():
+def test_exact_weights_by_hand() -> None:
     """policy .4, proposal .2: weight .4 / .3."""
     assert np.exp(exact_base(np.log([0.4]), np.log([0.2]))) == pytest.approx([4 / 3])
     assert np.exp(bonus_only_base(np.array([True, False]), 0.2)) == pytest.approx([1.0, 0.2])
 
 
-def test_impossible_candidates_get_no_weight():
+def test_impossible_candidates_get_no_weight() -> None:
     with np.errstate(divide="ignore"):
         base = exact_base(np.log([0.5, 0.0]), np.log([0.5, 0.5]))
     assert resampling_weights(base, np.array([0.0, 3.0]))[0].tolist() == [1.0, 0.0]
@@ -203,11 +204,11 @@ def test_impossible_candidates_get_no_weight():
 
 # --- the explorer ------------------------------------------------------------------------------------------------
 
-SETTINGS = {"beta": 0.1, "multiplier": lambda: 0.5, "seed": 3}
+SETTINGS: dict[str, Any] = {"beta": 0.1, "multiplier": lambda: 0.5, "seed": 3}
 
 
-def one_hot(world: TabularWorld):
-    def features(responses):
+def one_hot(world: TabularWorld) -> Any:
+    def features(responses: Any) -> Any:
         rows = np.zeros((len(responses), 32))
         for row, response in zip(rows, responses, strict=True):
             row[np.ravel_multi_index(world.cell(response), (4, 8))] = 1.0
@@ -221,7 +222,7 @@ def world() -> TabularWorld:
     return trap_world()
 
 
-def explorer(world: TabularWorld, **settings: object) -> OptimisticExplorer:
+def explorer(world: TabularWorld, **settings: Any) -> OptimisticExplorer:
     return OptimisticExplorer(features=one_hot(world), baseline=world.baseline_pool(32), **(SETTINGS | settings))
 
 
@@ -245,13 +246,13 @@ def offline_pairs(world: TabularWorld) -> list[Pair]:
     return [labelled.pair for labelled in world.offline(0)]
 
 
-def test_choices_are_repeatable_and_do_not_depend_on_earlier_choices(world):
+def test_choices_are_repeatable_and_do_not_depend_on_earlier_choices(world: TabularWorld) -> None:
     fresh, used = explorer(world), explorer(world)
     used.choose(sets(world, 9))
     assert fresh.choose(sets(world)) == used.choose(sets(world))
 
 
-def test_an_explorer_fed_with_the_journal_again_is_the_same_explorer(world):
+def test_an_explorer_fed_with_the_journal_again_is_the_same_explorer(world: TabularWorld) -> None:
     lived, rebuilt = explorer(world, picks=3), explorer(world, picks=3)
     lived.update(offline_pairs(world))
     seen = list(offline_pairs(world))
@@ -265,7 +266,7 @@ def test_an_explorer_fed_with_the_journal_again_is_the_same_explorer(world):
     assert rebuilt.metrics == lived.metrics
 
 
-def test_answers_in_no_pair_are_chosen_more_often_than_covered_ones(world):
+def test_answers_in_no_pair_are_chosen_more_often_than_covered_ones(world: TabularWorld) -> None:
     found = explorer(world, weights="bonus_only")
     found.update(offline_pairs(world))
     chosen = [pair for round_ in range(60) for pair in found.choose(sets(world, round_, (0, 1, 4, 6, 2, 3, 5, 7)))]
@@ -273,27 +274,27 @@ def test_answers_in_no_pair_are_chosen_more_often_than_covered_ones(world):
     assert np.mean(uncovered) > 0.7
 
 
-def test_one_side_is_always_a_baseline_answer_and_texts_differ(world):
+def test_one_side_is_always_a_baseline_answer_and_texts_differ(world: TabularWorld) -> None:
     for pair in explorer(world, picks=4).choose(sets(world)):
         assert any(side.id.startswith("baseline-") for side in (pair.first, pair.second))
         assert pair.first.token_ids != pair.second.token_ids
 
 
-def test_sides_are_shuffled(world):
+def test_sides_are_shuffled(world: TabularWorld) -> None:
     found = explorer(world, picks=4)
     pairs = [pair for round_ in range(20) for pair in found.choose(sets(world, round_))]
     share = np.mean([pair.first.id.startswith("baseline-") for pair in pairs])
     assert 0.4 < share < 0.6
 
 
-def test_bonus_off_draws_from_the_policys_own_candidates_alone(world):
+def test_bonus_off_draws_from_the_policys_own_candidates_alone(world: TabularWorld) -> None:
     pairs = [p for round_ in range(20) for p in explorer(world, bonus="off", picks=2).choose(sets(world, round_))]
     own = [side for pair in pairs for side in (pair.first, pair.second) if not side.id.startswith("baseline-")]
     assert {side.policy_version for side in own} == {2}
     assert {side.token_ids[0] for side in own} == {0, 1, 2, 3}
 
 
-def test_max_info_compares_with_the_most_uncertain_candidate(world):
+def test_max_info_compares_with_the_most_uncertain_candidate(world: TabularWorld) -> None:
     found = explorer(world, comparator="max_info")
     found.update(offline_pairs(world))
     for pair in found.choose(sets(world)):
@@ -301,14 +302,14 @@ def test_max_info_compares_with_the_most_uncertain_candidate(world):
         assert max(sides) >= 4
 
 
-def test_nothing_to_compare_is_skipped_and_counted(world):
+def test_nothing_to_compare_is_skipped_and_counted(world: TabularWorld) -> None:
     pool = {prompt.id: [world.response(x, 0, f"b{x}")] for x, prompt in enumerate(world.prompts)}
     found = OptimisticExplorer(features=one_hot(world), baseline=pool, **SETTINGS)
     assert found.choose(sets(world, answers=(0, 0))) == []
     assert found.metrics["explore/skipped"] == 4
 
 
-def test_metrics_show_uncertainty_falling_with_data(world):
+def test_metrics_show_uncertainty_falling_with_data(world: TabularWorld) -> None:
     found = explorer(world)
     found.choose(sets(world))
     before = dict(found.metrics)
@@ -320,7 +321,7 @@ def test_metrics_show_uncertainty_falling_with_data(world):
     assert found.metrics["explore/ess"] >= 1.5 - 1e-9
 
 
-def test_streams_keep_their_own_designs(world):
+def test_streams_keep_their_own_designs(world: TabularWorld) -> None:
     found = explorer(world)
     found.update(offline_pairs(world), streams=("reward",))
     response = world.response(0, 1, "r")
@@ -328,7 +329,7 @@ def test_streams_keep_their_own_designs(world):
     assert reward[0] < cost[0]
 
 
-def test_bonuses_equal_the_brute_force_formula(world):
+def test_bonuses_equal_the_brute_force_formula(world: TabularWorld) -> None:
     found = explorer(world)
     pairs = offline_pairs(world)
     found.update(pairs)
@@ -342,7 +343,7 @@ def test_bonuses_equal_the_brute_force_formula(world):
     np.testing.assert_allclose(found.bonuses(responses)[0], expected, rtol=1e-9)
 
 
-def test_picks_inside_a_batch_spread_over_directions(world):
+def test_picks_inside_a_batch_spread_over_directions(world: TabularWorld) -> None:
     """With the uncertainty updated after each pick, twenty picks at one prompt visit all uncovered answers."""
     found = explorer(world, picks=20, weights="bonus_only", k=3.0)
     chosen = {side.token_ids[0] for pair in found.choose(sets(world)[:1]) for side in (pair.first, pair.second)}
@@ -350,14 +351,14 @@ def test_picks_inside_a_batch_spread_over_directions(world):
 
 
 @pytest.mark.parametrize("kind", ["simhash", "thompson"])
-def test_alternatives_fit_the_same_explorer(world, kind):
+def test_alternatives_fit_the_same_explorer(world: TabularWorld, kind: Any) -> None:
     found = explorer(world, bonus=kind, picks=2)
     found.update(offline_pairs(world))
     assert len(found.choose(sets(world))) == 8
     assert found.metrics["explore/logdet"] > 0
 
 
-def test_simhash_bonus_falls_with_the_count_of_its_cell():
+def test_simhash_bonus_falls_with_the_count_of_its_cell() -> None:
     counts = SimHashCounts(4, alpha=1.0, seed=0)
     one, other = np.eye(4)[0], -np.eye(4)[0]
     counts.start_batch(np.random.default_rng(0))
@@ -368,7 +369,7 @@ def test_simhash_bonus_falls_with_the_count_of_its_cell():
     assert counts.bonuses("q", one[None])[0] == pytest.approx([1.0])
 
 
-def test_thompson_deviations_have_the_posteriors_covariance():
+def test_thompson_deviations_have_the_posteriors_covariance() -> None:
     model = ThompsonBonus(3, k=1.5, s0=2.0)
     for row in gaussian(0, 20, 3):
         model.observe("p", row, np.zeros(3))
@@ -380,7 +381,7 @@ def test_thompson_deviations_have_the_posteriors_covariance():
     np.testing.assert_allclose(np.cov(np.array(draws).T), expected, atol=0.12 * expected.max())
 
 
-def test_elliptical_model_forgets_picks_but_keeps_observations():
+def test_elliptical_model_forgets_picks_but_keeps_observations() -> None:
     model = EllipticalBonus(2, k=1.0, s0=2.0)
     model.start_batch(np.random.default_rng(0))
     fresh = model.bonuses("p", np.eye(2))[0]
@@ -393,7 +394,7 @@ def test_elliptical_model_forgets_picks_but_keeps_observations():
     assert model.bonuses("p", np.eye(2))[0][0] < fresh[0]
 
 
-def test_resampling_from_the_world_approaches_the_exact_optimistic_policy(world):
+def test_resampling_from_the_world_approaches_the_exact_optimistic_policy(world: TabularWorld) -> None:
     """Monte Carlo: draws from n candidates against policy * exp(optimism), total variation falls with n."""
     policy, reference = softmax(gaussian(1, 8)), world.oracle.reference[0]
     optimism = gaussian(2, 8)
@@ -411,7 +412,7 @@ def test_resampling_from_the_world_approaches_the_exact_optimistic_policy(world)
     assert distances[2] < 0.05
 
 
-def test_whitened_features_of_a_pool_are_centred(world):
+def test_whitened_features_of_a_pool_are_centred(world: TabularWorld) -> None:
     whitening = fit_whitening(gaussian(0, 200, 32), 8, seed=0)
     features = whitened(one_hot(world), whitening)
     rows = pool_features(features, world.baseline_pool(8))
@@ -419,12 +420,12 @@ def test_whitened_features_of_a_pool_are_centred(world):
     np.testing.assert_allclose((rows["p0"] - centres(rows)["p0"]).mean(axis=0), 0.0, atol=1e-12)
 
 
-def test_a_prompt_without_baseline_answers_is_refused(world):
+def test_a_prompt_without_baseline_answers_is_refused(world: TabularWorld) -> None:
     with pytest.raises(ValueError, match="at least one baseline answer"):
         pool_features(one_hot(world), {"p0": []})
 
 
-def test_a_design_is_a_value():
+def test_a_design_is_a_value() -> None:
     first = empty_design(2, s0=2.0)
     first.add(np.ones(2))
     np.testing.assert_array_equal(first.matrix, np.eye(2) / 4)

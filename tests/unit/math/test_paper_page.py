@@ -15,7 +15,7 @@ TESTS = sorted(set(re.findall(r"`(test_\w+)`", PAGE)))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_that_the_page_names_exists(name):
+def test_every_function_that_the_page_names_exists(name: str) -> None:
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
         try:
@@ -29,7 +29,7 @@ def test_every_function_that_the_page_names_exists(name):
     pytest.fail(f"{name} is in no module")
 
 
-def test_every_test_that_the_page_names_exists():
+def test_every_test_that_the_page_names_exists() -> None:
     defined = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -38,5 +38,5 @@ def test_every_test_that_the_page_names_exists():
     assert set(TESTS) <= defined
 
 
-def test_every_erratum_has_a_row():
+def test_every_erratum_has_a_row() -> None:
     assert re.findall(r"^\| (E\d\d) \|", PAGE, re.MULTILINE) == [f"E{number:02}" for number in range(1, 25)]

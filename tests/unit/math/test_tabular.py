@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def world() -> TabularWorld:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def test_a_world_file_gives_the_same_world_back(world, tmp_path):
+def test_a_world_file_gives_the_same_world_back(world: TabularWorld, tmp_path: Path) -> None:
     file = tmp_path / "world.json"
     file.write_text(json.dumps(world_json(world)))
     loaded = load_world(file)
@@ -57,7 +58,7 @@ def test_a_world_file_gives_the_same_world_back(world, tmp_path):
     assert loaded.oracle.rho == world.oracle.rho
 
 
-def test_rows_of_a_world_file_keep_their_labels_and_the_missing_ones_are_drawn(world):
+def test_rows_of_a_world_file_keep_their_labels_and_the_missing_ones_are_drawn(world: TabularWorld) -> None:
     content = world_json(world)
     content["offline"] = {
         "rows": [{"prompt": 2, "answers": [1, 3], "better": 3, "costlier": 1}, {"prompt": 0, "answers": [0, 2]}]
@@ -71,7 +72,7 @@ def test_rows_of_a_world_file_keep_their_labels_and_the_missing_ones_are_drawn(w
 
 
 @pytest.mark.skipif(not SHARED_TRAP.exists(), reason="the shared trap world is not beside this checkout")
-def test_the_trap_world_in_code_is_the_shared_file(world):
+def test_the_trap_world_in_code_is_the_shared_file(world: TabularWorld) -> None:
     shared = load_world(SHARED_TRAP)
     np.testing.assert_allclose(world.oracle.reward, shared.oracle.reward, atol=5.1e-5)
     np.testing.assert_allclose(world.oracle.cost, shared.oracle.cost, atol=5.1e-5)
@@ -80,9 +81,9 @@ def test_the_trap_world_in_code_is_the_shared_file(world):
     assert world.offline_pairs == shared.offline_pairs
 
 
-def broken(world: TabularWorld, path: list[object], value: object) -> dict:
+def broken(world: TabularWorld, path: list[Any], value: Any) -> dict[str, Any]:
     content = copy.deepcopy(world_json(world))
-    target = content
+    target: Any = content
     for key in path[:-1]:
         target = target[key]
     if value is None:
@@ -116,12 +117,12 @@ def broken(world: TabularWorld, path: list[object], value: object) -> dict:
         (["offline"], {"rows": [{"prompt": 0, "answers": [0, 1], "better": 2}]}, "one of the two answers"),
     ],
 )
-def test_mistakes_in_a_world_file_are_named(world, path, value, message):
+def test_mistakes_in_a_world_file_are_named(world: TabularWorld, path: list[Any], value: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         world_of(broken(world, path, value))
 
 
-def test_a_baseline_outside_the_reference_is_refused(world):
+def test_a_baseline_outside_the_reference_is_refused(world: TabularWorld) -> None:
     content = world_json(world)
     content["reference"][0] = [0.5, 0.5, 0, 0, 0, 0, 0, 0]
     with pytest.raises(UserError, match="where 'reference' has none"):
@@ -129,20 +130,20 @@ def test_a_baseline_outside_the_reference_is_refused(world):
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON: line 1"), ("[]", "expected an object")])
-def test_a_file_that_is_no_world_is_named(tmp_path, text, message):
+def test_a_file_that_is_no_world_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "world.json"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         load_world(file)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.json does not exist"):
         load_world(tmp_path / "nothing.json")
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_worlds_are_well_posed(seed):
+def test_random_worlds_are_well_posed(seed: int) -> None:
     found = random_world(seed)
     assert found.oracle.g(found.oracle.policy(0.0)) > 0
     assert 0 < found.oracle.optimum.multiplier <= found.oracle.rho
@@ -154,7 +155,7 @@ def test_random_worlds_are_well_posed(seed):
 # --- draws -------------------------------------------------------------------------------------------------------
 
 
-def test_offline_pairs_hold_two_different_covered_answers_from_prompts_of_the_prior(world):
+def test_offline_pairs_hold_two_different_covered_answers_from_prompts_of_the_prior(world: TabularWorld) -> None:
     pairs = [labelled.pair for labelled in world.offline(0, pairs=4000)]
     answers = np.array([(pair.first.token_ids[0], pair.second.token_ids[0]) for pair in pairs])
     assert answers.max() < 4
@@ -165,19 +166,19 @@ def test_offline_pairs_hold_two_different_covered_answers_from_prompts_of_the_pr
     assert world.offline(1, pairs=50) != world.offline(0, pairs=50)
 
 
-def test_full_coverage_covers_everything(world):
+def test_full_coverage_covers_everything(world: TabularWorld) -> None:
     answers = {labelled.pair.first.token_ids[0] for labelled in full_coverage(world, 500).offline(0)}
     assert answers == set(range(8))
 
 
-def test_baseline_pool_follows_the_baseline_exactly(world):
+def test_baseline_pool_follows_the_baseline_exactly(world: TabularWorld) -> None:
     pool = world.baseline_pool(92)
     counts = np.bincount([response.token_ids[0] for response in pool["p0"]], minlength=8)
     assert counts.tolist() == [35, 25, 22, 10, 0, 0, 0, 0]
     assert len({response.id for answers in pool.values() for response in answers}) == 4 * 92
 
 
-def test_draws_never_hit_an_impossible_answer():
+def test_draws_never_hit_an_impossible_answer() -> None:
     table = np.array([[0.0, 0.5, 0.0, 0.5, 0.0]])
     uniforms = np.linspace(0.0, np.nextafter(1.0, 0.0), 1001)[:, None]
     assert set(draw_answers(table, uniforms)[:, 0]) == {1, 3}
@@ -186,7 +187,7 @@ def test_draws_never_hit_an_impossible_answer():
 # --- labels ------------------------------------------------------------------------------------------------------
 
 
-def test_labels_follow_the_truth(world):
+def test_labels_follow_the_truth(world: TabularWorld) -> None:
     item = world.response(1, 6, "item")
     labels = world.labeller().safety([item], 20_000, seed=0)[0].labels
     assert np.mean([label is Verdict.UNSAFE for label in labels]) == pytest.approx(expit(world.cost(item)), abs=0.01)
@@ -199,7 +200,7 @@ def test_labels_follow_the_truth(world):
     assert costlier == pytest.approx(expit(world.cost(first) - world.cost(second)), abs=0.03)
 
 
-def test_labels_do_not_depend_on_order_or_batch(world):
+def test_labels_do_not_depend_on_order_or_batch(world: TabularWorld) -> None:
     labeller: WorldLabeller = world.labeller()
     items = [world.response(x, y, f"{x}-{y}") for x in range(4) for y in range(8)]
     together = labeller.safety(items, 8, seed=4)
@@ -212,7 +213,7 @@ def test_labels_do_not_depend_on_order_or_batch(world):
 
 
 @pytest.fixture
-def store(tmp_path) -> ArtifactStore:
+def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path)
 
 
@@ -231,7 +232,9 @@ def command(number: int, objective: Objective, rows: tuple[PairRow, ...]) -> Fit
     return FitCommand(number, Start(objective.base), objective, rows, FitSettings(), 0, f"{objective.stage}-{number}")
 
 
-def test_with_all_the_data_in_the_world_the_two_stages_give_the_exact_policy(world, store):
+def test_with_all_the_data_in_the_world_the_two_stages_give_the_exact_policy(
+    world: TabularWorld, store: ArtifactStore
+) -> None:
     trainer: TrainerBackend = TabularTrainer(world, store)
     data = full_coverage(world, 20_000).offline(0)
     reference = TabularTrainer(world, store).reference
@@ -244,7 +247,7 @@ def test_with_all_the_data_in_the_world_the_two_stages_give_the_exact_policy(wor
     assert world.oracle.g(table) == pytest.approx(world.oracle.g(world.oracle.policy(0.4)), abs=0.1)
 
 
-def test_a_fit_is_a_function_of_its_command(world, store, tmp_path):
+def test_a_fit_is_a_function_of_its_command(world: TabularWorld, store: ArtifactStore, tmp_path: Path) -> None:
     data = rows_of(world.offline(0), costs=False)
     here = TabularTrainer(world, store)
     there = TabularTrainer(world, ArtifactStore(tmp_path / "other"))
@@ -253,7 +256,7 @@ def test_a_fit_is_a_function_of_its_command(world, store, tmp_path):
     assert here.reference == there.reference
 
 
-def test_cost_stage_pushes_down_what_pairs_call_costlier(world, store):
+def test_cost_stage_pushes_down_what_pairs_call_costlier(world: TabularWorld, store: ArtifactStore) -> None:
     trainer = TabularTrainer(world, store)
     rows = tuple(PairRow(f"{i}", (0,), (1,), (0,)) for i in range(30))  # answer 0 is the costlier one
     policy = trainer.execute(command(1, Objective("cost", trainer.reference, 0.1, 1.0), rows)).version
@@ -262,7 +265,7 @@ def test_cost_stage_pushes_down_what_pairs_call_costlier(world, store):
     np.testing.assert_allclose(change[1:], 0.0, atol=1e-12)
 
 
-def test_chained_cost_stages_hold_a_vector_of_constraints(world, store):
+def test_chained_cost_stages_hold_a_vector_of_constraints(world: TabularWorld, store: ArtifactStore) -> None:
     """Base of the second constraint = result of the first; the order does not matter (B7)."""
     trainer = TabularTrainer(world, store)
     harm = rows_of(world.offline(0), costs=True)
@@ -275,7 +278,7 @@ def test_chained_cost_stages_hold_a_vector_of_constraints(world, store):
     np.testing.assert_allclose(tables[0], tables[1], atol=1e-9)
 
 
-def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(world, store):
+def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(world: TabularWorld, store: ArtifactStore) -> None:
     trainer = TabularTrainer(world, store, TableBonus(k=2.0))
     rows = rows_of(world.offline(0), costs=False)
     plain = Objective("reward", trainer.reference, 0.1)
@@ -287,7 +290,7 @@ def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(world, stor
     np.testing.assert_allclose(np.exp(tables[1]), expected, atol=1e-10)
 
 
-def test_wins_of_rows_put_the_costlier_answer_first_and_count_weights():
+def test_wins_of_rows_put_the_costlier_answer_first_and_count_weights() -> None:
     rows = (PairRow("a", (1,), (0,), (2,), weight=2.5),)
     assert wins_of(rows, (2, 3), costs=False)[1, 0, 2] == 2.5
     assert wins_of(rows, (2, 3), costs=True)[1, 2, 0] == 2.5
@@ -296,14 +299,14 @@ def test_wins_of_rows_put_the_costlier_answer_first_and_count_weights():
     np.testing.assert_allclose(gram[1], 2.5 * np.outer(v, v))
 
 
-def test_features_are_one_hot(world, store):
+def test_features_are_one_hot(world: TabularWorld, store: ArtifactStore) -> None:
     rows = TabularTrainer(world, store).features([world.response(2, 5, "r"), world.response(0, 0, "s")])
     assert rows.shape == (2, 32)
     assert rows.argmax(axis=1).tolist() == [21, 0]
     assert rows.sum() == 2
 
 
-def test_engine_draws_from_what_was_delivered_and_says_so(world, store):
+def test_engine_draws_from_what_was_delivered_and_says_so(world: TabularWorld, store: ArtifactStore) -> None:
     trainer = TabularTrainer(world, store)
     engine: RolloutEngine = TabularEngine(world, store)
     with pytest.raises(RunError, match="no version was delivered"):
@@ -317,7 +320,7 @@ def test_engine_draws_from_what_was_delivered_and_says_so(world, store):
     assert draws[0][2] == pytest.approx(np.log(world.oracle.reference[0, draws[0][0][0]]))
 
 
-def test_draws_depend_on_the_prompts_own_seed_alone(world, store):
+def test_draws_depend_on_the_prompts_own_seed_alone(world: TabularWorld, store: ArtifactStore) -> None:
     engine = TabularEngine(world, store)
     engine.deliver(TabularTrainer(world, store).reference)
     together = engine.sample(world.prompts, [1, 2, 3, 4], 5, Decoding())
@@ -327,7 +330,7 @@ def test_draws_depend_on_the_prompts_own_seed_alone(world, store):
     assert scores == pytest.approx([log_prob for _, _, log_prob in alone[0]])
 
 
-def test_damaged_weights_are_refused(world, store):
+def test_damaged_weights_are_refused(world: TabularWorld, store: ArtifactStore) -> None:
     trainer, engine = TabularTrainer(world, store), TabularEngine(world, store)
     reference = trainer.reference
     wrong = PolicyVersion(1, "policy-1", tensors_sha256([("log_probs", np.zeros((4, 8)))]), reference.path)
@@ -336,13 +339,13 @@ def test_damaged_weights_are_refused(world, store):
     assert engine.version == -1
 
 
-def test_decoding_by_hand():
+def test_decoding_by_hand() -> None:
     logs = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
     assert decoded(logs, Decoding(top_p=0.8)) == pytest.approx([0.625, 0.375, 0.0, 0.0])
     assert decoded(logs, Decoding(temperature=0.5)) == pytest.approx(np.exp(2 * logs) / np.exp(2 * logs).sum())
 
 
-def test_responses_know_their_truth(world):
+def test_responses_know_their_truth(world: TabularWorld) -> None:
     response: Response = world.response(3, 7, "r")
     assert world.reward(response) == world.oracle.reward[3, 7]
     assert world.cost(response) == world.oracle.cost[3, 7]
