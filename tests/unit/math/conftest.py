@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
+# No test depends on how busy the machine is, and every run tries the same examples.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 Loss = Callable[..., torch.Tensor]
 
