@@ -80,6 +80,7 @@ class Groups:
         """One engine per bundle of the rollout's placement group."""
         bundle = self._bundles["rollout"]
         group = reserve(bundle, strategy=self._cluster.placement, deadline_s=self._cluster.start_deadline_s)
+        self.stack.callback(ray.util.remove_placement_group, group)
         settings = RolloutSettings(
             cpus=bundle.cpus,
             gpus=bundle.gpus,
