@@ -373,8 +373,8 @@ class Queue:
             return [(row.seq, self._receipt(connection, row, repeated=True)) for row in rows]
 
     def progress(self, person: Person) -> dict[str, int]:
-        """One's own numbers: answers today and in all, and the daily cap."""
-        mine = answer.c.annotator == person.id
+        """One's own numbers: answers today and in all (not those taken back), and the daily cap."""
+        mine = (answer.c.annotator == person.id) & ~exists().where(withdrawal.c.answer == answer.c.seq)
         with reading(self._store.engine) as connection:
             total = connection.execute(select(func.count()).select_from(answer).where(mine)).scalar_one()
             return {

@@ -1,0 +1,114 @@
+// The lead's page: everything is read again every ten seconds, and nothing here is parsed as HTML.
+
+import { $, ApiProblem, call, make, whoAmI } from "./api.js";
+
+const EVERY_MS = 10000;
+let me, selected = null, paused = false;
+
+const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function rows(id, content, columns, nothing) {
+  $(id).replaceChildren(...content);
+  if (!content.length) $(id).append(make("tr", {}, make("td", { colspan: columns, class: "muted" }, nothing)));
+}
+
+function showRounds(answer) {
+  paused = answer.paused;
+  $("pause").textContent = paused ? "Go on" : "Pause";
+  const open = answer.rounds.filter((one) => one.state === "open");
+  if (!answer.rounds.some((one) => one.id === selected)) selected = (open[0] || answer.rounds[0])?.id ?? null;
+  const pace = open.reduce((sum, one) => sum + one.labels_per_hour, 0);
+  const figures = [
+    ["Backlog", `${answer.backlog} labels`], ["Pace", `${Math.round(pace)} / h`],
+    ["Time to finish", pace ? duration((3600 * answer.backlog) / pace) : "–"], ["Work", paused ? "paused" : "open"],
+  ];
+  $("now").replaceChildren(...figures.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  rows("rounds", answer.rounds.map((one) => {
+    const choose = make("button", { type: "button" }, `Round ${one.round}, ${one.purpose}`);
+    choose.addEventListener("click", () => { selected = one.id; refresh(); });
+    const bar = make("progress", { max: one.wanted, value: one.counted, "aria-label": `${one.counted} of ${one.wanted}` });
+    const deadline = one.deadline_ms ? duration((one.deadline_ms - Date.now()) / 1000) : "none";
+    const line = row(choose, bar, `${one.counted} / ${one.wanted}`, String(one.blocked), String(one.refusals),
+      String(Math.round(one.labels_per_hour)), one.state === "open" ? duration(one.seconds_left) : "–", deadline, one.state);
+    line.setAttribute("aria-selected", String(one.id === selected));
+    return line;
+  }), 9, "No questions were asked yet.");
+  const shown = answer.rounds.find((one) => one.id === selected);
+  $("agreement-of").textContent = shown ? `(round ${shown.round}, ${shown.purpose})` : "";
+}
+
+function showAgreement(agreement) {
+  rows("agreement", Object.entries(agreement).map(([name, one]) => row(name.replaceAll("_", " "), number(one.alpha),
+    one.alpha_low === null ? "–" : `${number(one.alpha_low)} … ${number(one.alpha_high)}`, share(one.pairwise), String(one.questions))),
+  5, "Nothing has two labels yet.");
+}
+
+function showPeople(people) {
+  rows("people", people.map((one) => {
+    const standing = one.standing;
+    const note = standing.flagged ? "agrees too rarely" : "";
+    const line = row(one.handle, note, String(one.answers), String(one.refusals), duration(one.median_s), share(one.hasty),
+      one.gold_total ? `${one.gold_right} / ${one.gold_total}` : "–", share(one.left),
+      standing.answers ? `${share(standing.agreement)} (${share(standing.expected)})` : "–",
+      !standing.answers ? "–" : standing.p_value < 0.001 ? "< 0.001" : number(standing.p_value, 3));
+    line.children[1].className = standing.flagged ? "note flagged" : "note";
+    return line;
+  }), 10, "Nobody has answered yet.");
+}
+
+function showDisagreements(found) {
+  const open = new Set([...$("disagreements").querySelectorAll("details[open]")].map((one) => one.dataset.task));
+  $("disagreements").replaceChildren(...found.map((one) => {
+    const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
+      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ")));
+    const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
+      .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
+    const summary = make("summary", {}, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`);
+    const details = make("details", { "data-task": one.task }, summary, make("div", { class: "pair-texts" }, ...texts), make("ul", {}, ...votes));
+    details.open = open.has(one.task);
+    return details;
+  }));
+  if (!found.length) $("disagreements").append(make("p", { class: "muted" }, "People agree wherever two of them answered."));
+}
+
+function showEffects(effects) {
+  rows("effects", effects.map((one) => row(`${one.round} (${one.constraint})`, number(one.value),
+    `${number(one.value - 1.96 * one.standard_error)} … ${number(one.value + 1.96 * one.standard_error)}`,
+    `${number(one.multiplier_before, 3)} → ${number(one.multiplier_after, 3)}`)), 4, "No round has closed yet.");
+}
+
+async function refresh() {
+  try {
+    const listed = await call("GET", "/rounds");
+    showRounds(listed);
+    if (selected) {
+      showAgreement((await call("GET", `/rounds/${selected}/agreement`)).agreement);
+      showDisagreements((await call("GET", `/rounds/${selected}/disagreements`)).disagreements);
+    }
+    showPeople((await call("GET", "/quality")).people);
+    showEffects((await call("GET", "/effects")).effects);
+    $("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
+    $("problem").textContent = "";
+  } catch (problem) {
+    $("problem").textContent = problem instanceof ApiProblem ? problem.message : "No connection to the server.";
+  }
+}
+
+$("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
+
+whoAmI().then((found) => {
+  me = found;
+  $("pause").hidden = me.role !== "admin";
+  refresh();
+  setInterval(refresh, EVERY_MS);
+}, () => { location.href = "/"; });

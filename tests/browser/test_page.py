@@ -1,0 +1,371 @@
+"""The annotator's page and the lead's page in a real browser.
+
+PDDPO_SCREENSHOTS=docs/images keeps the pictures that the documentation shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from sqlalchemy import insert, select
+
+from pddpo_ray.annotation.audit import imbalances
+from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue import Lease, Submission
+from pddpo_ray.journal.annotation_schema import answer
+from pddpo_ray.journal.schema import dual_step
+from tests.annotation_api import Office
+from tests.unit.annotation.test_rendering import HOSTILE
+
+pytestmark = pytest.mark.browser
+
+PICTURES = os.environ.get("PDDPO_SCREENSHOTS")
+WIDE, PHONE = {"width": 1100, "height": 860}, {"width": 390, "height": 844}
+
+PROMPT = "I have not slept well for a week and I have an exam tomorrow. What should I do tonight?"
+GOOD = (
+    "That sounds exhausting. Try this tonight:\n\n1. Stop caffeine now.\n2. Dim the lights an hour before bed.\n"
+    "3. Write tomorrow's worries on paper.\n\nIf it goes on for **more than a month**, please see a doctor."
+)
+BAD = "Just take three of your flatmate's sleeping pills with some wine. Works every time, nothing can go wrong."
+
+
+def pairs(count: int) -> list[Question]:
+    return [
+        Question("pair", f"p{n}", PROMPT, GOOD, BAD, provenance={"policy_version": 4, "second_policy_version": 0})
+        for n in range(count)
+    ]
+
+
+def safety(texts: list[str]) -> list[Question]:
+    return [
+        Question("safety", f"r{n}", f"Question {n}", text, provenance={"policy_version": 4})
+        for n, text in enumerate(texts)
+    ]
+
+
+class Screen:
+    """A page with what it complained about."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda request: None if request.url.startswith(url) else self.foreign.append(request.url))
+
+    def sign_in(self, token: str) -> None:
+        """With the keyboard alone."""
+        self.page.goto(self.url)
+        expect(self.page.locator("#token")).to_be_focused()
+        self.page.keyboard.type(token)
+        self.page.keyboard.press("Enter")
+        expect(self.page.get_by_role("heading", name="Before you begin")).to_be_visible()
+        self.page.keyboard.press("Tab")
+        self.page.locator("#begin").focus()
+        self.page.keyboard.press("Enter")
+
+    def keys(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def picture(self, name: str) -> None:
+        if PICTURES:
+            self.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+
+    def clean(self) -> bool:
+        """No script error, no refused resource, no request to anyone else. A 401 before signing in is expected."""
+        unexpected = [error for error in self.errors if "401" not in error]
+        assert unexpected == []
+        assert self.foreign == []
+        return True
+
+
+@pytest.fixture
+def screen(browser: Browser, url: str) -> Iterator[Screen]:
+    context = browser.new_context(viewport=WIDE, color_scheme="light")  # type: ignore[arg-type]
+    context.set_default_timeout(15_000)
+    yield Screen(context.new_page(), url)
+    context.close()
+
+
+def stored(office: Office) -> list[Any]:
+    with office.desk.engine.connect() as connection:
+        return list(connection.execute(select(answer).order_by(answer.c.seq)))
+
+
+def wait_for_answers(screen: Screen, office: Office, count: int) -> list[Any]:
+    for _ in range(100):
+        rows = stored(office)
+        if len(rows) >= count:
+            return rows
+        screen.page.wait_for_timeout(50)
+    raise AssertionError(f"{len(stored(office))} answers, expected {count}")
+
+
+def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "compare", pairs(5), labels_each=1, priority=1)
+    office.desk.rounds.open(1, "safety", safety(["A calm and careful answer."] * 5), labels_each=1)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.get_by_role("heading", name="Left answer")).to_be_visible()
+    screen.picture("annotate-blurred")
+    expect(page.locator("#left")).to_have_class("text veiled")
+    screen.keys("1")
+    expect(page.locator("#toast")).to_contain_text("Show the text first")
+    screen.keys("r")
+    expect(page.locator("#left")).to_have_class("text")
+    screen.keys("1", "2", "s")
+    expect(page.locator("#submit")).to_be_disabled()
+    screen.picture("annotate-pair")
+    screen.keys("u")
+    good_left = "exhausting" in page.locator("#left").inner_text()
+    screen.keys("Enter")
+    first = wait_for_answers(screen, office, 1)[0]
+    left, right = ("first", "second") if good_left else ("second", "first")
+    assert first.given == {
+        "more_helpful": left,
+        "more_harmful": right,
+        f"{left}_safety": "safe",
+        f"{right}_safety": "unsafe",
+    }
+    assert first.revealed
+
+    expect(page.locator("#veil-note")).to_be_visible()
+    screen.keys("z")
+    expect(page.locator("#toast")).to_contain_text("Taken back")
+    screen.keys("r", "0", "0", "b", "Enter")
+    second = wait_for_answers(screen, office, 2)[1]
+    assert second.given["more_helpful"] == "tie"
+    assert (second.given["first_safety"], second.given["second_safety"]) == ("unsafe", "unsafe")
+    for number in range(4):
+        expect(page.locator("#left")).to_have_class("text veiled")
+        screen.keys("r", "2", "1", "s", "s", "Enter")
+        wait_for_answers(screen, office, 3 + number)
+    for number in range(5):
+        expect(page.get_by_role("heading", name="Answer", exact=True)).to_be_visible()
+        expect(page.locator("#left")).to_have_class("text veiled")
+        screen.keys("r", "u" if number % 2 else "s")
+        wait_for_answers(screen, office, 7 + number)
+    expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
+    expect(page.locator("#progress")).to_contain_text("10 today")
+    assert all(status.complete for status in office.desk.rounds.all())
+    assert imbalances(office.desk.store) == []
+    assert screen.clean()
+
+
+def test_skip_flag_help_and_guidelines_by_keyboard(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    screen.keys("?")
+    expect(page.get_by_role("heading", name="Keys")).to_be_visible()
+    screen.keys("Escape", "g")
+    expect(page.get_by_text("would you be at ease")).to_be_visible()
+    screen.keys("Escape", "x")
+    expect(page.get_by_role("heading", name="Skip: why?")).to_be_visible()
+    screen.keys("1")
+    wait_for_answers(screen, office, 1)
+    expect(page.locator("#task")).to_be_visible()
+    screen.keys("f", "4")
+    wait_for_answers(screen, office, 2)
+    expect(page.locator("#task")).to_be_visible()
+    screen.keys("c")
+    rows = wait_for_answers(screen, office, 3)
+    assert [(row.kind, row.reason) for row in rows] == [("skip", "too_harmful"), ("flag", "broken"), ("abstain", "")]
+    assert screen.clean()
+
+
+def test_answers_given_without_a_connection_are_sent_later_and_only_once(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    page.wait_for_timeout(400)
+    lost = []
+
+    def lose_the_reply(route: Any) -> None:
+        """The server stores the answer, but the browser never hears of it."""
+        route.fetch()
+        lost.append(1)
+        route.abort()
+
+    page.route("**/api/v1/answers/*", lose_the_reply)
+    screen.keys("r", "s")
+    expect(page.locator("#banner")).to_contain_text("1 answer is kept here")
+    page.context.set_offline(True)
+    screen.keys("r", "u")
+    expect(page.locator("#banner")).to_contain_text("2 answers are kept here")
+    page.unroute("**/api/v1/answers/*")
+    page.context.set_offline(False)
+    expect(page.locator("#banner")).to_be_hidden()
+    assert lost
+    rows = wait_for_answers(screen, office, 2)
+    assert [row.given["safety"] for row in rows] == ["safe", "unsafe"]
+    assert len({row.key for row in rows}) == len(rows) == 2
+
+
+def test_a_reload_shows_the_same_question_and_a_second_tab_never_the_same(office: Office, screen: Screen) -> None:
+    texts = [f"answer number {n}" for n in range(4)]
+    office.desk.rounds.open(1, "safety", safety(texts), labels_each=1)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    before = page.locator("#prompt").inner_text()
+    page.wait_for_timeout(300)
+    page.reload()
+    expect(page.locator("#task")).to_be_visible()
+    assert page.locator("#prompt").inner_text() == before
+
+
+def test_hostile_model_output_is_shown_as_harmless_text(office: Office, screen: Screen) -> None:
+    hostile = [*HOSTILE, "مرحبا بالعالم، هذا نص من اليمين إلى اليسار 🙂", "A" * 3000, "🙂👨‍👩‍👧🏳️‍🌈" * 20]
+    office.desk.rounds.open(1, "safety", safety(hostile), labels_each=1)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    for number in range(len(hostile)):
+        expect(page.locator("#task")).to_be_visible()
+        screen.keys("r")
+        assert page.locator("#task :is(script, img, a, iframe, svg, style, form)").count() == 0
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= WIDE["width"], page.locator("#left").inner_text()[:80]
+        screen.keys("t")
+        assert page.locator("#left *").count() == 0
+        screen.keys("t", "u")
+        wait_for_answers(screen, office, number + 1)
+    assert dialogs == []
+    assert screen.clean()
+
+
+def test_a_phone_shows_the_answers_stacked_and_touchable(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "compare", pairs(2), labels_each=1)
+    screen.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    screen.page.emulate_media(color_scheme="dark")
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    page.locator("#reveal").click()
+    screen.picture("annotate-phone")
+    left, right = page.locator("#left").bounding_box(), page.locator("#right").bounding_box()
+    assert left is not None
+    assert right is not None
+    assert right["y"] > left["y"] + left["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    small = page.evaluate(
+        "[...document.querySelectorAll('main button')].filter(b => b.offsetParent && b.offsetHeight < 40)"
+        ".map(b => b.textContent)"
+    )
+    assert small == []
+    assert screen.clean()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_has_a_name_and_enough_contrast(office: Office, screen: Screen, scheme: Any) -> None:
+    office.desk.rounds.open(1, "compare", pairs(1), labels_each=1)
+    screen.page.emulate_media(color_scheme=scheme)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    screen.keys("r", "1")
+    assert page.evaluate(UNNAMED) == []
+    assert page.evaluate(LOW_CONTRAST) == []
+    order = page.evaluate("[...document.querySelectorAll('#task h2, #task legend')].map(e => e.textContent.trim())")
+    assert order[:3] == ["Somebody asked", "Left answer", "Right answer"]
+    assert order[3:5] == ["Which is MORE HELPFUL?", "Which is MORE HARMFUL?"]
+
+
+UNNAMED = """
+[...document.querySelectorAll('button, input, a, [role]')].filter(e => e.offsetParent)
+  .filter(e => !e.textContent.trim() && !e.getAttribute('aria-label'))
+  .filter(e => !(e.id && document.querySelector(`label[for=${e.id}]`)))
+  .map(e => e.outerHTML)
+"""
+LOW_CONTRAST = """
+(() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = rgb(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll('body *')].filter(e => e.offsetParent && !e.disabled && !e.closest(':disabled'))
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())).filter(e => {
+      const [a, b] = [light(rgb(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
+      return (a + .05) / (b + .05) < 4.5;
+    }).map(e => e.outerHTML.slice(0, 120));
+})()
+"""
+
+
+def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects(
+    office: Office, screen: Screen
+) -> None:
+    desk = office.desk
+    with desk.engine.begin() as connection:
+        for number, (value, before, after) in enumerate([(0.62, 1.0, 0.9), (0.21, 0.9, 0.84)], 1):
+            connection.execute(
+                insert(dual_step).values(
+                    run="demo", round=number, constraint="cost", value=value, standard_error=0.08, responses=64,
+                    labels_each=4, mode="logit_labels", multiplier_before=before, multiplier_after=after, eta=0.3,
+                    bias_allowance=0.0,
+                )
+            )  # fmt: skip
+    texts = [f"Answer number {n}: <b>rest</b> and drink water." for n in range(40)]
+    desk.rounds.open(3, "safety", safety(texts), labels_each=4)
+    people = [desk.person(name) for name in ("Ada", "Bela", "Chen", "Dora", "Random Rob")]
+    done = 0
+    for turn in range(34):
+        for number, person in enumerate(people):
+            lease = desk.queue.lease(person)
+            if isinstance(lease, Lease):
+                place = int(lease.prompt.split()[1])
+                unsafe = (place % 3 == 0) if number < 4 else (turn % 2 == 0)
+                given = {"safety": "unsafe" if unsafe else "safe"}
+                submission = Submission("label", given, ms_spent=600 if number == 4 else 7000 + 900 * number)
+                desk.wait(4)
+                desk.queue.answer(person, f"key-{done:05d}", lease.id, submission)
+                done += 1
+    screen.sign_in(office.tokens[Role.LEAD])
+    page = screen.page
+    page.goto(f"{screen.url}/lead")
+    expect(page.locator("#rounds tr")).to_have_count(1)
+    expect(page.locator("#now")).to_contain_text("Backlog")
+    expect(page.locator("#agreement")).to_contain_text("safety")
+    expect(page.locator("#people")).to_contain_text("Ada")
+    rob = page.locator("#people tr", has_text="Random Rob")
+    expect(rob).to_contain_text("agrees too rarely")
+    expect(page.locator("#people .flagged")).to_have_count(1)
+    expect(page.locator("#effects")).to_contain_text("1.000 → 0.900")
+    screen.picture("lead")
+    page.locator("#disagreements summary").first.click()
+    expect(page.locator("#disagreements pre").nth(1)).to_contain_text("<b>rest</b>")
+    assert page.locator("#disagreements b").count() == 0
+    expect(page.locator("#pause")).to_be_hidden()
+    assert screen.clean()
+
+
+def test_an_admin_pauses_the_work_from_the_leads_page(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "safety", [replace(one, risk=0.2) for one in safety(["one"])], labels_each=1)
+    screen.sign_in(office.tokens[Role.ADMIN])
+    screen.page.goto(f"{screen.url}/lead")
+    screen.page.get_by_role("button", name="Pause").click()
+    expect(screen.page.locator("#now")).to_contain_text("paused")
+    screen.page.goto(screen.url)
+    expect(screen.page.get_by_role("heading", name="Paused")).to_be_visible()
+    assert screen.clean()
