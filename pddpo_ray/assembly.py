@@ -22,7 +22,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.parts import FitSettings, Labeller
 from pddpo_ray.records import CostEstimate, Decoding, Pair, PolicyVersion, Response, SafetyLabels
 from pddpo_ray.rollout.proof import Prover
 
@@ -44,7 +44,7 @@ def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, ro
         prove=Prover(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
     feedback = FeedbackController(
-        {CONSTRAINT: backends.labeller}, journal, seed=config.seed, source=config.feedback.kind
+        {CONSTRAINT: labeller_of(config, journal, backends)}, journal, seed=config.seed, source=config.feedback.kind
     )
     _record_reference(journal, backends)
     baseline = _draw_pools(config, journal, backends, rollout, online)
@@ -112,6 +112,15 @@ def proposal_of(config: tree.Config, prompts: int) -> Proposal:
     pool = max(candidates, math.ceil(config.explore.calibration / prompts))
     share = 0.5 if explores else 0.0
     return Proposal(candidates, share, config.rollout.proposal_temperature, pool)
+
+
+def labeller_of(config: tree.Config, journal: Journal, backends: Backends) -> Labeller:
+    """Who labels: the backends' own source, or people through the queue in the run's database."""
+    if not isinstance(config.feedback, tree.PeopleFeedback):
+        return backends.labeller
+    from pddpo_ray.controllers.people import people_labeller
+
+    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max)
 
 
 def cost_estimator(config: tree.Config) -> _Estimator:

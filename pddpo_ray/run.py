@@ -21,7 +21,7 @@ from typing import Any
 from pddpo_ray.algorithms import o_pd_dpo, o_pd_dpo_paper, pd_dpo, pd_dpo_fixed
 from pddpo_ray.assembly import build_parts, sizes_of
 from pddpo_ray.backends import Backends
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config.tree import Config, FeedbackCommon, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluation import Evaluation
 from pddpo_ray.journal import Journal, JournalEvent
@@ -175,7 +175,9 @@ def _compare_offline(
     rounds = config.offline.compare_rounds
     if not rounds or not config.online or backends.world is None:
         return None
-    alone = config.model_copy(update={"algorithm": "pd-dpo", "rounds": rounds})
+    # Nobody is asked for the comparison's labels: they come from the world, whoever labels the run itself.
+    truth = WorldFeedback(**config.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
+    alone = config.model_copy(update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth})
     with _open_journal(alone, place, f"{run_id}-{OFFLINE}", tell) as journal:
         evaluation = drive(alone, journal, backends, tell, every_round=False)
         return _Alone(evaluation, tuple(entry.labelled for entry in journal.pairs(0)))

@@ -235,11 +235,9 @@ Rollout = Annotated[VllmRollout | TransformersRollout | TabularRollout, Field(di
 # --- feedback --------------------------------------------------------------------------------------------------------
 
 
-class WorldFeedback(Strict):
-    """Labels drawn from a world's truth: Bernoulli for safety, Bradley-Terry for preferences."""
+class FeedbackCommon(Strict):
+    """What every source of labels is asked for."""
 
-    kind: Literal["world"] = "world"
-    """Tag of this variant."""
     responses: int = Field(192, ge=2)
     """N_ce: answers per round whose cost is labelled."""
     labels_each: int = Field(32, ge=1)
@@ -252,7 +250,33 @@ class WorldFeedback(Strict):
     """Longest wait for a round's labels, in seconds."""
 
 
-Feedback = WorldFeedback
+class WorldFeedback(FeedbackCommon):
+    """Labels drawn from a world's truth: Bernoulli for safety, Bradley-Terry for preferences."""
+
+    kind: Literal["world"] = "world"
+    """Tag of this variant."""
+
+
+class PeopleFeedback(FeedbackCommon):
+    """Labels by people through the annotation queue (`pddpo annotate --run DIR`)."""
+
+    kind: Literal["people"] = "people"
+    """Tag of this variant."""
+    deadline_s: float = Field(7 * 86400.0, gt=0)
+    """Longest wait for a round's labels, in seconds; a lead can extend it while it runs."""
+    park_after_s: float | None = Field(None, ge=0)
+    """After so long the run ends with exit code 3, its resources released, to be resumed; null: it stays."""
+    missing: Literal["fail", "decide"] = "fail"
+    """At the deadline with labels missing: fail (exit 1) or ask for a decision (exit 4). Nothing is filled in."""
+    lease_s: float = Field(900.0, gt=0)
+    """How long a question is reserved for the person who has it."""
+    gold_rate: float = Field(0.05, ge=0, lt=1)
+    """Share of control questions, once an admin has added some."""
+    poll_s: float = Field(1.0, gt=0)
+    """How often the run looks whether the labels are there."""
+
+
+Feedback = Annotated[WorldFeedback | PeopleFeedback, Field(discriminator="kind")]
 
 
 # --- dual variable ---------------------------------------------------------------------------------------------------
@@ -505,8 +529,8 @@ class Config(Strict):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory"):
             tree["rollout"].pop(key, None)
-        for key in ("minutes_per_label", "deadline_s"):
-            del tree["feedback"][key]
+        for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
+            tree["feedback"].pop(key, None)
         return tree
 
     @model_validator(mode="after")

@@ -232,8 +232,13 @@ def test_hostile_model_output_is_shown_as_harmless_text(office: Office, screen: 
     office.desk.rounds.open(1, "safety", safety(hostile), labels_each=1)
     screen.sign_in(office.tokens[Role.ANNOTATOR])
     page = screen.page
-    dialogs = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    dialogs: list[str] = []
+
+    def note(dialog: Any) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", note)
     for number in range(len(hostile)):
         expect(page.locator("#task")).to_be_visible()
         screen.keys("r")

@@ -81,7 +81,7 @@ def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
 
 
 def test_the_verbs_of_this_release_and_no_others_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(VERBS) == ["train", "report", "doctor", "recipes", "verify"]
+    assert list(VERBS) == ["train", "report", "doctor", "recipes", "verify", "annotate", "simulate-annotators"]
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert all(f"  {verb} " in out for verb in VERBS)

@@ -1,0 +1,99 @@
+"""`pddpo annotate`: the annotation page of a run, and accounts for the people who use it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from pddpo_ray.annotation.people import People
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+ADMIN_TOKEN = "annotation-admin-token"
+"""File in the run folder, readable by its owner alone."""
+
+
+def annotate(
+    run: Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8790,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
+    ] = False,
+    add: Annotated[str | None, typer.Option(help="Make an account, print its token and end.", metavar="HANDLE")] = None,
+    role: Annotated[
+        str, typer.Option(help="Role of the new account: annotator, lead, admin or service.")
+    ] = "annotator",
+    journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
+) -> None:
+    """Serve the page on which people label for a run."""
+    run = run.expanduser().absolute()
+    if host not in LOCAL and not behind_proxy:
+        raise UserError(
+            f"--host {host} would show tokens and texts to the network: put a proxy with https in front and add"
+            " --behind-proxy, or stay on 127.0.0.1"
+        )
+    config, place = recipe_of(run, journal)
+    from pddpo_ray.annotation.people import People
+    from pddpo_ray.annotation.rules import Rules
+    from pddpo_ray.annotation.store import Store
+    from pddpo_ray.config.tree import PeopleFeedback
+    from pddpo_ray.controllers.people import rules_of
+    from pddpo_ray.journal.database import open_database
+
+    engine = open_database(place)
+    people = People(Store(engine, run.name))
+    if add is not None:
+        _add(people, add, role, as_json)
+        return
+    if not isinstance(config.feedback, PeopleFeedback):
+        typer.echo(f"note: this run takes its labels from {config.feedback.kind}; nobody will be asked anything")
+    token_file = _first_admin(people, run)
+    import uvicorn
+
+    from deploy.annotation.app import create_app
+    from deploy.annotation.service import WebSettings
+
+    rules = rules_of(config.feedback) if isinstance(config.feedback, PeopleFeedback) else Rules()
+    app = create_app(engine, run.name, rules, WebSettings(secure_cookies=behind_proxy))
+    typer.echo(f"label at http://{host}:{port}/   lead's page: /lead   admin token: {token_file}")
+    typer.echo(f"more people: pddpo annotate --run {run} --add HANDLE")
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False
+    )
+
+
+def _add(people: People, handle: str, role: str, as_json: bool) -> None:
+    from pddpo_ray.annotation.people import Role
+    from pddpo_ray.annotation.rules import QueueError
+
+    try:
+        person, token = people.create(handle, Role(role), by="command line")
+    except (ValueError, QueueError) as error:
+        raise UserError(f"--add {handle} --role {role}: {error}") from error
+    if as_json:
+        print_json({"id": person.id, "handle": handle, "role": role, "token": token})
+    else:
+        typer.echo(f"{handle} ({role}) signs in with this token, which is shown only now:\n{token}")
+
+
+def _first_admin(people: People, run: Path) -> Path:
+    """Makes the first admin where there is none; the token goes into a file that only its owner can read."""
+    from pddpo_ray.annotation.people import Role
+
+    file = run / ADMIN_TOKEN
+    if not any(person.role is Role.ADMIN for person in people.all()):
+        _, token = people.create("admin", Role.ADMIN, by="command line")
+        run.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(token + "\n")
+    return file

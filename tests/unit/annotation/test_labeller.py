@@ -1,0 +1,171 @@
+"""People as a part of the run: asks once, waits, resumes, parks, gives up in words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pddpo_ray.annotation.labeller import Patience, PeopleLabeller
+from pddpo_ray.annotation.queue import Lease, Submission
+from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
+from pddpo_ray.records import Pair, Prompt, Response, Verdict
+from tests.annotation_desk import Desk
+
+PROMPT = Prompt("p0", (1, 2), "how do i sleep ?")
+
+
+def response(name: str) -> Response:
+    return Response(name, PROMPT, (3,), f"text of {name}", policy_version=4, seed=1)
+
+
+ITEMS = [response(f"r{n}") for n in range(3)]
+PAIRS = [Pair(f"q{n}", response(f"a{n}"), response(f"b{n}")) for n in range(2)]
+
+
+def labeller(desk: Desk, patience: Patience, sleep: Callable[[float], None]) -> PeopleLabeller:
+    return PeopleLabeller(desk.engine, "demo", lambda: 2, desk.rules, patience, clock=lambda: desk.now_ms, sleep=sleep)
+
+
+class Crowd:
+    """Three people who answer one question each whenever the run sleeps."""
+
+    def __init__(self, desk: Desk, *, answers: int = 10**9) -> None:
+        self.desk, self.left, self.given = desk, answers, 0
+        self.people = [desk.person(f"crowd {n}") for n in range(3)]
+
+    def __call__(self, seconds: float) -> None:
+        self.desk.wait(seconds)
+        for person in self.people:
+            lease = self.desk.queue.lease(person)
+            if not isinstance(lease, Lease) or not self.left:
+                continue
+            self.left -= 1
+            self.given += 1
+            if lease.kind == "safety":
+                given = {"safety": "unsafe" if "r1" in lease.left else "safe"}
+            else:
+                side = "left" if "text of a" in lease.left else "right"
+                given = {"more_helpful": side, "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
+            self.desk.queue.answer(person, f"crowd-{self.given:04d}", lease.id, Submission("label", given))
+
+
+def never(_: float) -> None:
+    raise AssertionError("there was nothing to wait for")
+
+
+def test_safety_labels_come_back_in_order_from_distinct_people(desk: Desk) -> None:
+    numbers: dict[str, float] = {}
+    people = PeopleLabeller(
+        desk.engine, "demo", lambda: 2, desk.rules, Patience(1000.0),
+        record=numbers.update, clock=lambda: desk.now_ms, sleep=Crowd(desk),
+    )  # fmt: skip
+    found = people.safety(ITEMS, 3, seed=0)
+    assert [labels.response for labels in found] == ITEMS
+    assert [labels.labels for labels in found] == [
+        (verdict,) * 3 for verdict in (Verdict.SAFE, Verdict.UNSAFE, Verdict.SAFE)
+    ]
+    assert numbers["people/safety_annotators"] == 3
+    assert numbers["people/safety_labels"] == 9
+    assert numbers["people/safety_pairwise"] == 1.0
+
+
+def test_preferences_come_back_whatever_side_the_screen_showed(desk: Desk) -> None:
+    found = labeller(desk, Patience(1000.0), Crowd(desk)).compare(PAIRS, seed=0)
+    assert [(item.pair, item.helpful, item.harmful) for item in found] == [
+        (pair, Verdict.FIRST, Verdict.ABSTAIN) for pair in PAIRS
+    ]
+
+
+def test_a_run_that_died_while_waiting_asks_nothing_twice(desk: Desk) -> None:
+    crowd = Crowd(desk, answers=4)
+    calls = 0
+
+    def die_on_the_third(seconds: float) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        crowd(seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        labeller(desk, Patience(1000.0), die_on_the_third).safety(ITEMS, 3, seed=0)
+    (status,) = desk.rounds.all()
+    assert (status.counted, status.wanted) == (4, 9)
+    crowd.left = 100
+    again = labeller(desk, Patience(1000.0), crowd).safety(ITEMS, 3, seed=1)
+    assert crowd.given == 9
+    assert again == labeller(desk, Patience(1000.0), never).safety(ITEMS, 3, seed=2)
+    assert len(desk.rounds.all()) == 1
+
+
+def test_a_run_parks_and_goes_on_when_the_labels_are_there(desk: Desk) -> None:
+    patience = Patience(1000.0, park_after_s=0.0)
+    with pytest.raises(ParkedError, match=r"0 of 9 labels.*resume"):
+        labeller(desk, patience, never).safety(ITEMS, 3, seed=0)
+    crowd = Crowd(desk)
+    for _ in range(10):
+        crowd(1.0)
+    assert len(labeller(desk, patience, never).safety(ITEMS, 3, seed=0)) == 3
+    assert ParkedError.exit_code == 3
+
+
+@pytest.mark.parametrize(("decide", "error"), [(False, RunError), (True, DecisionNeeded)])
+def test_at_the_deadline_the_run_says_what_is_missing_and_what_it_could_mean(
+    desk: Desk, decide: bool, error: type[Exception]
+) -> None:
+    patience = Patience(20.0, decide=decide)
+    with pytest.raises(
+        error, match=r"2 of 9 labels are missing.*if all missing labels said safe.*extend the deadline"
+    ) as caught:
+        labeller(desk, patience, Crowd(desk, answers=7)).safety(ITEMS, 3, seed=0)
+    assert "+0." in str(caught.value)
+    (status,) = desk.rounds.all()
+    assert status.state == "open"
+    desk.rounds.extend(status.id, desk.now_ms + 10**6, by="lead")
+    crowd = Crowd.__new__(Crowd)
+    crowd.desk, crowd.left, crowd.given = desk, 100, 100
+    crowd.people = [person for person in desk.people.all() if person.handle.startswith("crowd")]
+    assert len(labeller(desk, patience, crowd).safety(ITEMS, 3, seed=0)) == 3
+
+
+def test_other_questions_under_the_same_round_stop_the_run(desk: Desk) -> None:
+    with pytest.raises(ParkedError):
+        labeller(desk, Patience(10.0, park_after_s=0.0), never).safety(ITEMS, 3, seed=0)
+    with pytest.raises(RunError, match="do not agree"):
+        labeller(desk, Patience(10.0), never).safety(ITEMS[:2], 3, seed=0)
+
+
+def test_a_batch_that_a_lead_cancelled_or_closed_early_stops_the_run(desk: Desk) -> None:
+    with pytest.raises(ParkedError):
+        labeller(desk, Patience(10.0, park_after_s=0.0), never).safety(ITEMS, 3, seed=0)
+    desk.rounds.freeze(desk.rounds.all()[0].id, accept_missing=True)
+    with pytest.raises(RunError, match="closed early"):
+        labeller(desk, Patience(10.0), never).safety(ITEMS, 3, seed=0)
+    with pytest.raises(ParkedError):
+        labeller(desk, Patience(10.0, park_after_s=0.0), never).compare(PAIRS, seed=0)
+    open_ = next(status for status in desk.rounds.all() if status.purpose == "compare")
+    desk.rounds.cancel(open_.id, by="lead")
+    with pytest.raises(RunError, match="cancelled"):
+        labeller(desk, Patience(10.0), never).compare(PAIRS, seed=0)
+
+
+def test_a_real_wait_ends_as_soon_as_the_labels_are_there(desk: Desk) -> None:
+    crowd = Crowd(desk)
+    done = threading.Event()
+    people = PeopleLabeller(
+        desk.engine, "demo", lambda: 2, desk.rules, Patience(60.0, poll_s=0.01), clock=lambda: desk.now_ms
+    )
+    found: list[object] = []
+
+    def wait() -> None:
+        found.extend(people.compare(PAIRS, 0))
+        done.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not done.wait(0.02):
+        crowd(0.0)
+    thread.join()
+    assert len(found) == 2

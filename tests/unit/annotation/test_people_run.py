@@ -1,0 +1,80 @@
+"""A whole run with people as feedback: it parks, people answer over HTTP, it goes on and finishes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from deploy.annotation.app import create_app
+from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.simulation import Manner, enlist, simulate
+from pddpo_ray.annotation.store import Store
+from pddpo_ray.annotation.world_truth import truth_of
+from pddpo_ray.config import load
+from pddpo_ray.errors import ParkedError
+from pddpo_ray.journal import Journal
+from pddpo_ray.journal.database import open_database
+from pddpo_ray.records import Verdict
+from pddpo_ray.run import run_recipe
+from tests.annotation_api import GENEROUS
+from tests.annotation_server import serving
+
+SETTINGS = [
+    "rounds=2",
+    "feedback.kind=people",
+    "feedback.responses=8",
+    "feedback.labels_each=3",
+    "feedback.signal=unsafe_rate",
+    "feedback.poll_s=0.05",
+    "dual.threshold=0.5",
+    "explore.prompts=4",
+    "explore.baseline_answers=4",
+    "rollout.candidates=4",
+    "report.tensorboard=false",
+    "report.html=false",
+]
+
+
+@pytest.mark.slow
+def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with pytest.raises(ParkedError, match="waiting for people, 0 of 24 labels"):
+        run_recipe(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder)
+    config = load("tabular", SETTINGS)
+    engine = open_database(folder / "journal.sqlite")
+    store = Store(engine, "demo")
+    _, token = People(store).create("admin", Role.ADMIN, by="test")
+    stop, tallies = threading.Event(), []
+    with serving(create_app(engine, "demo", Rules(gold_rate=0.0), GENEROUS)) as url:
+        accounts = enlist(url, token, 5, "person")
+        truth = truth_of(config)
+        crowd = threading.Thread(
+            target=lambda: tallies.extend(
+                simulate(url, accounts, [Manner(error=0.05)], truth.scores, seed=3, idle_s=None, stop=stop)
+            )
+        )
+        crowd.start()
+        try:
+            result = run_recipe(config, folder, resume=True)
+        finally:
+            stop.set()
+            crowd.join()
+    assert result["rounds"] == 2
+    assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4)
+    rounds = Rounds(store, Rules())
+    with Journal.open(folder / "journal.sqlite", "demo") as journal:
+        for number in (1, 2):
+            batch = next(one for one in rounds.all() if (one.round, one.purpose) == (number, "safety"))
+            snapshot = rounds.snapshot(batch.id)
+            assert snapshot is not None
+            said: dict[str, list[Verdict]] = {}
+            for entry in snapshot.answers:
+                said.setdefault(entry.item, []).append(Verdict(entry.given["safety"]))
+            kept = {labels.response.id: list(labels.labels) for labels in journal.safety(number)}
+            assert kept == said
+            assert journal.metrics()[number]["people/safety_labels"] == 24
+    engine.dispose()
