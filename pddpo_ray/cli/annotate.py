@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,18 +58,12 @@ def annotate(
     if not isinstance(config.feedback, PeopleFeedback):
         typer.echo(f"note: this run takes its labels from {config.feedback.kind}; nobody will be asked anything")
     token_file = _first_admin(people, run)
-    import uvicorn
-
-    from deploy.annotation.app import create_app
-    from deploy.annotation.service import WebSettings
-
     rules = rules_of(config.feedback) if isinstance(config.feedback, PeopleFeedback) else Rules()
-    app = create_app(engine, run.name, rules, WebSettings(secure_cookies=behind_proxy))
     typer.echo(f"label at http://{host}:{port}/   lead's page: /lead   admin token: {token_file}")
     typer.echo(f"more people: pddpo annotate --run {run} --add HANDLE")
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False
-    )
+    # By name: this package knows nothing of what the outside meets, and works where that is not installed.
+    serve = importlib.import_module("deploy.annotation.serve").serve
+    serve(engine, run.name, rules, host=host, port=port, behind_proxy=behind_proxy)
 
 
 def _add(people: People, handle: str, role: str, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HEAVY_ENGINES = ("ray", "vllm", "deepspeed")
 
-LAUNCHERS = {"pddpo_ray/cli/train.py"}
+LAUNCHERS = {"pddpo_ray/cli/annotate.py", "pddpo_ray/cli/train.py"}
 """`pddpo train` starts the Ray shell by name; nothing else in the library knows that it exists."""
 
 TRUTH = ("pddpo_ray.worlds.oracle", "pddpo_ray.worlds.text", "pddpo_ray.worlds.tabular", "pddpo_ray.worlds.labeller")
