@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[3]
 HEAVY_ENGINES = ("ray", "vllm", "deepspeed")
 
 LAUNCHERS = {"pddpo_ray/cli/annotate.py", "pddpo_ray/cli/train.py"}
-"""`pddpo train` starts the Ray shell by name; nothing else in the library knows that it exists."""
+"""`pddpo train` starts the Ray shell by name and `pddpo annotate` the service; nothing else knows that they exist."""
 
-TRUTH = ("pddpo_ray.worlds.oracle", "pddpo_ray.worlds.text", "pddpo_ray.worlds.tabular", "pddpo_ray.worlds.labeller")
+TRUTH = tuple(f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "tabular", "labeller", "by_text"))
 """Modules that hold true scores."""
 SEES_TRUTH = (
     "pddpo_ray/worlds/",
@@ -26,9 +26,11 @@ SEES_TRUTH = (
     "pddpo_ray/in_process",
     "pddpo_ray/text_world.py",
     "actors/launch.py",
+    # what simulated annotators know; the queue and the run never see it
+    "pddpo_ray/annotation/world_truth.py",
 )
 TRUTH_BEARERS = {"Oracle", "TextWorld", "TabularWorld", "WorldLabeller"}
-BLIND = ("algorithms", "controllers", "exploration", "training", "rollout", "config")
+BLIND = ("algorithms", "annotation", "controllers", "exploration", "training", "rollout", "config")
 """Rooms of the library whose functions are never handed a world or its oracle."""
 
 
