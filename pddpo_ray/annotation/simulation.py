@@ -162,25 +162,38 @@ class Annotator:
 
 
 def enlist(url: str, admin_token: str, count: int, prefix: str) -> list[tuple[str, str]]:
-    """Makes `count` accounts over the API. -> [(handle, token)]. Raises UserError if the service refuses."""
-    people = []
+    """Makes `count` accounts over the API. -> [(handle, token)]. Raises UserError if the service refuses.
+
+    Who was there before (an earlier simulation with this prefix) comes back with a new token.
+    """
     with httpx.Client(base_url=url + API, headers={"Authorization": f"Bearer {admin_token}"}, timeout=30.0) as client:
+        known = {person["handle"]: person["id"] for person in _asked(client, "GET", "/people")["people"]}
+        people = []
         for number in range(count):
             handle = f"{prefix}-{number:03d}"
-            while True:
-                try:
-                    response = client.post("/people", json={"handle": handle, "daily_cap": 100_000})
-                except httpx.TransportError as error:
-                    raise UserError(
-                        f"no annotation service at {url}: start `pddpo annotate` first ({error})"
-                    ) from error
-                if response.status_code != 429:
-                    break
-                time.sleep(RETRY_S)
-            if response.status_code != 201:
-                raise UserError(f"{url} refuses to make {handle}: {response.json().get('detail', response.text)}")
-            people.append((handle, response.json()["token"]))
+            if handle in known:
+                answer = _asked(client, "POST", f"/people/{known[handle]}/token")
+            else:
+                answer = _asked(client, "POST", "/people", {"handle": handle, "daily_cap": 100_000})
+            people.append((handle, answer["token"]))
     return people
+
+
+def _asked(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One request of an admin, made again when the service wants a pause. Raises UserError for a refusal."""
+    place = str(client.base_url).removesuffix(f"{API}/")
+    while True:
+        try:
+            response = client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise UserError(f"no annotation service at {place}: start `pddpo annotate` first ({error})") from error
+        if response.status_code != 429:
+            break
+        time.sleep(RETRY_S)
+    if response.status_code >= 400:
+        raise UserError(f"{place} refuses {method} {path}: {response.json().get('detail', response.text)}")
+    content: dict[str, Any] = response.json()
+    return content
 
 
 def simulate(

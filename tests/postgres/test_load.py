@@ -12,5 +12,5 @@ pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 
 
 def test_two_hundred_people_on_postgresql_and_three_kills(database: str, tmp_path: Path) -> None:
-    figures = survive(tmp_path, database, people=200, questions=3000, needed=5, kills=3, every_s=15.0)
+    figures = survive(tmp_path, database, people=200, questions=800, needed=5, kills=3, every_s=12.0)
     print(figures)

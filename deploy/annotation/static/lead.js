@@ -30,7 +30,7 @@ function showRounds(answer) {
   const pace = open.reduce((sum, one) => sum + one.labels_per_hour, 0);
   const figures = [
     ["Backlog", `${answer.backlog} labels`], ["Pace", `${Math.round(pace)} / h`],
-    ["Time to finish", pace ? duration((3600 * answer.backlog) / pace) : "–"], ["Work", paused ? "paused" : "open"],
+    ["Time to finish", !answer.backlog ? "done" : pace ? duration((3600 * answer.backlog) / pace) : "–"], ["Work", paused ? "paused" : "open"],
   ];
   $("now").replaceChildren(...figures.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   rows("rounds", answer.rounds.map((one) => {

@@ -17,5 +17,5 @@ def test_killing_the_service_loses_no_acknowledged_answer(tmp_path: Path) -> Non
 
 @pytest.mark.chaos
 def test_fifty_people_on_sqlite_and_three_kills(tmp_path: Path) -> None:
-    figures = survive(tmp_path, None, people=50, questions=1500, needed=5, kills=3, every_s=8.0)
+    figures = survive(tmp_path, None, people=50, questions=800, needed=5, kills=3, every_s=8.0)
     print(figures)
