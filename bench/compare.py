@@ -61,10 +61,9 @@ def arms(online_reward_steps: int) -> tuple[Arm, ...]:
     return (
         Arm("o-pd-dpo", "O-PD-DPO", ()),
         Arm("no-bonus", "online, bonus off", ("explore.bonus=off",)),
-        offline(full, 1e-3, 1.2e-3),
         offline(full, 3e-4, 4e-4),
-        offline(full // 2, 5e-4, 6e-4),
-        offline(full // 5, 1e-3, 1.2e-3),
+        offline(full // 2, 5e-4, 4e-4),
+        offline(full // 4, 1e-3, 8e-4),
     )
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from pddpo_ray.records import Response
 from pddpo_ray.worlds.grammar import SLOTS, Grammar
-from pddpo_ray.worlds.reference import ReferenceSpec, build_tokenizer, intended_reference, next_word_targets
+from pddpo_ray.worlds.reference import (
+    ReferenceSpec,
+    answer_log_probs,
+    build_tokenizer,
+    cache_folder,
+    cached_reference,
+    intended_reference,
+    next_word_targets,
+)
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
 
 GRAMMAR = Grammar()
@@ -77,6 +85,34 @@ def test_prompts_differ_in_what_is_best() -> None:
 def test_ten_seeds_give_well_posed_worlds(seed: int) -> None:
     world = world_of(seed)
     assert_well_posed(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_trained_references_give_well_posed_worlds(seed: int) -> None:
+    """The same with the real model in the place of the intended distribution; trained once per machine."""
+    folder = cached_reference(ReferenceSpec(seed=seed), cache_folder(), GRAMMAR)
+    world = build_text_world(TextWorldSpec(seed=seed), answer_log_probs(folder), GRAMMAR)
+    assert_well_posed(world)
+    assert nucleus_leaves_out_rare_values(world, top_p=0.9)
+
+
+def nucleus_leaves_out_rare_values(world: TextWorld, top_p: float) -> bool:
+    """Whether the offline pairs and the baseline, drawn from the reference's nucleus, can hold no rare value."""
+    table = world.oracle.reference[:, :-1]
+    choices = np.array(GRAMMAR.choices)
+    for position, phrases in enumerate(SLOTS.values()):
+        for before in {tuple(choice[:position]) for choice in choices}:
+            reached = (choices[:, :position] == before).all(axis=1)
+            mass = np.stack(
+                [table[:, reached & (choices[:, position] == value)].sum(axis=1) for value in range(len(phrases))],
+                axis=1,
+            )
+            share = mass / mass.sum(axis=1, keepdims=True)
+            rare = [value for value, phrase in enumerate(phrases) if phrase.rare]
+            if rare and (share[:, rare].sum(axis=1) >= 1 - top_p).any():
+                return False
+    return True
 
 
 def assert_well_posed(world: TextWorld) -> None:

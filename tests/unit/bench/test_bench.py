@@ -1,0 +1,43 @@
+"""The benchmarks compute the same on both sides and say so in one line of JSON; their speed is not asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.__main__ import main
+from bench.compare import Arm, markdown
+from bench.ratio import interleaved
+
+
+def test_the_cost_stage_equals_the_plain_three_model_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--only", "C2", "--repeats", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["id"] == "C2"
+    assert result["spread"][0] <= result["ratio"] <= result["spread"][1]
+
+
+def test_a_ratio_is_peer_over_ours() -> None:
+    def work(amount: int) -> int:
+        return sum(number * number for number in range(amount))
+
+    assert interleaved("x", "three times the work", lambda: work(900_000), lambda: work(300_000), 3).ratio > 1
+
+
+def test_the_comparison_takes_the_best_offline_run_that_keeps_to_its_language() -> None:
+    def result(merit: float, off_support: float = 0.01) -> dict[str, float]:
+        return {
+            "merit_last": merit, "merit_covered_only": 0.8, "f_last": -0.5, "g_last": 0.01, "off_support_last": off_support,
+            "multiplier_second_half": 0.7, "multiplier_optimum": 0.7, "slope_reward": 0.9, "slope_cost": 0.9,
+        }  # fmt: skip
+
+    runs = {
+        "o-pd-dpo": result(0.3),
+        "no-bonus": result(0.6),
+        "offline-a": result(0.9, off_support=0.3),
+        "offline-b": result(1.0),
+    }
+    table = markdown({(0, name): (Arm(name, name, ()), run) for name, run in runs.items()})
+    assert "| 0 | **O-PD-DPO** | 0.300 | 0.30 | 0.37 |" in table
+    assert "offline-b (best)" in table
