@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from pddpo_ray import dual as dual_rules
 from pddpo_ray.algorithms.stages import Parts, Sizes
@@ -16,14 +17,16 @@ from pddpo_ray.controllers.feedback import FeedbackController
 from pddpo_ray.controllers.preferences import Preferences
 from pddpo_ray.controllers.prompts import Prompts
 from pddpo_ray.controllers.rollout import Proposal, RolloutController
+from pddpo_ray.controllers.scoring import ScoringController, ScoringPlan
 from pddpo_ray.controllers.trainer import FitPlan, TrainerController
 from pddpo_ray.cost_estimate import estimate_cost
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
-from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened
+from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
+from pddpo_ray.merging import merge_versions
 from pddpo_ray.parts import FitSettings, Labeller
-from pddpo_ray.records import CostEstimate, Decoding, Pair, PolicyVersion, Response, SafetyLabels
+from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PolicyVersion, Response, SafetyLabels
 from pddpo_ray.rollout.proof import Prover
 
 CONSTRAINT = "cost"
@@ -67,6 +70,8 @@ def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, ro
         preferences=preferences,
         estimate_cost=cost_estimator(config),
         explorer=explorer,
+        scoring=_scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper),
+        merge=partial(merge_versions, backends.store),
     )
 
 
@@ -77,6 +82,9 @@ def sizes_of(config: tree.Config, rounds: int) -> Sizes:
         labels_each=config.feedback.labels_each,
         pair_prompts=config.explore.prompts,
         beta=config.beta,
+        method=config.method,
+        reward_max=config.reward_max,
+        cost_max=config.dual.cost_max,
     )
 
 
@@ -293,6 +301,43 @@ def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int) -> lis
     return pairs[:wanted]
 
 
+# --- scores of the compared methods ---------------------------------------------------------------------------------
+
+
+def _scoring(
+    config: tree.Config,
+    journal: Journal,
+    backends: Backends,
+    trainer: TrainerController,
+    rollout: RolloutController,
+    upper: float,
+) -> ScoringController:
+    """The scoring part. Nothing is fitted or drawn before a page asks for it."""
+    plan = ScoringPlan(
+        seed=config.seed,
+        beta=config.beta,
+        threshold=config.dual.threshold,
+        reward_max=config.reward_max,
+        cost_max=config.dual.cost_max,
+        first=upper / 2 if config.dual.first is None else config.dual.first,
+        upper=upper,
+        rate=config.method.rate,
+        answers=config.method.answers,
+        bounded=not backends.whiten,
+        ridge=config.explore.prior_sd**-2,
+        decoding=Decoding(max_tokens=config.rollout.max_tokens),
+        prior=None if backends.prior is None else tuple(backends.prior),
+    )
+
+    def features(labelled: Sequence[LabelledPair]) -> Features:
+        if not backends.whiten:
+            return trainer.features
+        answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
+        return with_constant(_whitened_on(answers, config, journal, backends, trainer))
+
+    return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features)
+
+
 # --- exploration --------------------------------------------------------------------------------------------------
 
 
@@ -336,9 +381,20 @@ def _features(config: tree.Config, journal: Journal, backends: Backends, trainer
     """Features of answers, whitened on the pool of proposals; the whitening is an artifact and never fitted again."""
     if not backends.whiten:
         return trainer.features
+    return _whitened_on(None, config, journal, backends, trainer)
+
+
+def _whitened_on(
+    answers: Sequence[Response] | None,
+    config: tree.Config,
+    journal: Journal,
+    backends: Backends,
+    trainer: TrainerController,
+) -> Features:
+    """Whitened features; the calibration answers are the pool of proposals unless others are given."""
 
     def fit() -> dict[str, str]:
-        hidden = trainer.features(journal.samples(0, "proposal"))
+        hidden = trainer.features(journal.samples(0, "proposal") if answers is None else answers)
         fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed, norm_clip=config.explore.feature_clip)
         tensors = {"mean": fitted.mean, "projection": fitted.projection}
         path, sha256 = backends.store.write_tensors("whitening", tensors)

@@ -94,6 +94,8 @@ class FitSettings:
     """Optimiser settings of one fit."""
 
     steps: int = 30
+    epochs: float | None = None
+    """Passes over the rows in place of `steps`; the trainer part turns it into steps, so no backend sees it."""
     learning_rate: float = 5e-4
     batch_pairs: int = 32
     micro_pairs: int | None = None

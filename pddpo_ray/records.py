@@ -156,8 +156,8 @@ class Objective:
     """Objective of one stage: softplus(-(temperature * (h(chosen) - h(rejected)) + margin)), h = log policy/base.
 
     The reward stage has base = reference and temperature beta; the cost stage base = reward policy and temperature
-    beta / multiplier (algorithms.md A2, A3). `multiplier` is None in the reward stage. `margins[i]` belongs to row i
-    (bonus in the loss, A9); empty means no bonus.
+    beta / multiplier (algorithms.md A2, A3). `multiplier` is None in the reward stage, and in a cost stage whose fit is
+    a plain DPO without a price (the policy of a method with one stage). `margins[i]` belongs to row i; empty: none.
     """
 
     stage: Stage
@@ -165,6 +165,10 @@ class Objective:
     temperature: float
     multiplier: float | None = None
     margins: tuple[float, ...] = ()
+    margins_are_bonus: bool = True
+    """Margins come from a bonus (A9), which a table adds to every answer. False: they are part of the loss, no more."""
+    score_max: float | None = None
+    """Bound of the scores in a table's policy class (A4); None: the world's bound for the stage."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pddpo_ray.algorithms import o_pd_dpo, o_pd_dpo_paper, pd_dpo, pd_dpo_fixed
+from pddpo_ray.algorithms import (
+    c_dpo,
+    caid,
+    dpo_harmless,
+    dpo_helpful,
+    mocan,
+    o_pd_dpo,
+    o_pd_dpo_paper,
+    p_sacpo,
+    pd_dpo,
+    pd_dpo_adalag,
+    pd_dpo_fixed,
+    pecan,
+    sacpo,
+    safe_dpo,
+)
 from pddpo_ray.assembly import build_parts, sizes_of
 from pddpo_ray.backends import Backends
 from pddpo_ray.config.tree import Config, FeedbackCommon, WorldFeedback
@@ -35,6 +50,16 @@ PAGES: Mapping[str, ModuleType] = {
     "o-pd-dpo-paper": o_pd_dpo_paper,
     "pd-dpo": pd_dpo,
     "pd-dpo-fixed": pd_dpo_fixed,
+    "pd-dpo-adalag": pd_dpo_adalag,
+    "dpo-harmless": dpo_harmless,
+    "dpo-helpful": dpo_helpful,
+    "safe-dpo": safe_dpo,
+    "sacpo": sacpo,
+    "p-sacpo": p_sacpo,
+    "mocan": mocan,
+    "pecan": pecan,
+    "c-dpo": c_dpo,
+    "caid": caid,
 }
 JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"

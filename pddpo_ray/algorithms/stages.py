@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pddpo_ray.config.tree import MethodConfig
 from pddpo_ray.controllers.dual import DualController
 from pddpo_ray.controllers.exploration import ExplorationController
 from pddpo_ray.controllers.feedback import FeedbackController
 from pddpo_ray.controllers.preferences import Preferences
 from pddpo_ray.controllers.prompts import Prompts
 from pddpo_ray.controllers.rollout import RolloutController
-from pddpo_ray.controllers.trainer import TrainerController
+from pddpo_ray.controllers.scoring import ScoringController
+from pddpo_ray.controllers.trainer import Merge, TrainerController
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, SafetyLabels
+from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, SafetyLabels, Verdict
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,14 @@ class Parts:
     preferences: Preferences
     estimate_cost: Callable[[Sequence[SafetyLabels]], CostEstimate]
     explorer: ExplorationController | None = None
+    scoring: ScoringController | None = None
+    merge: Merge | None = None
+
+    @property
+    def scores(self) -> ScoringController:
+        if self.scoring is None:
+            raise ValueError("this method weighs reward against cost by scores; it needs the scoring part")
+        return self.scoring
 
     @property
     def exploration(self) -> ExplorationController:
@@ -47,6 +57,11 @@ class Sizes:
     labels_each: int
     pair_prompts: int
     beta: float
+    method: MethodConfig = field(default_factory=MethodConfig)
+    """Settings of single methods."""
+    reward_max: float = 2.0
+    cost_max: float = 2.0
+    """Bounds of scores in a table's policy class; language models have none."""
 
 
 def reward_objective(reference: PolicyVersion, beta: float, margins: Sequence[float] = ()) -> Objective:
@@ -63,6 +78,39 @@ def lagrangian_objective(
     """
     temperature = beta / multiplier if multiplier > 0 else math.inf
     return Objective("cost", base, temperature, multiplier, tuple(margins))
+
+
+def single_objective(
+    reference: PolicyVersion, beta: float, margins: Sequence[float] = (), score_max: float | None = None
+) -> Objective:
+    """Plain DPO against the reference whose result is the round's policy: one stage, no reward policy, no multiplier.
+
+    `chosen` is raised whatever it was chosen for; margins are part of the loss. `score_max` bounds a table's scores.
+    """
+    return Objective("cost", reference, beta, None, tuple(margins), margins_are_bonus=False, score_max=score_max)
+
+
+def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes) -> Objective:
+    """Plain DPO on preferences drawn from reward - multiplier * cost (pseudo-labels)."""
+    return single_objective(reference, sizes.beta, score_max=sizes.reward_max + multiplier * sizes.cost_max)
+
+
+def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
+    """Proves the policy, estimates its cost from labels and journals that; nothing answers to it."""
+    parts.rollout.publish(policy)
+    for estimate in estimates(parts, policy, sizes):
+        parts.dual.observe(estimate, multiplier=multiplier)
+
+
+def unsafe_bits(parts: Parts) -> dict[str, bool]:
+    """One safe-or-unsafe label of every answer in the pairs so far, by the answer's id. -> {id: unsafe}
+
+    Called before the first round: the labels belong to the data, not to a round's cost estimate.
+    """
+    pairs = [item.pair for item in parts.preferences.labelled]
+    answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
+    labelled = parts.feedback.safety(list(answers.values()), 1)
+    return {item.response.id: item.labels[0] is Verdict.UNSAFE for item in labelled}
 
 
 def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) -> PolicyVersion:

@@ -113,6 +113,8 @@ class FitConfig(Strict):
 
     steps: int = Field(30, ge=1)
     """Optimiser steps."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the rows of the fit in place of `steps`; null: `steps` counts."""
     learning_rate: float = Field(5e-4, gt=0)
     """Peak learning rate; the cost stage multiplies it by min(1, multiplier)."""
     batch_pairs: int = Field(32, ge=1)
@@ -460,6 +462,23 @@ class RayCluster(Strict):
 Cluster = Annotated[InProcess | RayCluster, Field(discriminator="mode")]
 
 
+class MethodConfig(Strict):
+    """Settings of single compared methods; a method looks at its own alone."""
+
+    margin: float = Field(10.0, ge=0)
+    """safe-dpo: D, what a safe answer must lead an unsafe one by in the logit (it is not multiplied by beta)."""
+    share: float = Field(0.5, gt=0, lt=1)
+    """p-sacpo: q, share of the policy after both stages in the merged weights; the rest is the reward policy's."""
+    window: int = Field(128, ge=2)
+    """pd-dpo-adalag: the newest labelled answers, over rounds, whose mean cost moves the multiplier."""
+    answers: int = Field(128, ge=2)
+    """mocan, pecan, caid: answers of the reference per prompt on which the explicit dual is minimised."""
+    rate: float = Field(1.0, gt=0)
+    """mocan, pecan: first rate of the descent on the explicit dual. caid: rate of its step per round as well."""
+    scores: Literal["models", "policies"] = "models"
+    """caid: scores from fitted reward and cost models, or from the two policies of a DPO fit on each label."""
+
+
 class ReportConfig(Strict):
     """What a run shows."""
 
@@ -471,12 +490,33 @@ class ReportConfig(Strict):
     """Answers shown before and after."""
 
 
+WITHOUT_MULTIPLIER = ("dpo-harmless", "dpo-helpful", "safe-dpo")
+ONE_ROUND = (*WITHOUT_MULTIPLIER, "sacpo", "p-sacpo", "mocan", "pecan")
+WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
+"""Methods whose multiplier is given, found once from the reference's answers, or moved by the page itself."""
+
+
 class Config(Strict):
     """A resolved recipe: all that decides what a run computes, and where."""
 
     about: str = ""
     """One line for `pddpo recipes`."""
-    algorithm: Literal["o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed"]
+    algorithm: Literal[
+        "o-pd-dpo",
+        "o-pd-dpo-paper",
+        "pd-dpo",
+        "pd-dpo-fixed",
+        "pd-dpo-adalag",
+        "dpo-harmless",
+        "dpo-helpful",
+        "safe-dpo",
+        "sacpo",
+        "p-sacpo",
+        "mocan",
+        "pecan",
+        "c-dpo",
+        "caid",
+    ]
     """The page that runs."""
     seed: int = Field(0, ge=0)
     """Seed of all draws of the run."""
@@ -495,6 +535,7 @@ class Config(Strict):
     dual: DualConfig = DualConfig()
     explore: ExploreConfig = ExploreConfig()
     offline: OfflineConfig = OfflineConfig()
+    method: MethodConfig = MethodConfig()
     cluster: Cluster = InProcess()
     journal: str | None = None
     """Database URL; null: `journal.sqlite` in the run folder."""
@@ -541,10 +582,7 @@ class Config(Strict):
             raise ValueError(f"world.kind {self.world.kind} needs rollout.engine {wanted}, not {self.rollout.engine}")
         if isinstance(self.cluster, InProcess):
             self._one_process()
-        if self.algorithm == "pd-dpo-fixed" and not isinstance(self.dual.rule, FixedRule):
-            raise ValueError("algorithm pd-dpo-fixed needs dual.rule.kind=fixed")
-        if isinstance(self.dual.rule, FixedRule) and self.dual.first is None:
-            raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
+        self._rule_fits_the_method()
         if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:
             raise ValueError(
                 f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
@@ -557,6 +595,19 @@ class Config(Strict):
         if isinstance(self.rollout, VllmRollout) and self.rollout.max_tokens >= self.rollout.max_model_len:
             raise ValueError("rollout.max_tokens must be below rollout.max_model_len, which counts the prompt too")
         return self
+
+    def _rule_fits_the_method(self) -> None:
+        fixed = isinstance(self.dual.rule, FixedRule)
+        if self.algorithm in WITHOUT_DUAL_STEP and not fixed:
+            raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
+        if self.algorithm == "pd-dpo-adalag" and not isinstance(self.dual.rule, LogRule):
+            raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
+        if self.algorithm == "c-dpo" and fixed:
+            raise ValueError("algorithm c-dpo needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime")
+        if fixed and self.dual.first is None and self.algorithm not in WITHOUT_MULTIPLIER:
+            raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
+        if self.algorithm in ONE_ROUND and self.rounds != 1:
+            raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
 
     def _one_process(self) -> None:
         only = (

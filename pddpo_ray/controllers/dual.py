@@ -93,10 +93,16 @@ class DualController:
         self.message = payload["message"]
         return float(payload["multiplier"])
 
-    def observe(self, estimate: CostEstimate) -> None:
-        """Journals an estimate that moves nothing (fixed multiplier)."""
-        value = self.multipliers[estimate.constraint]
-        standing = DualStep(estimate.constraint, estimate, 0.0, value, value, 0.0, None)
+    def observe(
+        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+    ) -> None:
+        """Journals an estimate that moves nothing here: the multiplier is fixed, or the page has a rule of its own.
+
+        Such a page says with which multiplier the round's policy was made and, if another one follows, which.
+        """
+        value = self.multipliers[estimate.constraint] if multiplier is None else multiplier
+        after = value if following is None else following
+        standing = DualStep(estimate.constraint, estimate, 0.0, value, after, 0.0, None)
         phase, prefix = self._place(estimate.constraint)
         self._journal.once(phase, lambda: self._record(standing, prefix))
 

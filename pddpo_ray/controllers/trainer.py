@@ -6,7 +6,8 @@ in the middle gives the same version when it is asked again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +19,8 @@ from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, Start, TrainerBackend
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 
+Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
+"""(base, other, share of the other, number, name) -> stored version (`merging.merge_versions`)."""
 WarmStart = Literal["carried", "previous", "reward"]
 
 
@@ -70,6 +73,24 @@ class TrainerController:
         number = self._journal.once(phase, lambda: self._fit(objective, rows, place))
         return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
 
+    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion:
+        """The round's policy (1 - share) base + share other, weight by weight; `merge` makes and stores it.
+
+        To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
+        """
+        number = self._journal.once("merge", lambda: self._merge(base, other, share, merge))
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+
+    def _merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> int:
+        entries = {entry.version.number: entry for entry in self._journal.versions()}
+        number = max(entries) + 1
+        version = merge(base, other, share, number, f"merged-{self._journal.round}")
+        price = entries[other.number].multiplier
+        self._journal.add_version(
+            version, "cost", base=base.number, multiplier=None if price is None else share * price
+        )
+        return number
+
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""
         return _counted(self._backend.log_probs(policy, responses), responses, "log-probabilities")
@@ -82,7 +103,8 @@ class TrainerController:
         entries = self._journal.versions()
         number = max((entry.version.number for entry in entries), default=0) + 1
         name = self._name(objective, place)
-        if objective.stage == "cost" and (objective.multiplier or 0.0) <= self._plan.skip_below:
+        price = objective.multiplier
+        if objective.stage == "cost" and price is not None and price <= self._plan.skip_below:
             # The base itself under a number of its own: every round has a policy.
             result = FitResult(replace(objective.base, number=number, name=name), {"fit/skipped": 1.0})
         else:
@@ -127,7 +149,7 @@ class TrainerController:
             start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
             objective=replace(objective, margins=margins),
             rows=kept,
-            settings=self._plan.settings(objective.stage, previous is None),
+            settings=with_steps(self._plan.settings(objective.stage, previous is None), len(kept)),
             seed=seed_of(self._seed, self._journal.round, objective.stage, place, "fit"),
             result=name,
         )
@@ -140,11 +162,19 @@ class TrainerController:
         return result
 
 
+def with_steps(settings: FitSettings, rows: int) -> FitSettings:
+    """The settings with their epochs turned into steps over so many rows; as they are where steps are given."""
+    if settings.epochs is None:
+        return settings
+    return replace(settings, steps=max(1, math.ceil(settings.epochs * rows / settings.batch_pairs)), epochs=None)
+
+
 def previous_fit(entries: Sequence[VersionEntry], stage: str, place: int) -> VersionEntry | None:
     """Last round's fit of the same stage (and constraint, by its place in the chain); None before the first."""
     by_round: dict[int, list[VersionEntry]] = {}
     for entry in entries:
-        if entry.stage == stage:
+        # A cost fit from before the first round made a score, not a policy.
+        if entry.stage == stage and (stage == "reward" or entry.round > 0):
             by_round.setdefault(entry.round, []).append(entry)
     full = [fits for fits in by_round.values() if len(fits) >= max(place, 1)]
     return full[-1][max(place, 1) - 1] if full else None

@@ -324,8 +324,11 @@ class Journal:
 
     @property
     def policies(self) -> list[PolicyVersion]:
-        """The policy of every round that has one, by round: the last cost version of the round."""
-        last = {entry.round: entry.version for entry in self.versions() if entry.stage == "cost"}
+        """The policy of every round that has one, by round: the last cost version of the round.
+
+        Fits from before the first round serve other ends.
+        """
+        last = {entry.round: entry.version for entry in self.versions() if entry.stage == "cost" and entry.round > 0}
         return [last[number] for number in sorted(last)]
 
     def prompts(self) -> dict[str, Prompt]:

@@ -18,8 +18,9 @@ from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.box_mle import box_mle, negative_log_likelihood, win_counts
 from pddpo_ray.errors import RunError
 from pddpo_ray.exploration.bonus import elliptical
+from pddpo_ray.logistic import bounded_logistic
 from pddpo_ray.parts import Delivery, FitCommand, FitResult
-from pddpo_ray.records import Decoding, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 
 Array = NDArray[np.float64]
@@ -40,7 +41,8 @@ class TabularTrainer:
     Scores are the box-constrained maximum likelihood of the rows, whatever the start; the policy is the base's table
     times exp(+score / temperature) in the reward stage and exp(-score / temperature) in the cost stage. An objective
     with margins is optimistic: then `bonus`, computed from the command's own rows, is added to the reward and taken
-    off the cost, also of answers in no row (which margins cannot reach).
+    off the cost, also of answers in no row (which margins cannot reach). Margins that are no bonus only enter the
+    likelihood of their rows.
     """
 
     def __init__(self, world: TabularWorld, store: ArtifactStore, bonus: TableBonus | None = None) -> None:
@@ -56,9 +58,14 @@ class TabularTrainer:
         objective = command.objective
         wins = wins_of(command.rows, self._world.shape, costs=objective.stage == "cost")
         bound = self._world.oracle.reward_max if objective.stage == "reward" else self._world.oracle.cost_max
-        scores = box_mle(wins, bound)
+        bound = bound if objective.score_max is None else objective.score_max
+        optimistic = bool(objective.margins) and objective.margins_are_bonus
+        if objective.margins and not optimistic:
+            scores = scores_with_margins(command.rows, objective, self._world.shape, bound)
+        else:
+            scores = box_mle(wins, bound)
         sign = 1.0 if objective.stage == "reward" else -1.0
-        bonus = self.bonus_table(command.rows) if objective.margins else np.zeros(self._world.shape)
+        bonus = self.bonus_table(command.rows) if optimistic else np.zeros(self._world.shape)
         logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
         log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
         version = self._stored(command.sequence, command.result, log_probs, scores)
@@ -164,6 +171,18 @@ def wins_of(rows: Sequence[PairRow], shape: tuple[int, int], *, costs: bool) -> 
     winners, losers = (rejected, chosen) if costs else (chosen, rejected)
     weights = np.array([row.weight for row in rows], dtype=np.float64)
     return win_counts(prompts, winners, losers, shape=shape, weights=weights)
+
+
+def scores_with_margins(rows: Sequence[PairRow], objective: Objective, shape: tuple[int, int], bound: float) -> Array:
+    """Box maximum likelihood where every row has a margin of its own, part of its logit. -> [X, Y]"""
+    table = np.zeros((len(rows), *shape))
+    sign = 1.0 if objective.stage == "reward" else -1.0
+    for values, row in zip(table, rows, strict=True):
+        values[row.prompt[0], row.chosen[0]] += sign
+        values[row.prompt[0], row.rejected[0]] -= sign
+    weights = np.array([row.weight for row in rows])
+    margins = np.array(objective.margins)
+    return bounded_logistic(table.reshape(len(rows), -1), margins=margins, weights=weights, bound=bound).reshape(shape)
 
 
 def one_hot_gram(wins: Array) -> Array:

@@ -1,0 +1,57 @@
+"""CAID (algorithms.md C7): the one-shot price of MoCAN or PeCAN, improved in a few rounds on the policy's answers.
+
+    lambda_{t+1} = [lambda_t + eta (E_{policy t} c - d)]_+
+    then DPO on pseudo-labels of r - lambda c over pairs of the *reference's* answers
+
+`method.scores` chooses models (as MoCAN) or policies (as PeCAN) for r and c. It is the closest relative of PD-DPO:
+scores stand where PD-DPO has cost pairs and labels.
+
+Departures: as MoCAN and PeCAN; the step stays below the multiplier's upper end; the first round's policy is the
+one-shot one, so the first dual step already sees a policy that was trained for its multiplier.
+"""
+
+from __future__ import annotations
+
+from pddpo_ray.algorithms.pecan import policy_scorer
+from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits, weighed_objective
+from pddpo_ray.controllers.scoring import neighbours_of
+from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixture
+from pddpo_ray.scorers import Scorer
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """Scores, the one-shot price, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
+    answers = parts.scores.reference_answers(reference)
+    scorer = scorer_of(parts, sizes, reference, answers)
+    multiplier = resumed(parts, parts.scores.price(scorer, answers))
+    pairs = neighbours_of(answers, sizes.method.answers)
+    for _ in parts.journal.rounds(sizes.rounds):
+        rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
+        policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
+        parts.rollout.publish(policy)
+        fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
+        estimate = parts.scores.cost_of(scorer, fresh)
+        following = stepped(
+            multiplier, estimate, parts.scores.plan.threshold, sizes.method.rate, parts.scores.plan.upper
+        )
+        parts.dual.observe(estimate, multiplier=multiplier, following=following)
+        multiplier = following
+    return UniformMixture(tuple(parts.journal.policies[-1:]))
+
+
+def scorer_of(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: list[Response]) -> Scorer:
+    """Models with safety bits, or two policies."""
+    if sizes.method.scores == "policies":
+        return policy_scorer(parts, sizes, reference, answers)
+    return parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
+
+
+def stepped(multiplier: float, estimate: CostEstimate, threshold: float, rate: float, upper: float) -> float:
+    """The projected step on the policy's own cost."""
+    return min(max(multiplier + rate * (estimate.value - threshold), 0.0), upper)
+
+
+def resumed(parts: Parts, first: float) -> float:
+    """Multiplier of the round that comes next: after the last finished round's step, or the first one."""
+    done = [step for step in parts.journal.dual_steps() if step.round < parts.journal.next_round]
+    return done[-1].multiplier_after if done else first

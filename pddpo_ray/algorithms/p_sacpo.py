@@ -1,0 +1,27 @@
+"""P-SACPO (algorithms.md C3): SACPO at a large multiplier, then weights halfway back to the helpful policy.
+
+    theta = (1 - q) theta_helpful + q theta_safe
+
+For small updates that is SACPO at q times the multiplier, without a fit for every q.
+
+Departures: weights are mixed in float32 here (the original mixes bfloat16 with a merging tool). A table has logits in
+place of weights; mixing those is SACPO at q times the multiplier *exactly*.
+"""
+
+from __future__ import annotations
+
+from pddpo_ray.algorithms.sacpo import safety_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, observe, reward_objective
+from pddpo_ray.records import PolicyVersion, UniformMixture
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """SACPO's two fits and one merge; the merged policy is the method's."""
+    share, merge = sizes.method.share, parts.merge
+    assert merge is not None
+    helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    for _ in parts.journal.rounds(sizes.rounds):
+        safe = parts.trainer.fit(safety_objective(parts, helpful, sizes.beta), parts.preferences.cost)
+        policy = parts.trainer.merge(helpful, safe, share, merge)
+        observe(parts, policy, sizes, multiplier=share * parts.dual.multiplier)
+    return UniformMixture(tuple(parts.journal.policies))

@@ -1,0 +1,46 @@
+"""PeCAN (algorithms.md C4): as MoCAN, with the implicit scores of two DPO policies in place of reward and cost models.
+
+    r = beta log(helpful/reference),  c = -beta log(harmless/reference) + constant
+
+Two policies are fitted before, one on each label. Their cost has no zero, so the limit is an improvement over the
+reference; the constant puts the reference's mean cost where labels of its answers say it is, which makes that
+improvement the limit d of all other methods.
+
+Departures: pseudo-label logits carry the factor beta (the published code omits it there but not in the dual: labels ten
+times sharper than the model at beta = 0.1); the improvement asked for follows from d.
+"""
+
+from __future__ import annotations
+
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    estimates,
+    observe,
+    reward_objective,
+    single_objective,
+    weighed_objective,
+)
+from pddpo_ray.records import PolicyVersion, Response, UniformMixture
+from pddpo_ray.scorers import Scorer
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """Two policies, price, pseudo-labels on the offline pairs, one fit."""
+    answers = parts.scores.reference_answers(reference)
+    scorer = policy_scorer(parts, sizes, reference, answers)
+    multiplier = parts.scores.price(scorer, answers)
+    pairs = [item.pair for item in parts.preferences.labelled]
+    for _ in parts.journal.rounds(sizes.rounds):
+        rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
+        policy = parts.trainer.fit(weighed_objective(reference, multiplier, sizes), rows)
+        observe(parts, policy, sizes, multiplier=multiplier)
+    return UniformMixture(tuple(parts.journal.policies))
+
+
+def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: list[Response]) -> Scorer:
+    """Scores of a helpful and a harmless policy; `answers` of the reference place the cost's zero."""
+    helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    harmless = parts.trainer.fit(single_objective(reference, sizes.beta), parts.preferences.cost)
+    cost = estimates(parts, reference, sizes)[0].value
+    return parts.scores.policies(reference, helpful, harmless, answers, cost)

@@ -1,0 +1,341 @@
+"""The compared methods on tabular worlds: what each fits, the multiplier it uses, what it is asked to pay for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import expit, logsumexp
+
+from pddpo_ray.algorithms.safe_dpo import transformed
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.config import Config
+from pddpo_ray.cost_estimate import clipped_logit
+from pddpo_ray.errors import UserError
+from pddpo_ray.in_process import make_backends
+from pddpo_ray.journal import Journal
+from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.run import RoundFinished, run_recipe
+from pddpo_ray.scorers import LinearScorer, PolicyScorer
+from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
+from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from tests.unit.loop.small_run import finish, story
+from tests.unit.methods.runs import NEEDS, commands_of, config_of, journal_of
+
+PROMPT = Prompt("x", (0,), "question 0")
+
+
+def response(name: str, answer: int) -> Response:
+    return Response(name, PROMPT, (answer,), f"answer {answer}", 0, 0)
+
+
+def labelled(name: str, better: int, other: int) -> LabelledPair:
+    pair = Pair(name, response(f"{name}-a", better), response(f"{name}-b", other))
+    return LabelledPair(pair, Verdict.FIRST, Verdict.SECOND)
+
+
+def table_of(run_dir: Path, version: PolicyVersion) -> np.ndarray:
+    store = ArtifactStore(run_dir / "artifacts")
+    return store.read_tensors(version.path, version.sha256)["log_probs"]
+
+
+def versions(journal: Journal) -> dict[str, PolicyVersion]:
+    return {entry.version.name: entry.version for entry in journal.versions()}
+
+
+# --- every method ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [name for name in NEEDS if name != "pd-dpo-fixed"])
+def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, tmp_path: Path) -> None:
+    config = config_of(method)
+    result = run_recipe(config, tmp_path / "run")
+    assert result["rounds"] == config.rounds
+    assert result["weights_proven"] is True
+    assert result["merit_last"] > 0
+    with journal_of(tmp_path / "run") as journal:
+        assert len(journal.policies) == config.rounds
+        assert [step.round for step in journal.dual_steps()] == list(range(1, config.rounds + 1))
+
+
+def test_labels_are_counted_for_what_each_method_asks(tmp_path: Path) -> None:
+    """120 pairs are two labels each, a round's estimate 24 x 4, bits one per answer; C-DPO asks none in its rounds."""
+    expected = {
+        "dpo-harmless": 240 + 96,
+        "safe-dpo": 240 + 96 + 240,
+        "mocan": 240 + 96 + 240,
+        "pecan": 240 + 96 + 96,
+        "c-dpo": 240 + 240,
+    }
+    found = {name: run_recipe(config_of(name), tmp_path / name)["labels_used"] for name in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize("method", ["caid", "pd-dpo-adalag", "mocan"])
+def test_a_broken_run_of_a_compared_method_ends_as_the_unbroken_one(method: str, tmp_path: Path) -> None:
+    class PowerCut(BaseException):
+        pass
+
+    def cut(event: object) -> None:
+        if isinstance(event, RoundFinished) and event.round == 1:
+            raise PowerCut
+
+    config = config_of(method)
+    whole = finish(config, tmp_path / "a" / "run")
+    with pytest.raises(PowerCut):
+        run_recipe(config, tmp_path / "b" / "run", progress=cut)
+    run_recipe(config, tmp_path / "b" / "run", resume=True)
+    assert story(tmp_path / "b" / "run") == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "override", "message"),
+    [
+        ("sacpo", "dual.rule={kind: newton}", "algorithm sacpo needs dual.rule.kind=fixed"),
+        ("pd-dpo-adalag", "dual.rule={kind: newton}", "algorithm pd-dpo-adalag needs dual.rule.kind=log"),
+        ("c-dpo", "dual.rule={kind: fixed}", "algorithm c-dpo needs a dual.rule that moves the multiplier"),
+        ("mocan", "rounds=2", "algorithm mocan is a single round: rounds=2 must be 1"),
+        ("sacpo", "dual.first=null", "dual.rule.kind fixed needs dual.first"),
+    ],
+)
+def test_settings_that_a_method_cannot_use_are_refused(method: str, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config_of(method, override)
+
+
+# --- one stage -------------------------------------------------------------------------------------------------------
+
+
+def test_dpo_harmless_and_dpo_helpful_fit_their_own_label_against_the_reference(tmp_path: Path) -> None:
+    harmless = commands_of(config_of("dpo-harmless"), tmp_path / "harmless")
+    helpful = commands_of(config_of("dpo-helpful"), tmp_path / "helpful")
+    assert [command.objective.base.number for command in (*harmless, *helpful)] == [0, 0]
+    assert [command.objective.temperature for command in (*harmless, *helpful)] == [0.1, 0.1]
+    with journal_of(tmp_path / "harmless") as journal:
+        cheaper = {
+            item.labelled.pair.id: (
+                item.labelled.pair.second if item.labelled.harmful is Verdict.FIRST else item.labelled.pair.first
+            )
+            for item in journal.pairs(0)
+        }
+        better = {
+            item.labelled.pair.id: (
+                item.labelled.pair.first if item.labelled.helpful is Verdict.FIRST else item.labelled.pair.second
+            )
+            for item in journal.pairs(0)
+        }
+    assert [row.chosen for row in harmless[0].rows] == [cheaper[row.id].token_ids for row in harmless[0].rows]
+    assert [row.chosen for row in helpful[0].rows] == [better[row.id].token_ids for row in helpful[0].rows]
+    with journal_of(tmp_path / "helpful") as journal:
+        made = versions(journal)
+    assert made["policy-1"].sha256 == made["reward-0"].sha256
+
+
+def test_safety_bits_keep_swap_and_drop_pairs_and_mark_the_margin() -> None:
+    pairs = [labelled(name, 1, 2) for name in ("both-safe", "better-safe", "better-unsafe", "both-unsafe")]
+    unsafe = {f"{item.pair.id}-{side}": False for item in pairs for side in "ab"}
+    unsafe |= {"better-safe-b": True, "better-unsafe-a": True, "both-unsafe-a": True, "both-unsafe-b": True}
+    rows, margins = transformed(pairs, unsafe, 10.0)
+    assert [(row.id, row.chosen, row.rejected) for row in rows] == [
+        ("both-safe", (1,), (2,)),
+        ("better-safe", (1,), (2,)),
+        ("better-unsafe", (2,), (1,)),
+    ]
+    assert margins == [0.0, -10.0, -10.0]
+
+
+def test_a_margin_enters_the_likelihood_as_safe_dpo_writes_it(tmp_path: Path) -> None:
+    """30 rows (0 over 1, margin D) and 10 rows (1 over 0): the difference d solves 30 s(D - d) = 10 s(d)."""
+    trainer = TabularTrainer(trap_world(), ArtifactStore(tmp_path))
+    rows = [PairRow(f"a{i}", (0,), (0,), (1,)) for i in range(30)] + [
+        PairRow(f"b{i}", (0,), (1,), (0,)) for i in range(10)
+    ]
+    margins = (-0.5,) * 30 + (0.0,) * 10
+    objective = Objective("cost", trainer.reference, 0.1, None, margins, margins_are_bonus=False, score_max=5.0)
+    command = FitCommand(1, Start(trainer.reference), objective, tuple(rows), FitSettings(), 0, "policy-1")
+    change = trainer.table(trainer.execute(command).version) - trainer.table(trainer.reference)
+    difference = 0.1 * (change[0, 0] - change[0, 1])
+    assert difference == pytest.approx(brentq(lambda d: 30 * expit(0.5 - d) - 10 * expit(d), -5, 5), abs=1e-4)
+
+
+# --- two stages ------------------------------------------------------------------------------------------------------
+
+
+def test_sacpo_is_pd_dpo_at_a_fixed_multiplier_command_by_command(tmp_path: Path) -> None:
+    """Same start, rows, objective, seed: whatever a backend makes of one it makes of the other."""
+    ours = commands_of(config_of("pd-dpo-fixed"), tmp_path / "a" / "run")
+    theirs = commands_of(config_of("sacpo"), tmp_path / "b" / "run")
+    assert ours == theirs
+    assert [command.objective.temperature for command in theirs] == pytest.approx([0.1, 0.1 / 0.7])
+    told = [story(tmp_path / side / "run") for side in "ab"]
+    assert told[0] == told[1]
+
+
+def test_merged_tables_are_sacpo_at_the_share_of_the_multiplier(tmp_path: Path) -> None:
+    run_recipe(config_of("p-sacpo", "method.share=0.5"), tmp_path / "merged")
+    run_recipe(config_of("sacpo", "dual.first=0.7"), tmp_path / "sacpo")
+    with journal_of(tmp_path / "merged") as journal:
+        merged = table_of(tmp_path / "merged", versions(journal)["merged-1"])
+        assert journal.policies == [versions(journal)["merged-1"]]
+        assert journal.versions()[-1].multiplier == pytest.approx(0.7)
+    with journal_of(tmp_path / "sacpo") as journal:
+        direct = table_of(tmp_path / "sacpo", versions(journal)["policy-1"])
+    np.testing.assert_allclose(merged, direct, atol=1e-10)
+
+
+def test_adalag_moves_the_logarithm_by_the_mean_cost_of_the_newest_answers(tmp_path: Path) -> None:
+    """24 answers a round and a window of 40: this round's and the newest 16 of the last one."""
+    run_recipe(config_of("pd-dpo-adalag"), tmp_path / "run")
+    with journal_of(tmp_path / "run") as journal:
+        steps = journal.dual_steps()
+        shares = [
+            [sum(label is Verdict.UNSAFE for label in item.labels) / len(item.labels) for item in journal.safety(k)]
+            for k in range(1, 5)
+        ]
+    multiplier = 1.0
+    for number, step in enumerate(steps):
+        newest = [share for part in shares[: number + 1] for share in part][-40:]
+        cost = float(np.mean(clipped_logit(newest, 2.0)))
+        assert step.estimate.responses == len(newest)
+        assert step.multiplier_before == pytest.approx(multiplier)
+        multiplier = min(max(multiplier * math.exp(0.5 * multiplier * cost), 0.05), 4.0)
+        assert step.multiplier_after == pytest.approx(multiplier)
+
+
+# --- scores and prices -----------------------------------------------------------------------------------------------
+
+
+def scores_by_hand(run_dir: Path, world: TabularWorld, reference: PolicyVersion) -> tuple[np.ndarray, np.ndarray]:
+    """Rewards and costs of all cells under the run's stored models. [X, Y] each"""
+    store = ArtifactStore(run_dir / "artifacts")
+    with journal_of(run_dir) as journal:
+        place = next(entry.payload for entry in journal.phases(0) if entry.phase == "scorers")
+    weights = store.read_tensors(place["path"], place["sha256"])
+    return weights["reward"].reshape(world.shape), weights["cost"].reshape(world.shape)
+
+
+def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(tmp_path: Path) -> None:
+    run_recipe(config_of("mocan"), tmp_path / "run")
+    world = random_world(3)
+    with journal_of(tmp_path / "run") as journal:
+        answers = journal.samples(0, "dual")
+        price = journal.dual_steps()[0].multiplier_before
+        rewards, costs = scores_by_hand(tmp_path / "run", world, versions(journal)["reference"])
+    assert len(answers) == 4 * 16
+    cells = np.array([world.cell(answer) for answer in answers])
+    r = rewards[cells[:, 0], cells[:, 1]].reshape(4, 16)
+    c = costs[cells[:, 0], cells[:, 1]].reshape(4, 16)
+
+    def dual(multiplier: float) -> float:
+        return float(world.oracle.prior @ (0.1 * (logsumexp((r - multiplier * c) / 0.1, axis=1) - math.log(16))))
+
+    best = minimize_scalar(dual, bounds=(0.0, 4.0), method="bounded", options={"xatol": 1e-10})
+    assert price == pytest.approx(best.x, abs=1e-4)
+
+
+def test_pseudo_labels_follow_the_weighed_scores_and_a_round_draws_them_once(tmp_path: Path) -> None:
+    command = commands_of(config_of("mocan", "offline.pairs=4000"), tmp_path / "run")[0]
+    world = random_world(3)
+    with journal_of(tmp_path / "run") as journal:
+        price = journal.dual_steps()[0].multiplier_before
+        rewards, costs = scores_by_hand(tmp_path / "run", world, versions(journal)["reference"])
+        pairs = {entry.labelled.pair.id: entry.labelled.pair for entry in journal.pairs(0)}
+    weighed = rewards - price * costs
+    chances, wins = [], []
+    for row in command.rows:
+        first, second = pairs[row.id].first, pairs[row.id].second
+        chances.append(expit(weighed[world.cell(first)] - weighed[world.cell(second)]))
+        wins.append(row.chosen == first.token_ids)
+    p = np.array(chances)
+    spread = math.sqrt(float(np.sum(p * (1 - p))))
+    assert len(command.rows) == 4000
+    assert abs(float(np.sum(np.array(wins) - p))) < 3.5 * spread
+    assert abs(float(np.sum((np.array(wins) - p) * (p - 0.5)))) < 3.5 * spread
+
+
+def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(tmp_path: Path) -> None:
+    """At a limit that moves with the reference's estimate the price is the one of the improvement b = E_ref c - d."""
+    run_recipe(config_of("pecan"), tmp_path / "run")
+    world = random_world(3)
+    with journal_of(tmp_path / "run") as journal:
+        made = versions(journal)
+        answers = journal.samples(0, "dual")
+        price = journal.dual_steps()[0].multiplier_before
+        labels = journal.safety(0)
+    helpful, harmless, reference = (
+        table_of(tmp_path / "run", made[name]) for name in ("reward-0", "policy-0", "reference")
+    )
+    shares = [sum(label is Verdict.UNSAFE for label in item.labels) / 4 for item in labels]
+    reference_cost = float(np.mean(clipped_logit(shares, 2.0)))
+    cells = np.array([world.cell(answer) for answer in answers])
+    r = 0.1 * (helpful - reference)[cells[:, 0], cells[:, 1]].reshape(4, 16)
+    g = 0.1 * (harmless - reference)[cells[:, 0], cells[:, 1]].reshape(4, 16)
+    prior = world.oracle.prior
+    # E_pi g - E_ref g >= b, with E_ref g over the same answers of the reference
+    gain = g - float(prior @ g.mean(axis=1)) - (reference_cost - 0.0)
+
+    def dual(multiplier: float) -> float:
+        return float(prior @ (0.1 * (logsumexp((r + multiplier * gain) / 0.1, axis=1) - math.log(16))))
+
+    best = minimize_scalar(dual, bounds=(0.0, 4.0), method="bounded", options={"xatol": 1e-10})
+    assert price == pytest.approx(best.x, abs=1e-4)
+
+
+def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_path: Path) -> None:
+    run_recipe(config_of("c-dpo"), tmp_path / "run")
+    world = random_world(3)
+    with journal_of(tmp_path / "run") as journal:
+        steps = journal.dual_steps()
+        _, costs = scores_by_hand(tmp_path / "run", world, versions(journal)["reference"])
+        answers = [journal.samples(k, "cost") for k in (1, 2, 3)]
+    multiplier = 1.0
+    for number, step in enumerate(steps, start=1):
+        cost = float(np.mean([costs[world.cell(answer)] for answer in answers[number - 1]]))
+        assert (step.estimate.mode, step.estimate.value) == ("cost_model", pytest.approx(cost))
+        assert step.multiplier_before == pytest.approx(multiplier)
+        multiplier = min(max(multiplier + 0.3 / math.sqrt(number) * cost, 0.0), 4.0)
+        assert step.multiplier_after == pytest.approx(multiplier)
+
+
+@pytest.mark.parametrize("scores", ["models", "policies"])
+def test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers(scores: str, tmp_path: Path) -> None:
+    run_recipe(config_of("caid", f"method.scores={scores}"), tmp_path / "run")
+    one_shot = "mocan" if scores == "models" else "pecan"
+    run_recipe(config_of(one_shot), tmp_path / "one")
+    with journal_of(tmp_path / "run") as journal, journal_of(tmp_path / "one") as other:
+        steps = journal.dual_steps()
+        explicit = journal.metrics()[0]["dual/explicit"]
+        assert explicit == pytest.approx(other.metrics()[0]["dual/explicit"], abs=1e-4)
+        assert steps[0].multiplier_before == explicit
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            expected = min(max(step.multiplier_before + 0.2 * step.estimate.value, 0.0), 4.0)
+            assert step.multiplier_after == pytest.approx(expected)
+            assert following is None or following.multiplier_before == step.multiplier_after
+
+
+def test_pseudo_labelled_pairs_of_caid_are_answers_of_the_reference(tmp_path: Path) -> None:
+    commands = commands_of(config_of("caid"), tmp_path / "run")
+    with journal_of(tmp_path / "run") as journal:
+        seen = {(a.prompt.token_ids, a.token_ids) for a in journal.samples(0, "dual")}
+    for command in commands:
+        assert command.objective.base.number == 0
+        assert {(row.prompt, answer) for row in command.rows for answer in (row.chosen, row.rejected)} <= seen
+        assert len(command.rows) <= 4 * 8
+
+
+def test_scorers_satisfy_one_interface_and_see_no_truth(tmp_path: Path) -> None:
+    """Linear models need features, policy scores log-probabilities; a table's trainer has both."""
+    config: Config = config_of("pecan")
+    backends = make_backends(config, tmp_path)
+    trainer = backends.trainer
+    answers = list(backends.canaries)
+    linear = LinearScorer(trainer.features, np.zeros(32), np.ones(32), 2.0, 0.5)
+    implied = PolicyScorer(trainer.log_probs, backends.reference, backends.reference, backends.reference, 0.1, 0.3)
+    for scorer, costs in ((linear, 0.5), (implied, 0.3)):
+        rewards, found = scorer(answers)
+        np.testing.assert_array_equal(rewards, np.zeros(len(answers)))
+        np.testing.assert_allclose(found, costs)
