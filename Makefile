@@ -57,11 +57,16 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves.
+OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
+FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos)"
+
 test: lint
-	$(BIN)/pytest -m "not chaos" $(ARGS)
+	$(FAST) $(ARGS)
+	$(BIN)/pytest -m "($(OTHERS)) and not chaos" $(ARGS)
 
 fast: setup
-	$(BIN)/pytest -m "not (ray or vllm or deepspeed or browser or postgres or chaos or gpu or slow)" $(ARGS)
+	$(FAST) $(ARGS)
 
 chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)
