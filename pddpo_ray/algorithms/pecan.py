@@ -27,9 +27,10 @@ from pddpo_ray.scorers import Scorer
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Two policies, price, pseudo-labels on the offline pairs, one fit."""
-    answers = parts.scores.reference_answers(reference)
+    given = sizes.method.multiplier
+    answers = [] if given else parts.scores.reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)
-    multiplier = parts.scores.price(scorer, answers)
+    multiplier = given or parts.scores.price(scorer, answers)
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):
         rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)
@@ -39,8 +40,10 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
 
 
 def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: list[Response]) -> Scorer:
-    """Scores of a helpful and a harmless policy; `answers` of the reference place the cost's zero."""
+    """Scores of a helpful and a harmless policy; `answers` of the reference place the cost's zero (none: no zero)."""
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     harmless = parts.trainer.fit(single_objective(reference, sizes.beta), parts.preferences.cost)
-    cost = estimates(parts, reference, sizes)[0].value
-    return parts.scores.policies(reference, helpful, harmless, answers, cost)
+    scorer = parts.scores.policies(reference, helpful, harmless)
+    if not answers:
+        return scorer
+    return parts.scores.anchored(scorer, answers, estimates(parts, reference, sizes)[0].value)

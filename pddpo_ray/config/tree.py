@@ -475,6 +475,8 @@ class MethodConfig(Strict):
     """mocan, pecan, caid: answers of the reference per prompt on which the explicit dual is minimised."""
     rate: float = Field(1.0, gt=0)
     """mocan, pecan: first rate of the descent on the explicit dual. caid: rate of its step per round as well."""
+    multiplier: float | None = Field(None, gt=0)
+    """mocan, pecan: the multiplier, given; null: found by minimising the explicit dual."""
     scores: Literal["models", "policies"] = "models"
     """caid: scores from fitted reward and cost models, or from the two policies of a DPO fit on each label."""
 

@@ -86,19 +86,15 @@ class ScoringController:
         weights = self._store.read_tensors(place["path"], place["sha256"])
         return LinearScorer(features, weights["reward"], weights["cost"], plan.reward_max, plan.cost_max)
 
-    def policies(
-        self,
-        reference: PolicyVersion,
-        helpful: PolicyVersion,
-        harmless: PolicyVersion,
-        answers: Sequence[Response],
-        reference_cost: float,
-    ) -> PolicyScorer:
-        """Implicit scores of two policies, with the cost's zero set by the reference's labelled cost.
+    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> PolicyScorer:
+        """Implicit scores of two policies. Differences of costs have a meaning, their zero has none."""
+        return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self.plan.beta)
+
+    def anchored(self, scorer: PolicyScorer, answers: Sequence[Response], reference_cost: float) -> PolicyScorer:
+        """The scorer with its cost's zero placed so that the reference's mean cost is what labels say.
 
         So the limit d on the cost is the improvement over the reference that the original asks for.
         """
-        scorer = PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self.plan.beta)
         costs = scorer(answers)[1].reshape(len(self._prompts), -1)
         mean = float(np.average(costs.mean(axis=1), weights=self.plan.prior))
         return replace(scorer, cost_shift=reference_cost - mean)

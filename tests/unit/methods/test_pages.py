@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.special import expit, logsumexp
 
 from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.backends import Backends
 from pddpo_ray.config import Config
 from pddpo_ray.cost_estimate import clipped_logit
 from pddpo_ray.errors import UserError
@@ -295,7 +297,8 @@ def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_pa
     multiplier = 1.0
     for number, step in enumerate(steps, start=1):
         cost = float(np.mean([costs[world.cell(answer)] for answer in answers[number - 1]]))
-        assert (step.estimate.mode, step.estimate.value) == ("cost_model", pytest.approx(cost))
+        assert step.estimate.mode == "cost_model"
+        assert step.estimate.value == pytest.approx(cost)
         assert step.multiplier_before == pytest.approx(multiplier)
         multiplier = min(max(multiplier + 0.3 / math.sqrt(number) * cost, 0.0), 4.0)
         assert step.multiplier_after == pytest.approx(multiplier)
@@ -339,3 +342,33 @@ def test_scorers_satisfy_one_interface_and_see_no_truth(tmp_path: Path) -> None:
         rewards, found = scorer(answers)
         np.testing.assert_array_equal(rewards, np.zeros(len(answers)))
         np.testing.assert_allclose(found, costs)
+
+
+def test_a_given_multiplier_needs_neither_a_price_nor_labels_of_the_reference(tmp_path: Path) -> None:
+    result = run_recipe(config_of("pecan", "method.multiplier=0.6"), tmp_path / "run")
+    assert result["multiplier"] == 0.6
+    assert result["labels_used"] == 240 + 96
+    with journal_of(tmp_path / "run") as journal:
+        assert journal.samples(0, "dual") == []
+
+
+@pytest.mark.parametrize("method", ["mocan", "pecan"])
+def test_scores_from_hidden_states_are_whitened_on_the_offline_answers(method: str, tmp_path: Path) -> None:
+    """A language model's features are dense; here a table's one-hot rows stand for its hidden states."""
+
+    def dense(config: Config, run_dir: Path) -> Backends:
+        return replace(make_backends(config, run_dir), whiten=True)
+
+    result = run_recipe(config_of(method), tmp_path / "run", make_backends=dense)
+    with journal_of(tmp_path / "run") as journal:
+        phases = {entry.phase: entry.payload for entry in journal.phases(0)}
+    assert 0.0 < result["multiplier"] <= 4.0
+    assert ("whitening" in phases) is (method == "mocan")
+    if method == "mocan":
+        weights = ArtifactStore(tmp_path / "run" / "artifacts").read_tensors(
+            phases["scorers"]["path"], phases["scorers"]["sha256"]
+        )
+        assert weights["reward"].shape == weights["cost"].shape
+        # the constant feature has no part in differences of rewards, but it is the level of the costs
+        assert weights["reward"][-1] == pytest.approx(0.0, abs=1e-8)
+        assert weights["cost"][-1] != 0.0

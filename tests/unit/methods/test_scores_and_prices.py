@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import logit
 
+from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.box_mle import box_mle, win_counts
 from pddpo_ray.explicit_dual import descend, dual_slope, dual_value
 from pddpo_ray.logistic import bounded_logistic
-from pddpo_ray.merging import merged_tables, merged_weights
-from pddpo_ray.records import LabelledPair, Pair, Response, Verdict
+from pddpo_ray.merging import merge_versions, merged_tables, merged_weights
+from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Response, Verdict
 from pddpo_ray.scorers import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, trap_world
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def one_hot(world: TabularWorld):  # type: ignore[no-untyped-def]
@@ -60,7 +67,8 @@ def test_a_linear_reward_on_one_hot_features_is_the_box_maximum_likelihood() -> 
 def test_safety_bits_give_the_cost_its_zero() -> None:
     """Answer 0 is unsafe in 3 of 4 labels, answer 1 in 1 of 4, and each beats the other as often: +-logit(3/4)."""
     world = trap_world()
-    data, unsafe = [], {}
+    data: list[LabelledPair] = []
+    unsafe: dict[str, bool] = {}
     for index in range(40):
         pair = Pair(f"p{index}", world.response(0, 0, f"a{index}"), world.response(0, 1, f"b{index}"))
         costlier = Verdict.FIRST if index % 10 != 0 else Verdict.SECOND
@@ -173,3 +181,21 @@ def test_merged_tables_are_normalised_and_keep_impossible_answers_impossible() -
     expected = np.sqrt([0.4, 0.1]) / np.sqrt([0.4, 0.1]).sum()
     np.testing.assert_allclose(np.exp(merged["log_probs"]), [[*expected, 0.0]])
     np.testing.assert_allclose(merged["scores"], 0.5)
+
+
+def test_a_merged_model_is_stored_with_the_files_of_its_base(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+
+    def stored(number: int, values: list[float], config: str) -> PolicyVersion:
+        path, sha256 = store.write_tensors(
+            f"policy-{number}",
+            {"w": torch.tensor(values)},
+            fill=lambda folder: write(folder / "config.json", config),
+        )
+        return PolicyVersion(number, f"policy-{number}", sha256, path)
+
+    base, other = stored(1, [1.0, 2.0], "base"), stored(2, [3.0, -2.0], "other")
+    merged = merge_versions(store, base, other, 0.75, 3, "merged-1")
+    assert (merged.number, merged.name) == (3, "merged-1")
+    assert store.read_torch(merged.path, merged.sha256)["w"].tolist() == [2.5, -1.0]
+    assert (store.folder(merged.path) / "config.json").read_text() == "base"

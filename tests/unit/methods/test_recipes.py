@@ -1,0 +1,105 @@
+"""The `paper/` recipes hold the values of the table of hyper-parameters (algorithms.md A12; C for other methods)."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from pddpo_ray.config import load, recipe_names
+from pddpo_ray.config.tree import Config, FitConfig, LogRule, LoraParameters
+from pddpo_ray.run import PAGES
+
+# epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay
+TABLE = {
+    "pd-dpo": (3.0, 8, 1, 3e-5, "cosine", 0.03, 0.05),
+    "pd-dpo-fixed": (3.0, 8, 1, 3e-5, "cosine", 0.03, 0.05),
+    "pd-dpo-adalag": (3.0, 16, 4, 3e-5, "cosine", 0.03, 0.05),
+    "dpo-harmless": (3.0, 8, 1, 1e-5, "cosine", 0.03, 0.05),
+    "dpo-helpful": (3.0, 8, 1, 1e-5, "cosine", 0.03, 0.05),
+    "safe-dpo": (3.0, 8, 1, 1e-6, "cosine", 0.03, 0.05),
+    "sacpo": (3.0, 16, 2, 2e-5, "cosine", 0.03, 0.0),
+    "p-sacpo": (3.0, 16, 2, 2e-5, "cosine", 0.03, 0.0),
+    "pecan": (3.0, 2, 8, 5e-4, "cosine", 0.1, 0.05),
+    "mocan": (3.0, 2, 8, 5e-4, "cosine", 0.1, 0.05),
+    "caid": (1.0, 8, 1, 5e-4, "cosine", 0.1, 0.05),
+}
+FITS = {
+    "dpo-helpful": ("first_reward",),
+    "dpo-harmless": ("first_cost",),
+    "safe-dpo": ("first_cost",),
+    "mocan": ("first_cost",),
+    "caid": ("first_cost", "cost"),
+    "pd-dpo": ("first_reward", "first_cost", "cost"),
+}
+
+
+@pytest.mark.parametrize("method", TABLE)
+def test_a_paper_recipe_trains_with_the_values_of_the_table(method: str) -> None:
+    epochs, per_device, batches, rate, schedule, warmup, decay = TABLE[method]
+    config = load(f"paper/{method}")
+    assert config.algorithm == method
+    assert config.beta == 0.1
+    assert config.model.dtype == "bfloat16"
+    assert config.rollout.model_dump()["max_model_len"] == 512
+    assert config.trainer.micro_pairs == per_device
+    assert config.trainer.support.weight == 0.0
+    for name in FITS.get(method, ("first_reward", "first_cost")):
+        fit: FitConfig = getattr(config.trainer, name)
+        assert fit.batch_pairs == per_device * batches, name
+        assert (fit.epochs, fit.learning_rate, fit.schedule, fit.warmup, fit.weight_decay) == (
+            epochs, rate, schedule, warmup, decay,
+        ), name  # fmt: skip
+
+
+def test_adalag_has_its_own_values() -> None:
+    config = load("paper/pd-dpo-adalag")
+    devices = config.trainer.workers
+    assert devices == 4
+    assert config.rounds - 1 == 20
+    assert (config.feedback.responses, config.method.window) == (16 * devices, 128 * devices)
+    assert (config.dual.first, config.dual.upper, config.dual.threshold) == (2.0, 10.0, 1.495)
+    assert isinstance(config.dual.rule, LogRule)
+    assert config.dual.rule.rate == 0.5
+    assert (config.trainer.cost.steps, config.trainer.cost.batch_pairs) == (1, 16 * devices)
+    assert config.trainer.cost.learning_rate == 3e-5
+    assert config.trainer.warm_start == "previous"
+
+
+def test_the_multipliers_of_the_table() -> None:
+    assert load("paper/pecan").method.multiplier == 3.2
+    sacpo, merged = load("paper/sacpo"), load("paper/p-sacpo")
+    assert sacpo.dual.first is not None
+    assert merged.dual.first is not None
+    assert sacpo.beta / sacpo.dual.first == pytest.approx(0.025)
+    assert merged.beta / merged.dual.first == pytest.approx(0.01)
+    assert merged.method.share in (0.25, 0.5, 0.75)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        assert load("paper/pd-dpo-fixed", [f"dual.first={value}"]).dual.first == value
+    assert load("paper/pd-dpo").dual.rho == 5.0
+
+
+@pytest.mark.parametrize("method", ["pecan", "mocan", "caid"])
+def test_methods_that_were_published_with_adapters_train_adapters(method: str) -> None:
+    config = load(f"paper/{method}")
+    assert config.model.parameters == LoraParameters(rank=8, alpha=16.0, dropout=0.05)
+    assert (config.method.margin, load("paper/safe-dpo").method.margin) == (10.0, 10.0)
+
+
+def test_the_other_methods_train_all_parameters_and_draw_what_their_authors_drew() -> None:
+    assert {
+        load(f"paper/{name}").model.parameters.kind for name in TABLE if name not in ("pecan", "mocan", "caid")
+    } == {"full"}
+    assert load("paper/mocan").method.answers == 128
+    assert load("paper/mocan").method.multiplier is None
+    assert (load("paper/caid").rounds, load("paper/caid").feedback.responses) == (4, 600 * 64)
+    assert load("paper/c-dpo").feedback.responses == 2000 * 5
+
+
+def test_every_method_has_a_page_a_world_recipe_and_a_paper_recipe() -> None:
+    methods = set(get_args(Config.model_fields["algorithm"].annotation))
+    assert methods == set(PAGES)
+    assert methods <= set(recipe_names())
+    online = {name for name in methods if name.startswith("o-")}  # the paper has no experiment with them
+    assert {f"paper/{name}" for name in methods - online} == {n for n in recipe_names() if n.startswith("paper/")}
+    assert {load(name).algorithm for name in methods} == methods
