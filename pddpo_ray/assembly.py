@@ -107,6 +107,8 @@ def fit_plan(config: tree.Config) -> FitPlan:
         warm_start=trainer.warm_start,
         skip_below=config.skip_below,
         replay_rows=trainer.replay_rows,
+        last_rate=trainer.last_rate,
+        rounds=config.rounds,
     )
 
 
@@ -183,8 +185,8 @@ def dual_rule(config: tree.Config, rho: float, first: float, rounds: int) -> dua
         case tree.AnytimeRule(first_step=given, curvature_cap=cap):
             step = rho / (settings.cost_max + abs(settings.threshold)) if given is None else given
             return dual_rules.ProjectedAnytime(step, settings.cost_max, config.beta if cap else None)
-        case tree.NewtonRule():
-            return dual_rules.DampedNewton(rounds, config.beta, settings.cost_max)
+        case tree.NewtonRule(damping=damping):
+            return dual_rules.DampedNewton(rounds, config.beta, settings.cost_max, damping)
         case tree.LogRule(rate=rate):
             return dual_rules.LogMultiplier(rate)
         case tree.PidRule(proportional=proportional, integral=integral, derivative=derivative):

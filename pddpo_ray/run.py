@@ -200,9 +200,17 @@ def _compare_offline(
     rounds = config.offline.compare_rounds
     if not rounds or not config.online or backends.world is None:
         return None
+    trainer, reward, cost = config.trainer, config.offline.compare_reward, config.offline.compare_cost
+    fits = {
+        "first_reward": reward or trainer.first_reward,
+        "first_cost": cost or trainer.first_cost,
+        "cost": cost or trainer.cost,
+    }
     # Nobody is asked for the comparison's labels: they come from the world, whoever labels the run itself.
     truth = WorldFeedback(**config.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
-    alone = config.model_copy(update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth})
+    alone = config.model_copy(
+        update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth, "trainer": trainer.model_copy(update=fits)}
+    )
     with _open_journal(alone, place, f"{run_id}-{OFFLINE}", tell) as journal:
         evaluation = drive(alone, journal, backends, tell, every_round=False)
         return _Alone(evaluation, tuple(entry.labelled for entry in journal.pairs(0)))

@@ -92,10 +92,10 @@ class _Tables:
         return self._recent[policy.sha256]
 
     def _score(self, policy: PolicyVersion) -> Array:
-        from transformers import LlamaForCausalLM
+        from transformers import AutoConfig, LlamaForCausalLM
 
         if self._model is None:
-            self._model = LlamaForCausalLM.from_pretrained(self._folder).float().eval()
+            self._model = LlamaForCausalLM(AutoConfig.from_pretrained(self._folder)).float().eval()
         model: LlamaForCausalLM = self._model  # type: ignore[assignment]
         model.load_state_dict(self._store.read_torch(policy.path, policy.sha256))
         return score_answers(model, self._grammar)

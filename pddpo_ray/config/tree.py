@@ -164,6 +164,8 @@ class TrainerConfig(Strict):
     warm_start: Literal["carried", "previous", "reward"] = "carried"
     """Start of a cost fit after round 1. carried: the new reward policy plus last round's cost part, rescaled to the
     new multiplier. previous: last round's policy. reward: the reward policy, as in round 1."""
+    last_rate: float = Field(1.0, gt=0, le=1)
+    """Learning rates of the last round as a share of those above, falling linearly in between: late fits polish."""
     support: SupportConfig = SupportConfig()
     """The term that keeps policies in their language."""
     replay_rows: int | None = Field(None, ge=1)
@@ -309,6 +311,8 @@ class NewtonRule(Strict):
 
     kind: Literal["newton"] = "newton"
     """Tag of this variant."""
+    damping: float = Field(1.0, gt=0, le=1)
+    """Share of the Newton step that is taken: less follows the noise of the estimates less."""
 
 
 class LogRule(Strict):
@@ -433,6 +437,10 @@ class OfflineConfig(Strict):
     """Worlds draw their offline answers from the reference's nucleus: it covers the space badly, as real data do."""
     compare_rounds: int = Field(0, ge=0)
     """Rounds of offline PD-DPO that an online run makes first, on the same pairs, to be compared with; 0: none."""
+    compare_reward: FitConfig | None = None
+    """The reward fit of that comparison, its only one; null: as the online run's first."""
+    compare_cost: FitConfig | None = None
+    """Its cost fits; null: as the online run's. Without new pairs to repair it, a small model wants gentler ones."""
 
 
 class InProcess(Strict):

@@ -41,11 +41,17 @@ class FitPlan:
     """At or below this multiplier the policy is its base: the exact limit at 0 (algorithms.md A6)."""
     replay_rows: int | None = None
     """At most so many rows of older rounds enter a fit, with weights that keep their share; None: all."""
+    last_rate: float = 1.0
+    """Learning rates of the last round as a share of the recipe's; in between they fall linearly."""
+    rounds: int = 1
 
-    def settings(self, stage: str, first: bool) -> FitSettings:
+    def settings(self, stage: str, first: bool, round_: int) -> FitSettings:
         if stage == "reward":
-            return self.first_reward if first else self.reward
-        return self.first_cost if first else self.cost
+            chosen = self.first_reward if first else self.reward
+        else:
+            chosen = self.first_cost if first else self.cost
+        done = (round_ - 1) / max(1, self.rounds - 1)
+        return replace(chosen, learning_rate=chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * min(1.0, done)))
 
 
 class TrainerController:
@@ -149,7 +155,7 @@ class TrainerController:
             start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
             objective=replace(objective, margins=margins),
             rows=kept,
-            settings=with_steps(self._plan.settings(objective.stage, previous is None), len(kept)),
+            settings=with_steps(self._plan.settings(objective.stage, previous is None, self._journal.round), len(kept)),
             seed=seed_of(self._seed, self._journal.round, objective.stage, place, "fit"),
             result=name,
         )
