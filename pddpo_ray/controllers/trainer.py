@@ -50,8 +50,8 @@ class FitPlan:
             chosen = self.first_reward if first else self.reward
         else:
             chosen = self.first_cost if first else self.cost
-        done = (round_ - 1) / max(1, self.rounds - 1)
-        return replace(chosen, learning_rate=chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * min(1.0, done)))
+        done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
+        return replace(chosen, learning_rate=chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * done))
 
 
 class TrainerController:
