@@ -114,18 +114,22 @@ def _run(folder: Path, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[st
             raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     with Journal.open(folder / "journal.sqlite", folder.name) as journal:
-        steps = journal.dual_steps()
+        steps, metrics = journal.dual_steps(), journal.metrics()
     half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
-    return result | {"multiplier_second_half": sum(half) / len(half)}
+    merits = {
+        number: values["exact/merit_policy"] for number, values in metrics.items() if "exact/merit_policy" in values
+    }
+    below = [number for number in sorted(merits) if merits[number] < result["merit_covered_only"]]
+    return result | {"multiplier_second_half": sum(half) / len(half), "below_covered_from": below[0] if below else None}
 
 
 def markdown(results: dict[tuple[int, str], tuple[Arm, dict[str, Any]]]) -> str:
     """Two tables: the outcome per seed, and the offline search behind it."""
     seeds = sorted({seed for seed, _ in results})
     lines = [
-        "| seed | method | merit | / offline | / covered-only | f | g | multiplier, 2nd half (optimum) | off grammar "
-        "| slope reward, cost |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| seed | method | merit | / offline | / covered-only | mixture's merit | below covered-only from round "
+        "| f | g | multiplier, 2nd half (optimum) | off grammar | slope reward, cost |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     search = ["| seed | offline PD-DPO | merit | g | off grammar |", "|---|---|---|---|---|"]
     for seed in seeds:
@@ -134,9 +138,8 @@ def markdown(results: dict[tuple[int, str], tuple[Arm, dict[str, Any]]]) -> str:
         sound = [item for item in tried if item[1]["off_support_last"] <= OFF_SUPPORT_MAX] or tried
         best_arm, best = min(sound, key=lambda item: item[1]["merit_last"])
         covered = best["merit_covered_only"]
-        lines.append(
-            f"| {seed} | covered-only optimum | {covered:.3f} | {covered / best['merit_last']:.2f} | 1.00 | | | | | |"
-        )
+        share = covered / best["merit_last"]
+        lines.append(f"| {seed} | covered-only optimum | {covered:.3f} | {share:.2f} | 1.00 | | | | | | | |")
         for label, result in (
             ("offline PD-DPO, best of its search", best),
             ("online, bonus off", own["no-bonus"][1]),
@@ -156,6 +159,7 @@ def _row(seed: int, label: str, result: dict[str, Any], offline_merit: float, co
     merit, slopes = result["merit_last"], (result["slope_reward"], result["slope_cost"])
     return (
         f"| {seed} | {label} | {merit:.3f} | {merit / offline_merit:.2f} | {merit / covered:.2f} "
+        f"| {result['merit_mixture']:.3f} | {result['below_covered_from'] or '-'} "
         f"| {result['f_last']:.3f} | {result['g_last']:+.3f} "
         f"| {result['multiplier_second_half']:.3f} ({result['multiplier_optimum']:.3f}) "
         f"| {result['off_support_last']:.3f} | {', '.join('-' if s is None else f'{s:.2f}' for s in slopes)} |"
