@@ -27,7 +27,7 @@ from actors.placement import check_cluster, reserve
 from actors.rollout import MakeEngine, RolloutHandle, RolloutSettings
 from actors.session import ray_session
 from actors.trainer import MakeBackend, TrainerGroup, TrainerSettings
-from actors.workers import given_labeller, language_engine, tabular_engine, tabular_trainer, text_trainer
+from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
 from pddpo_ray import run
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
@@ -165,9 +165,7 @@ def text_backends(groups: Groups) -> Backends:
     store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
     prepared = prepare_text_world(config)
     folder, root = prepared.reference_folder.absolute(), str(store.root)
-    engines = groups.start_engines(
-        config.rollout.engine, lambda name: partial(language_engine, config, name, folder, root)
-    )
+    engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))
     reference = store_reference(store, folder)
     trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))
     here = text_world_backends(config, store, prepared, reference, trainer, engines)

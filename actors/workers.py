@@ -6,10 +6,9 @@ They travel by name with plain arguments; models and engines are imported and bu
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.config.tree import Config, LoraParameters, TabularWorldConfig, VllmRollout
+from pddpo_ray.config.tree import Config, LoraParameters, TabularWorldConfig
 from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 
@@ -53,26 +52,11 @@ def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> Traine
     return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
 
 
-def language_engine(config: Config, name: str, folder: Path, store: str) -> RolloutEngine:
-    """vLLM or transformers, as the recipe says. vLLM is imported in this process alone."""
-    rollout = config.rollout
-    if isinstance(rollout, VllmRollout):
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutEngine:
+    """The recipe's engine, in this process."""
+    from pddpo_ray.rollout.factory import language_engine
 
-        prepare_process(rollout.threads)
-        settings = VllmSettings(
-            dtype=config.model.dtype,
-            max_model_len=rollout.max_model_len,
-            max_sequences=rollout.max_sequences,
-            tensor_parallel=rollout.tensor_parallel,
-            kv_cache_gib=rollout.kv_cache_gib,
-            gpu_memory=rollout.gpu_memory,
-        )
-        return VllmEngine(name, folder, ArtifactStore(store), settings)
-    from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
-    options: dict[str, Any] = {"dtype": config.model.dtype, "batch_size": getattr(rollout, "batch", 128)}
-    return TransformersEngine(name, folder, ArtifactStore(store), **options)
+    return language_engine(config, name, folder, ArtifactStore(store))
 
 
 def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:

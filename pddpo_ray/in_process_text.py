@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
-from pddpo_ray.config.tree import Config, LoraParameters, TransformersRollout, VllmRollout
+from pddpo_ray.config.tree import Config, LoraParameters
 from pddpo_ray.parts import RolloutEngine, TrainerBackend
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.text_world import PreparedTextWorld, prepare_text_world
 
 
@@ -23,7 +24,8 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     prepared = prepare_text_world(config)
     reference = store_reference(store, prepared.reference_folder)
     trainer = _trainer(config, prepared, store, reference)
-    return text_world_backends(config, store, prepared, reference, trainer, [_engine(config, prepared, store)])
+    engine = language_engine(config, f"{config.rollout.engine}-0", prepared.reference_folder, store)
+    return text_world_backends(config, store, prepared, reference, trainer, [engine])
 
 
 def text_world_backends(
@@ -68,25 +70,3 @@ def _trainer(
             dtype=dtype,
         )
     return load_trainer(folder, store, reference, dtype)
-
-
-def _engine(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> RolloutEngine:
-    rollout = config.rollout
-    if isinstance(rollout, VllmRollout):
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
-
-        prepare_process(rollout.threads)
-        settings = VllmSettings(
-            dtype=config.model.dtype,
-            max_model_len=rollout.max_model_len,
-            max_sequences=rollout.max_sequences,
-            kv_cache_gib=rollout.kv_cache_gib,
-            gpu_memory=rollout.gpu_memory,
-        )
-        return VllmEngine("vllm-0", prepared.reference_folder, store, settings)
-    from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
-    assert isinstance(rollout, TransformersRollout)
-    return TransformersEngine(
-        "transformers-0", prepared.reference_folder, store, dtype=config.model.dtype, batch_size=rollout.batch
-    )

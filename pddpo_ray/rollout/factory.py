@@ -1,0 +1,33 @@
+"""From a recipe to an inference engine, in whichever process calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.config.tree import Config, TransformersRollout, VllmRollout
+from pddpo_ray.errors import UserError
+from pddpo_ray.parts import RolloutEngine
+
+
+def language_engine(config: Config, name: str, folder: Path, store: ArtifactStore) -> RolloutEngine:
+    """vLLM or transformers for the model in `folder`, as the recipe says. vLLM is imported in this process alone."""
+    rollout = config.rollout
+    if isinstance(rollout, VllmRollout):
+        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+
+        prepare_process(rollout.threads)
+        settings = VllmSettings(
+            dtype=config.model.dtype,
+            max_model_len=rollout.max_model_len,
+            max_sequences=rollout.max_sequences,
+            tensor_parallel=rollout.tensor_parallel,
+            kv_cache_gib=rollout.kv_cache_gib,
+            gpu_memory=rollout.gpu_memory,
+        )
+        return VllmEngine(name, folder, store, settings)
+    if isinstance(rollout, TransformersRollout):
+        from pddpo_ray.rollout.transformers_engine import TransformersEngine
+
+        return TransformersEngine(name, folder, store, dtype=config.model.dtype, batch_size=rollout.batch)
+    raise UserError(f"rollout.engine {rollout.engine} samples from no language model; use vllm or transformers")
