@@ -21,7 +21,7 @@ from pddpo_ray.controllers.scoring import ScoringController, ScoringPlan
 from pddpo_ray.controllers.trainer import FitPlan, TrainerController
 from pddpo_ray.cost_estimate import estimate_cost
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.merging import merge_versions
@@ -355,7 +355,7 @@ def _exploration(
     features = _features(config, journal, backends, trainer)
     paper = config.algorithm == "o-pd-dpo-paper"
 
-    def explorer(bonus: str) -> OptimisticExplorer:
+    def explorer(bonus: BonusKind) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
             baseline=baseline,
@@ -366,7 +366,7 @@ def _exploration(
             s0=settings.prior_sd,
             weight=settings.information,
             picks=settings.picks,
-            bonus="off" if bonus == "off" else "elliptical",
+            bonus=bonus,
             comparator=settings.comparator,
             weights=settings.weights,
             proposal_weight=settings.proposal_weight,

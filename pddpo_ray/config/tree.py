@@ -391,8 +391,9 @@ class DualConfig(Strict):
 class ExploreConfig(Strict):
     """Which answers get labelled for preferences. The exploring policy is never served."""
 
-    bonus: Literal["elliptical", "off"] = "elliptical"
-    """elliptical: posterior standard deviations of frozen features. off: answers of the policy as they come."""
+    bonus: Literal["elliptical", "simhash", "thompson", "off"] = "elliptical"
+    """elliptical: posterior standard deviations of frozen features. simhash: counts of hashed features, without linear
+    algebra. thompson: one random guess a round in place of a bonus. off: answers of the policy as they come."""
     prompts: int = Field(24, ge=1)
     """Prompts per round that get candidates."""
     picks: int = Field(6, ge=1)
