@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import shutil
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -30,3 +31,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         report.outcome = "failed"
         report.longrepr = f"CI installs what {', '.join(needed)} tests need, but this one was skipped: {reason}"
     return report
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, told not to ask anyone anything by itself. Module scope: two drivers at a time exclude each other."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed (Debian package chromium)")
+    from playwright.sync_api import sync_playwright
+
+    quiet = [f"--disable-{name}" for name in ("gpu", "quic", "background-networking", "component-update", "sync")]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--no-first-run", *quiet])
+        yield started
+        started.close()
