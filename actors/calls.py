@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -41,3 +42,30 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else type(error).__name__
         raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error
+
+
+def ask_again(
+    actor: Any,
+    method: str,
+    arguments: Sequence[Any],
+    *,
+    attempts: int,
+    deadline_s: float,
+    start_deadline_s: float,
+    who: str,
+    what: str,
+) -> Any:
+    """Answer of an actor whose answers follow from the question: whenever its process is lost it is asked once more.
+
+    The actor has a method `ready`. Raises RunError when it was lost `attempts` times, or as `wait_for` does.
+    """
+    for _ in range(attempts):
+        try:
+            reference = getattr(actor, method).remote(*arguments)
+            return wait_for(reference, deadline_s=deadline_s, who=who, what=what)
+        except RayActorError as error:
+            lost = error
+            # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
+            restarted = actor.ready.options(max_task_retries=-1).remote()
+            wait_for_actor(restarted, deadline_s=start_deadline_s, who=who)
+    raise RunError(f"{who} was lost {attempts} times during {what}") from lost

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
-from actors.calls import wait_for, wait_for_actor
+from actors.calls import ask_again, wait_for_actor
 from actors.placement import beside_driver
-from pddpo_ray.errors import RunError
 from pddpo_ray.parts import Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
 
@@ -85,16 +83,13 @@ class FeedbackHandle:
         ray.kill(self._actor)
 
     def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        for _ in range(self._attempts):
-            try:
-                reference = getattr(self._actor, method).remote(*arguments)
-                return wait_for(reference, deadline_s=self._deadline_s, who=f"labeller {self.name}", what=what)
-            except RayActorError as error:
-                lost = error
-                self._wait_for_restart()
-        raise RunError(f"labeller {self.name} was lost {self._attempts} times during {what}") from lost
-
-    def _wait_for_restart(self) -> None:
-        # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
-        reference = self._actor.ready.options(max_task_retries=-1).remote()
-        wait_for_actor(reference, deadline_s=self._start_deadline_s, who=f"labeller {self.name}")
+        return ask_again(
+            self._actor,
+            method,
+            arguments,
+            attempts=self._attempts,
+            deadline_s=self._deadline_s,
+            start_deadline_s=self._start_deadline_s,
+            who=f"labeller {self.name}",
+            what=what,
+        )

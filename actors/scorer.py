@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
-from actors.calls import wait_for, wait_for_actor
-from pddpo_ray.errors import RunError
+from actors.calls import ask_again, wait_for_actor
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import AnswerScorer, Array, TextPair
 
@@ -81,12 +79,13 @@ class ScorerHandle:
         ray.kill(self._actor)
 
     def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        for _ in range(self._attempts):
-            try:
-                reference = getattr(self._actor, method).remote(*arguments)
-                return wait_for(reference, deadline_s=self._deadline_s, who=f"scorer {self.name}", what=what)
-            except RayActorError as error:
-                lost = error
-                reference = self._actor.ready.options(max_task_retries=-1).remote()
-                wait_for_actor(reference, deadline_s=self._start_deadline_s, who=f"scorer {self.name}")
-        raise RunError(f"scorer {self.name} was lost {self._attempts} times during {what}") from lost
+        return ask_again(
+            self._actor,
+            method,
+            arguments,
+            attempts=self._attempts,
+            deadline_s=self._deadline_s,
+            start_deadline_s=self._start_deadline_s,
+            who=f"scorer {self.name}",
+            what=what,
+        )

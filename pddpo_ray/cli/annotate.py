@@ -42,11 +42,7 @@ def annotate(
 ) -> None:
     """Serve the page on which people label for a run."""
     run = run.expanduser().absolute()
-    if host not in LOCAL and not behind_proxy:
-        raise UserError(
-            f"--host {host} would show tokens and texts to the network: put a proxy with https in front and add"
-            " --behind-proxy, or stay on 127.0.0.1"
-        )
+    refuse_open_network(host, behind_proxy, "tokens")
     config, place = recipe_of(run, journal, wait=wait)
     from pddpo_ray.annotation.people import People
     from pddpo_ray.annotation.rules import Rules
@@ -101,3 +97,12 @@ def _first_admin(people: People, run: Path) -> Path:
         with os.fdopen(descriptor, "w") as opened:
             opened.write(token + "\n")
     return file
+
+
+def refuse_open_network(host: str, behind_proxy: bool, secrets: str) -> None:
+    """Raises UserError where plain http would carry secrets beyond this machine without a proxy in front."""
+    if host not in LOCAL and not behind_proxy:
+        raise UserError(
+            f"--host {host} would show {secrets} and texts to the network: put a proxy with https in front and add"
+            " --behind-proxy, or stay on 127.0.0.1"
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.annotate import LOCAL
+from pddpo_ray.cli.annotate import refuse_open_network
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.cli.recipe_of_run import recipe_of
 from pddpo_ray.errors import UserError
@@ -59,11 +59,7 @@ def serve(
 ) -> None:
     """Serve a run's policies: mixture, released, round-k and reference, for any OpenAI client."""
     run = run.expanduser().absolute()
-    if host not in LOCAL and not behind_proxy:
-        raise UserError(
-            f"--host {host} would show keys and texts to the network: put a proxy with https in front and add"
-            " --behind-proxy, or stay on 127.0.0.1"
-        )
+    refuse_open_network(host, behind_proxy, "keys")
     if weights not in ("auto", "merged", "adapters"):
         raise UserError(f"--weights {weights}: choose auto, merged or adapters")
     _, place = recipe_of(run, journal)
