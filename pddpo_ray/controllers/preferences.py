@@ -56,8 +56,9 @@ class Preferences:
         """The pairs of this round, all at once, also stored as an Arrow shard. Said again, nothing is doubled."""
         number = self._journal.round
         self._journal.once("preferences", lambda: self._store_shard(number, labelled))
-        before = [(other, item) for other, item in self._labelled if other != number]
-        self._labelled = before + [(number, item) for item in labelled]
+        others = [(other, item) for other, item in self._labelled if other != number]
+        # By round: a restarted run says round 0 again after it has read the later ones, and minibatches go by order.
+        self._labelled = sorted([*others, *((number, item) for item in labelled)], key=lambda entry: entry[0])
 
     def _store_shard(self, number: int, labelled: Sequence[LabelledPair]) -> dict[str, str | int]:
         shards = {"reward": [row for item in labelled for row in reward_rows(item, number)]}

@@ -102,9 +102,14 @@ class OptimisticExplorer:
         """
         self._uncertainty.start_batch(self._generator("batch", [c.responses[0].id for c in candidates]))
         log = _Log()
+        multiplier = self._multiplier()  # once: it may live in another process
         rows = self._centred(responses_of(candidates))
         parts = np.split(rows, np.cumsum([len(c.responses) for c in candidates])[:-1])
-        pairs = [pair for c, part in zip(candidates, parts, strict=True) for pair in self._choose_one(c, part, log)]
+        pairs = [
+            pair
+            for candidate_set, part in zip(candidates, parts, strict=True)
+            for pair in self._choose_one(candidate_set, part, multiplier, log)
+        ]
         self._metrics = log.summary() | {
             "explore/pairs": float(len(pairs)),
             "explore/skipped": float(len(candidates) * self._picks - len(pairs)),
@@ -155,11 +160,11 @@ class OptimisticExplorer:
         ]
         return np.array([float(r[0]) for r, _ in values]), np.array([float(c[0]) for _, c in values])
 
-    def _choose_one(self, candidates: CandidateSet, rows: Array, log: _Log) -> list[Pair]:
+    def _choose_one(self, candidates: CandidateSet, rows: Array, multiplier: float, log: _Log) -> list[Pair]:
         generator = self._generator("choose", [response.id for response in candidates.responses])
         pairs = []
         for pick in range(self._picks):
-            weights = self._behaviour(candidates, rows, log)
+            weights = self._behaviour(candidates, rows, multiplier, log)
             chosen = int(generator.choice(len(rows), p=weights))
             other = self._other(candidates, rows, chosen, generator)
             if other is None:
@@ -172,14 +177,14 @@ class OptimisticExplorer:
             pairs.append(Pair(f"{candidates.responses[chosen].id}/{response.id}/{pick}", *sides))
         return pairs
 
-    def _behaviour(self, candidates: CandidateSet, rows: Array, log: _Log) -> Array:
+    def _behaviour(self, candidates: CandidateSet, rows: Array, multiplier: float, log: _Log) -> Array:
         """Weights of the candidates under the behaviour policy. -> [n]"""
         versions = np.array([response.policy_version for response in candidates.responses])
         from_policy = versions == versions.max()  # a proposal is always an older version than the round's policy
         if self._kind == "off":
             return from_policy / from_policy.sum()
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
-        optimism = (reward + self._multiplier() * self._cost_bonus_scale * cost) / self._beta
+        optimism = (reward + multiplier * self._cost_bonus_scale * cost) / self._beta
         if self._weights == "exact":
             base = exact_base(np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal))
         else:

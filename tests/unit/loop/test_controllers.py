@@ -98,6 +98,28 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
     assert journal.metrics()[0] == {"labels/pairs": 3, "labels/abstained": 2, "labels/failed": 1}
 
 
+def test_a_restart_keeps_the_rows_in_the_order_of_rounds(journal: Journal, tmp_path: Path) -> None:
+    """Minibatches go by place, so a restarted run must not move the offline pairs behind the rounds it remembers."""
+    labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
+    offline, online = labelled[:2], labelled[2:]
+    first = Preferences(journal, ArtifactStore(tmp_path / "store"))
+
+    def say(preferences: Preferences, items: list[LabelledPair]) -> None:
+        for item in items:
+            journal.add_samples("pair", [item.pair.first, item.pair.second])
+        journal.add_pairs(items, "world")
+        preferences.extend(items)
+
+    say(first, offline)
+    for _ in journal.rounds(1):
+        say(first, online)
+    restarted = Preferences(journal, ArtifactStore(tmp_path / "store"))
+    journal.round = 0
+    restarted.extend(offline)
+    assert restarted.reward == first.reward
+    assert [row.id for row in restarted.reward] == ["q0", "q1", "q2", "q3"]
+
+
 # --- feedback -----------------------------------------------------------------------------------------------------
 
 
