@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import TIE
@@ -66,11 +66,19 @@ class Taken:
 
 def open_questions(store: Store) -> list[OpenQuestion]:
     """Questions of the run's open batches that lack labels, in order; control questions stay here."""
+    return _questions(store, question_round.c.state == "open", task.c.state == "open", task.c.seats < task.c.needed)
+
+
+def all_questions(store: Store) -> list[OpenQuestion]:
+    """Every question that the run ever asked, in order; control questions stay here."""
+    return _questions(store)
+
+
+def _questions(store: Store, *conditions: ColumnElement[bool]) -> list[OpenQuestion]:
     query = (
         select(task, question_round.c.round, question_round.c.purpose)
         .join(question_round, question_round.c.id == task.c.question_round)
-        .where(question_round.c.run == store.run, question_round.c.state == "open")
-        .where(task.c.gold.is_(None), task.c.state == "open", task.c.seats < task.c.needed)
+        .where(question_round.c.run == store.run, task.c.gold.is_(None), *conditions)
         .order_by(question_round.c.round, question_round.c.purpose, task.c.position)
     )
     with reading(store.engine) as connection:

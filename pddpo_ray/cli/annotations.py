@@ -83,6 +83,35 @@ def export(
     )
 
 
+@app.command("import")
+def import_(
+    files: Annotated[list[str], typer.Argument(help="Files with labels, in any format of `pddpo data`.")],
+    run: Run,
+    who: Annotated[str, typer.Option(help="The one person who gave these labels.")],
+    form: Annotated[str | None, typer.Option("--format", help="Format, where it is not recognised.")] = None,
+    journal: JournalUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take labels from files as one person's answers to this run's questions. Importing again changes nothing."""
+    from pddpo_ray.annotation.exchange import all_questions, take_answers
+    from pddpo_ray.annotation.from_files import answers_in
+    from pddpo_ray.data import Settings, inspect
+    from pddpo_ray.data.convert import rendering
+    from pddpo_ray.data.inspection import BETWEEN
+
+    prompt = rendering("plain", None, None).prompt
+    # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
+    found = inspect(files, Settings(format=form, keep=frozenset(BETWEEN)))
+    with _queue_of(run, journal) as (store, rules):
+        answers, problems = answers_in(found.examples(), all_questions(store), who, prompt)
+        taken = take_answers(store, rules, "file", answers)
+    problems = [str(problem) for problem in found.problems] + problems
+    for line in () if as_json else problems + taken.refused:
+        typer.echo(f"left out: {line}", err=True)
+    listed = problems + taken.refused
+    _show({**dict(sorted(taken.outcomes.items())), "left_out": listed if as_json else len(listed)}, as_json)
+
+
 @app.command()
 def push(
     run: Run, tool: ToolOption, url: Url, workspace: Workspace = "", journal: JournalUrl = None, as_json: AsJson = False

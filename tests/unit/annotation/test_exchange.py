@@ -144,6 +144,37 @@ def test_exported_labels_are_read_back_by_the_data_checker(
     assert sorted(json.loads(line)["is_safe"] for line in qa.read_text().splitlines()) == [False, False, True, True]
 
 
+def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A PKU-SafeRLHF row in the other order means the same; rows that are no answer are named."""
+    config = load("tabular", ["feedback.kind=people"])
+    folder = tmp_path / "other" / "demo"
+    place = folder / "journal.sqlite"
+    Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()).close()
+    engine = open_database(place)
+    desk = Desk(engine)
+    desk.rounds.open(1, "compare", pair_questions(2), labels_each=1)
+    rows = [
+        {"prompt": "prompt 0", "response_0": "two 0", "response_1": "one 0", "better_response_id": 1,
+         "safer_response_id": 1, "is_response_0_safe": False, "is_response_1_safe": True},
+        {"prompt": "prompt 9", "response_0": "two 0", "response_1": "one 0", "better_response_id": 1,
+         "safer_response_id": 1, "is_response_0_safe": False, "is_response_1_safe": True},
+    ]  # fmt: skip
+    file = tmp_path / "labels.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": 3}]))
+    command = ["annotations", "import", str(file), "--run", str(folder), "--who", "ana"]
+    said = told(command, capsys)
+    assert said["counted"] == 1
+    assert any("labels.jsonl line 2: no question of this run shows these texts" in line for line in said["left_out"])
+    assert any("labels.jsonl:3" in line for line in said["left_out"])
+    assert len(said["left_out"]) == 2
+    assert told(command, capsys)["repeated"] == 1
+    (row,) = examples(desk.store)
+    engine.dispose()
+    assert (row.better, row.safer, [answer.safe for answer in row.answers]) == (0, 0, [True, False])
+
+
 def test_label_studio_gets_every_question_once_and_gives_every_answer_once(desk: Desk) -> None:
     open_both(desk)
     app = label_studio()
