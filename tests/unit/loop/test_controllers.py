@@ -98,25 +98,26 @@ def test_abstained_and_failed_labels_are_counted_and_become_no_rows(journal: Jou
     assert journal.metrics()[0] == {"labels/pairs": 3, "labels/abstained": 2, "labels/failed": 1}
 
 
-def test_a_restart_keeps_the_rows_in_the_order_of_rounds(journal: Journal, tmp_path: Path) -> None:
+def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None:
     """Minibatches go by place, so a restarted run must not move the offline pairs behind the rounds it remembers."""
     labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
     offline, online = labelled[:2], labelled[2:]
-    first = Preferences(journal, ArtifactStore(tmp_path / "store"))
+    place, store = tmp_path / "journal.sqlite", ArtifactStore(tmp_path / "store")
+    with Journal.open(place, "run", create={}) as journal:
+        unbroken = Preferences(journal, store)
 
-    def say(preferences: Preferences, items: list[LabelledPair]) -> None:
-        for item in items:
-            journal.add_samples("pair", [item.pair.first, item.pair.second])
-        journal.add_pairs(items, "world")
-        preferences.extend(items)
+        def say(items: list[LabelledPair]) -> None:
+            journal.add_samples("pair", [answer for item in items for answer in (item.pair.first, item.pair.second)])
+            journal.add_pairs(items, "world")
+            unbroken.extend(items)
 
-    say(first, offline)
-    for _ in journal.rounds(1):
-        say(first, online)
-    restarted = Preferences(journal, ArtifactStore(tmp_path / "store"))
-    journal.round = 0
-    restarted.extend(offline)
-    assert restarted.reward == first.reward
+        say(offline)
+        for _ in journal.rounds(1):
+            say(online)
+    with Journal.open(place, "run") as journal:
+        restarted = Preferences(journal, store)
+        restarted.extend(offline)
+    assert restarted.reward == unbroken.reward
     assert [row.id for row in restarted.reward] == ["q0", "q1", "q2", "q3"]
 
 
