@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bench import cost_stage, design_matrix, growth
+from bench import cost_stage, design_matrix, growth, peak_memory, reward_step
 from bench.ratio import HEADER, Ratio
 
-Benchmark = Callable[[int], Ratio]
+Benchmark = Callable[[int], Ratio | Sequence[Ratio]]
+"""Takes the number of repeats; rows that share their measurements come from one benchmark."""
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
+    "C1": lambda repeats: reward_step.run(4096, repeats, "C1"),
+    "C1-32k": lambda repeats: reward_step.run(32_000, repeats, "C1-32k", pairs=2, floor=2.7),
     "C2": lambda repeats: cost_stage.run(4096, repeats, "C2"),
     "C2-32k": lambda repeats: cost_stage.run(32_000, repeats, "C2-32k", pairs=2, floor=2.5),
-    "C8": lambda repeats: growth.run(),
+    "C3": lambda repeats: peak_memory.run(),
+    "C8": lambda repeats: growth.run(repeats),
     "C9": lambda repeats: design_matrix.run(1024, repeats),
     "C9-256": lambda repeats: design_matrix.run(256, repeats, "C9-256"),
 }
@@ -40,18 +47,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(suite: Mapping[str, Benchmark], repeats: int, as_json: bool, out: Path | None) -> None:
     """Runs, prints as it goes, and keeps what was found before: a benchmark can be repeated by itself."""
-    for name, benchmark in suite.items():
-        result = benchmark(repeats)
-        if as_json:
-            print(json.dumps(result.as_json()), flush=True)
-        else:
-            low, high = result.spread
-            print(f"{result.id:15s} {result.ratio:6.2f} ({low:.2f} to {high:.2f})  {result.what}", flush=True)
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            stamp = {"date": datetime.date.today().isoformat(), "machine": platform.processor() or platform.machine()}
-            (out / f"{name}.json").write_text(json.dumps(result.as_json() | stamp, indent=2) + "\n")
-            (out / "table.md").write_text(table(out))
+    for benchmark in suite.values():
+        found = benchmark(repeats)
+        for result in [found] if isinstance(found, Ratio) else found:
+            if as_json:
+                print(json.dumps(result.as_json()), flush=True)
+            else:
+                low, high = result.spread
+                print(f"{result.id:15s} {result.ratio:6.2f} ({low:.2f} to {high:.2f})  {result.what}", flush=True)
+            if out is not None:
+                keep(result, out)
+
+
+def keep(result: Ratio, folder: Path) -> None:
+    """Write a result with its date and machine, and the table of all that the folder holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = {"date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions()}
+    (folder / f"{result.id}.json").write_text(json.dumps(result.as_json() | stamp, indent=2) + "\n")
+    (folder / "table.md").write_text(table(folder))
+
+
+def machine() -> str:
+    """The processor in words and how many of its threads there are."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} threads, one used"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the figures depend on, as far as they are installed."""
+    found = {}
+    for package in ("torch", "transformers", "trl", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def table(folder: Path) -> str:

@@ -43,7 +43,7 @@ class Ratio:
         found = ", ".join(f"{name} {value:.4g}" for name, value in self.details.items())
         return (
             f"| {self.id} | {self.what} | **{self.ratio:.2f}** ({low:.2f} to {high:.2f}) | {floor} "
-            f"| {'yes' if self.met else 'no'} | {found} |"
+            f"| {'-' if self.floor is None else 'yes' if self.met else 'no'} | {found} |"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def language_model(vocabulary: int, seed: int, *, hidden: int = 256, layers: int
 
 
 def preference_rows(vocabulary: int, count: int) -> list[PairRow]:
-    """HH-RLHF pairs: the larger set of `$PDDPO_SHARED` if it is there, else the ones that ship with the package."""
+    """The first of the HH-RLHF pairs that ship with the package, as token ids."""
     texts = _texts()[:count]
     learned = _tokenizer(min(vocabulary, 8192))
 
@@ -60,12 +59,23 @@ def _ended(ids: tuple[int, ...]) -> tuple[int, ...]:
     return (*ids[: LONGEST_ANSWER - 1], 2)
 
 
+def tokenizer(vocabulary: int) -> Any:
+    """The tokenizer of the rows as transformers wants it."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(min(vocabulary, 8192)),
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<pad>",
+    )
+
+
 @cache
 def _texts() -> list[tuple[str, str, str]]:
-    larger = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "preferences_helpful_train.jsonl.gz"
-    with gzip.open(larger if larger.exists() else SHIPPED, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return [_three_parts(row) for row in rows[:400]]
+    with gzip.open(SHIPPED, "rt", encoding="utf-8") as lines:
+        return [_three_parts(json.loads(line)) for line in lines]
 
 
 def _three_parts(row: dict[str, str]) -> tuple[str, str, str]:

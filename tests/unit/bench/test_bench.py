@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench import cost_stage, growth
+from bench import cost_stage, growth, peak_memory, reward_step
 from bench.__main__ import main
 from bench.compare import Arm, markdown
 from bench.ratio import interleaved, of_pairs
+from bench.workload import preference_rows
 
 
 def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +27,55 @@ def test_the_cost_stage_equals_the_plain_three_model_loop() -> None:
     """The benchmark itself compares the losses and stops when they differ."""
     result = cost_stage.run(512, repeats=1, pairs=3)
     assert result.details["ours pairs/CPU-s"] > 0
+
+
+@pytest.mark.slow
+def test_the_reward_stage_equals_that_of_trl() -> None:
+    """The losses after the last step agree, else the benchmark stops. Slow: TRL takes ten seconds to import."""
+    pytest.importorskip("trl")
+    drawn, grouped = reward_step.run(512, repeats=1, pairs=2)
+    assert drawn.details["ours pairs/CPU-s"] == grouped.details["ours pairs/CPU-s"] > 0
+
+
+def test_sides_that_compute_different_losses_are_not_timed() -> None:
+    sides = reward_step.Sides([], [], ours=lambda: 0.69, theirs=lambda batches: 0.68)
+    with pytest.raises(RuntimeError, match="do not compute the same"):
+        sides.assert_equal()
+
+
+def test_batches_of_similar_length_hold_every_row_once() -> None:
+    rows = preference_rows(512, 6)
+    sides = reward_step.Sides(rows, [[0, 1], [2, 3], [4, 5]], ours=lambda: 0.0, theirs=lambda batches: 0.0)
+    batches = sides.of_similar_length()
+    length = [len(row.prompt) + max(len(row.chosen), len(row.rejected)) for row in rows]
+    assert sorted(index for batch in batches for index in batch) == list(range(6))
+    assert [length[index] for batch in batches for index in batch] == sorted(length)
+
+
+def test_the_peak_is_the_largest_sum_of_tensors_alive_at_once() -> None:
+    """By hand: 1,000 weights with gradients, and 10 MB that are gone before another 4 MB come."""
+    model = torch.nn.Linear(1000, 1, bias=False)
+
+    def step() -> torch.Tensor:
+        torch.zeros(2_500_000)
+        return model(torch.ones(1000)).sum() + torch.zeros(1_000_000)[0]
+
+    _, (held, most) = peak_memory.peak(step, model)
+    assert held == 8000
+    assert most == pytest.approx(1e7, rel=1e-2)
+
+
+def test_a_cost_step_takes_less_memory_than_one_over_three_models() -> None:
+    """The benchmark compares the losses of both and stops when they differ."""
+    result = peak_memory.against_three_models(peak_memory.Setting(2048, pairs=2, hidden=64, layers=2))
+    assert result.ratio > 1
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_reward_step_is_compared_at_the_same_loss_as_trl() -> None:
+    pytest.importorskip("trl")
+    found = peak_memory.against_trl(peak_memory.Setting(2048, pairs=2, hidden=64, layers=2))
+    assert [result.id for result in found] == ["C3", "C3-recomputed"]
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:
