@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import cost_stage, growth, peak_memory, reward_step
+from bench import cost_stage, growth, peak_memory, reward_step, stored_policies
 from bench.__main__ import main
 from bench.compare import Arm, markdown
 from bench.ratio import interleaved, of_pairs
@@ -76,6 +76,13 @@ def test_the_peak_of_a_reward_step_is_compared_at_the_same_loss_as_trl() -> None
     pytest.importorskip("trl")
     found = peak_memory.against_trl(peak_memory.Setting(2048, pairs=2, hidden=64, layers=2))
     assert [result.id for result in found] == ["C3", "C3-recomputed"]
+
+
+@pytest.mark.slow
+def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
+    """Slow: peft takes seconds to import."""
+    result = stored_policies.run(hidden=64, layers=2)
+    assert result.ratio > 10
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:
