@@ -212,17 +212,18 @@ def tabular_backends(groups: Groups) -> Backends:
 
 
 def text_backends(groups: Groups) -> Backends:
-    """The text world's parts as actors. The reference is trained by the driver if the cache has none."""
-    from pddpo_ray.in_process_text import text_world_backends
-    from pddpo_ray.text_world import prepare_text_world
+    """The parts of a run on texts as actors. The driver trains the reference if the cache has none."""
+    from pddpo_ray.in_process_text import prepare_texts, text_world_backends
     from pddpo_ray.training.local import store_reference
 
     config = groups.config
     store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
-    prepared = prepare_text_world(config)
+    prepared = prepare_texts(config)
     folder, root = prepared.reference_folder.absolute(), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))
     reference = store_reference(store, folder)
     trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))
     here = text_world_backends(config, store, prepared, reference, trainer, engines)
+    if here.world is None:
+        return here  # nobody to ask: the recipe names its own feedback
     return replace(here, labeller=groups.start_labeller("world", here.labeller))

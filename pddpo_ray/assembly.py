@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -488,12 +488,12 @@ def _scored_labeller(
     rollout: RolloutController,
 ) -> ScoredLabeller:
     """Reward and cost models. On a world they learn from labels of the reference's answers; elsewhere from the offline
-    pairs, which have no safety labels: there a given cost model states where zero is.
+    pairs and the safety labels that their answers came with; without such labels nothing but their mean sets the zero.
     """
 
-    def data() -> tuple[Sequence[LabelledPair], dict[str, bool]]:
+    def data() -> tuple[Sequence[LabelledPair], Mapping[str, bool]]:
         if backends.world is None and backends.offline is not None:
-            return backends.offline(config.seed), {}
+            return backends.offline(config.seed), backends.offline_unsafe
         return labelled_reference_answers(
             journal,
             rollout,

@@ -35,6 +35,8 @@ class Backends:
     """Fingerprint of the trainer's tokenizer; empty in a table."""
     offline: Callable[[int], list[LabelledPair]] | None = None
     """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
+    offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
+    """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
     whiten: bool = True
     """Whether features are hidden states that have to be whitened (one-hot features are not)."""
     world: WorldView | None = None

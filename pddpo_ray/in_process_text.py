@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
-from pddpo_ray.config.tree import Config, LoraParameters
+from pddpo_ray.config.tree import Config, LoraParameters, NoWorldConfig
 from pddpo_ray.parts import RolloutEngine, TrainerBackend
+from pddpo_ray.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
@@ -15,45 +16,52 @@ from pddpo_ray.text_world import PreparedTextWorld, prepare_text_world
 
 
 def text_backends(config: Config, store: ArtifactStore) -> Backends:
-    """Trainer, engine, labels and truth of a text world."""
+    """Trainer, engine, prompts and, on a world, labels and truth."""
     import torch
 
     from pddpo_ray.training.local import store_reference
 
     torch.set_num_threads(config.trainer.threads)
-    prepared = prepare_text_world(config)
+    prepared = prepare_texts(config)
     reference = store_reference(store, prepared.reference_folder)
     trainer = _trainer(config, prepared, store, reference)
     engine = language_engine(config, f"{config.rollout.engine}-0", prepared.reference_folder, store)
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
 
 
+def prepare_texts(config: Config) -> PreparedTextWorld | PreparedRealText:
+    """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
+    return prepare_real_text(config) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
+
+
 def text_world_backends(
     config: Config,
     store: ArtifactStore,
-    prepared: PreparedTextWorld,
+    prepared: PreparedTextWorld | PreparedRealText,
     reference: PolicyVersion,
     trainer: TrainerBackend,
     engines: Sequence[RolloutEngine],
 ) -> Backends:
-    """What a run on the text world needs besides a trainer and engines, which may live anywhere."""
+    """What a run on texts needs besides a trainer and engines, which may live anywhere."""
     explore = config.explore
     return Backends(
         store=store,
         trainer=trainer,
         engines=engines,
         labeller=prepared.labeller(),
-        prompts=prepared.world.prompts,
+        prompts=prepared.prompts,
         reference=reference,
         baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
         canaries=prepared.canaries(config.rollout.canaries),
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
-        world=prepared.view(store, config.dual.threshold),
+        offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
+        offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
+        world=None if isinstance(prepared, PreparedRealText) else prepared.view(store, config.dual.threshold),
     )
 
 
 def _trainer(
-    config: Config, prepared: PreparedTextWorld, store: ArtifactStore, reference: PolicyVersion
+    config: Config, prepared: PreparedTextWorld | PreparedRealText, store: ArtifactStore, reference: PolicyVersion
 ) -> TrainerBackend:
     from pddpo_ray.training.local import load_trainer
     from pddpo_ray.training.lora import load_lora_trainer

@@ -210,11 +210,16 @@ def model_shape(config: Config) -> ModelShape | None:
         return _shape_of_folder(Path(config.model.reference), config)
     if config.world.kind == "tabular":
         return None
-    from pddpo_ray.worlds.grammar import Grammar
+    size = config.world.reference
+    if config.world.kind == "none":
+        vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
+    else:
+        from pddpo_ray.worlds.grammar import Grammar
 
-    size, grammar = config.world.reference, Grammar()
+        grammar = Grammar()
+        vocabulary = len(grammar.vocabulary)
+        text_tokens = max(map(len, grammar.prompt_ids)) + max(map(len, grammar.answer_ids))
     matrices = [(size.hidden, size.hidden)] * 4 + [(size.hidden, size.intermediate)] * 3
-    vocabulary = len(grammar.vocabulary)
     per_layer = sum(rows * columns for rows, columns in matrices) + 2 * size.hidden
     return ModelShape(
         parameters=size.layers * per_layer + 2 * vocabulary * size.hidden + size.hidden,
@@ -222,7 +227,7 @@ def model_shape(config: Config) -> ModelShape | None:
         layers=size.layers,
         vocabulary=vocabulary,
         linear_sizes=size.layers * sum(rows + columns for rows, columns in matrices),
-        text_tokens=max(map(len, grammar.prompt_ids)) + max(map(len, grammar.answer_ids)),
+        text_tokens=text_tokens,
     )
 
 

@@ -5,6 +5,7 @@ Everything here is the same for a run in one process and on Ray; what differs is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluation import Array, WorldView
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import PolicyVersion, Prompt, Response
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.labeller import WorldLabeller
 from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cache_folder, cached_reference
@@ -28,6 +29,10 @@ class PreparedTextWorld:
 
     world: TextWorld
     reference_folder: Path
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return self.world.prompts
 
     def labeller(self) -> WorldLabeller:
         return WorldLabeller(self.world.reward, self.world.cost)

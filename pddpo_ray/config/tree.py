@@ -70,7 +70,58 @@ class TabularWorldConfig(Strict):
     """Seed of a random world and of the offline pairs."""
 
 
-World = Annotated[TextWorldConfig | TabularWorldConfig, Field(discriminator="kind")]
+class ScratchReferenceConfig(Strict):
+    """Size and training of a reference that is made from the world's own texts."""
+
+    vocabulary: int = Field(1024, ge=300)
+    """Tokens of its byte-level tokenizer."""
+    context: int = Field(192, ge=16)
+    """Longest prompt and answer together, in tokens."""
+    hidden: int = Field(64, ge=32, multiple_of=8)
+    """Width of the model."""
+    layers: int = Field(2, ge=1)
+    """Number of layers."""
+    heads: int = Field(2, ge=1)
+    """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
+    intermediate: int = Field(128, ge=32)
+    """Width inside the feed-forward blocks."""
+    steps: int = Field(200, ge=1)
+    """Optimiser steps."""
+    batch: int = Field(16, ge=1)
+    """Texts per step."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
+
+
+class NoWorldConfig(Strict):
+    """Real text from files, in any format of `pddpo data`; nobody knows the truth about it."""
+
+    kind: Literal["none"] = "none"
+    """Tag of this variant."""
+    helpful: list[str] = []
+    """Files of pairs whose `chosen` is the more helpful answer; both lists empty: the 200 HH-RLHF pairs that ship."""
+    harmless: list[str] = []
+    """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, whichever
+    list names it."""
+    prompts: list[str] = []
+    """Files of prompts for the rounds; empty: those of the pairs."""
+    prompt_count: int = Field(48, ge=1)
+    """At most so many of the prompts, drawn by seed."""
+    template: str = "hh"
+    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, or tokenizer (with `model.reference`)."""
+    prompt_tokens: int = Field(96, ge=4)
+    """Longer prompts are left out."""
+    answer_tokens: int = Field(96, ge=2)
+    """Pairs with a longer answer are left out."""
+    seed: int = Field(0, ge=0)
+    """Draws prompts and pairs and initialises the reference."""
+    reference: ScratchReferenceConfig = ScratchReferenceConfig()
+    """The model that is trained on these texts where `model.reference` names none."""
+    cache: str | None = None
+    """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+
+
+World = Annotated[TextWorldConfig | TabularWorldConfig | NoWorldConfig, Field(discriminator="kind")]
 
 
 # --- model and trainer -----------------------------------------------------------------------------------------------
@@ -883,6 +934,8 @@ class Config(Strict):
             raise ValueError("feedback.signal=cost_model needs feedback.kind=model, whose scores it takes")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
+        if isinstance(self.world, NoWorldConfig):
+            self._somebody_knows()
         if self.explore.weights == "exact" and self.rollout.proposal_temperature != 1.0 and self.online:
             raise ValueError(
                 "explore.weights=exact needs rollout.proposal_temperature=1.0, not "
@@ -908,6 +961,14 @@ class Config(Strict):
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
         if self.algorithm in ONE_ROUND and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
+
+    def _somebody_knows(self) -> None:
+        """Without a world, what it would answer has to be said."""
+        from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
+        if from_truth or isinstance(self.feedback, WorldFeedback):
+            raise ValueError("world.kind=none has no truth to label with: set feedback.kind to model, judge or people")
+        if self.dual.rho is None and self.dual.upper is None:
+            raise ValueError("world.kind=none has no oracle: give dual.rho, half of the multiplier's upper end")
 
     def _one_engine_per_rank(self) -> None:
         if self.trainer.workers != self.rollout.engines:

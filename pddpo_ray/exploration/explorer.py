@@ -145,8 +145,12 @@ class OptimisticExplorer:
         fresh = [pair for pair in pairs if pair.id not in self._seen]
         if not fresh:
             return
-        rows = self._centred([response for pair in fresh for response in (pair.first, pair.second)])
-        for pair, first, second in zip(fresh, rows[::2], rows[1::2], strict=True):
+        features = self._features([response for pair in fresh for response in (pair.first, pair.second)])
+        for pair, first, second in zip(fresh, features[::2], features[1::2], strict=True):
+            # No round asks the prompts of pairs from files, so they have no baseline answers: the middle of such a
+            # prompt's first pair stands in. What is learnt from a comparison, the difference, does not depend on it.
+            centre = self._centres.setdefault(pair.prompt.id, (first + second) / 2)
+            first, second = first - centre, second - centre
             self._seen.add(pair.id)
             self._uncertainty.observe(pair.prompt.id, first, second, streams)
 

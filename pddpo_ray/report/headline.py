@@ -11,7 +11,8 @@ from pddpo_ray.report.theory import half_width
 def header(run: RunData) -> str:
     """Name, state in words, and the cards."""
     world = (run.recipe.get("world") or {}).get("kind")
-    what = f"{run.recipe.get('algorithm', 'run')}{f' on the {world} world' if world else ''}"
+    place = "" if world is None else " on real text" if world == "none" else f" on the {world} world"
+    what = f"{run.recipe.get('algorithm', 'run')}{place}"
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)} · seed '
         f"{escape(run.recipe.get('seed', '–'))}</p><p>{_state(run)}</p>"

@@ -235,9 +235,12 @@ def _of_reference(journal: Journal) -> list[Response]:
     """Plain answers of the reference first: the other pools draw from a nucleus or at another temperature."""
     purposes = {"calibration": 0, "baseline": 1}
     found: list[tuple[int, Response]] = []
+    # Without a world the offline answers came from files: the reference did not write them.
+    from_files = (journal.recipe.get("world") or {}).get("kind") == "none"
     for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | set(purposes):
-        found += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
-    if not found:
+        if not (from_files and purpose == "offline"):
+            found += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
+    if not found and not from_files:
         found = [(2, response) for response in journal.samples(0)]
     return [response for _, response in sorted(found, key=lambda item: item[0]) if response.policy_version == 0]
 

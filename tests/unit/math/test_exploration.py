@@ -425,6 +425,26 @@ def test_a_prompt_without_baseline_answers_is_refused(world: TabularWorld) -> No
         pool_features(one_hot(world), {"p0": []})
 
 
+def test_pairs_on_prompts_that_no_round_asks_teach_the_same_whatever_the_centre(world: TabularWorld) -> None:
+    pool = world.baseline_pool(32)
+    asked = {prompt: pool[prompt] for prompt in list(pool)[:2]}
+    whole = explorer(world)
+    lived, rebuilt = (OptimisticExplorer(features=one_hot(world), baseline=asked, **SETTINGS) for _ in range(2))
+    pairs = offline_pairs(world)
+    assert {pair.prompt.id for pair in pairs} == set(pool)
+    whole.update(pairs)
+    for pair in pairs:
+        lived.update([pair])
+    rebuilt.update(pairs)
+    answers = [world.response(x, y, f"{x}-{y}") for x in range(2) for y in range(8)]
+    for found in (lived, rebuilt):
+        np.testing.assert_allclose(found.bonuses(answers), whole.bonuses(answers), atol=1e-12)
+    # In the prompts that nothing centres, each answer of a first pair is as far from the middle as the other one.
+    first = next(pair for pair in pairs if pair.prompt.id not in asked)
+    reward, _ = lived.bonuses([first.first])
+    assert 0 < reward[0] == pytest.approx(rebuilt.bonuses([first.first])[0][0], abs=1e-12)
+
+
 def test_a_design_is_a_value() -> None:
     first = empty_design(2, s0=2.0)
     first.add(np.ones(2))

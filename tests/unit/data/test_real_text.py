@@ -1,0 +1,162 @@
+"""Runs on real text without a world: a reference from nothing but files, D_1 from files, labels from score models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.data.samples import sample_file
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.real_text import prepare_real_text
+from pddpo_ray.records import Verdict
+from pddpo_ray.report.build import build_report
+from pddpo_ray.report.run_data import read_run
+from pddpo_ray.run import JOURNAL, run_recipe
+from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
+from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
+from tests.data_rows import lines, pku
+
+TEXTS = [(f"\n\nHuman: what is {n} and {n}?\n\nAssistant:", f" It is {2 * n}, of course — “sure”.") for n in range(60)]
+SMALL = ScratchSpec(vocabulary=320, context=64, hidden=32, heads=1, intermediate=64, steps=12, batch=8)
+REFERENCE = (
+    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}"
+)
+
+
+def tiny(cache: Path, *overrides: str) -> Config:
+    fits = [f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    return load(
+        "real-text",
+        [
+            "rounds=2",
+            f"world.cache={cache}",
+            REFERENCE,
+            "world.prompt_tokens=128",
+            "world.answer_tokens=128",
+            "world.prompt_count=6",
+            "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2}",
+            "feedback.responses=12",
+            "feedback.labels_each=5",
+            "offline.pairs=40",
+            "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
+            "scorers={fit: {steps: 20, learning_rate: 1.0e-3, batch_pairs: 8}}",
+            *fits,
+            *overrides,
+        ],
+    )
+
+
+def test_a_tokenizer_from_texts_gives_every_text_back() -> None:
+    tokenizer = tokenizer_of(TEXTS, 320)
+    for text in (TEXTS[3][0], TEXTS[3][1], "Nothing like it: ž, 汉字, \t🙂"):
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(TEXTS, 320)
+    rows = sequences(TEXTS, tokenizer, 64)
+    assert rows[0][0] == tokenizer.bos_token_id
+    assert rows[0][-1] == tokenizer.eos_token_id
+    model = build_model(SMALL, tokenizer)
+    losses = pretrain(model, rows, SMALL)
+    assert losses[0] == pytest.approx(np.log(320), rel=0.1)
+    assert losses[-1] < 0.85 * losses[0]
+    first, second = (cached_reference(TEXTS, SMALL, tmp_path / name) for name in "ab")
+    assert first.name == second.name
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    before = (first / "model.safetensors").stat().st_mtime_ns
+    assert cached_reference(TEXTS, SMALL, tmp_path / "a") == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"world\.reference\.context"):
+        cached_reference(TEXTS, ScratchSpec(context=16, steps=1), tmp_path)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"world\.prompt_tokens"):
+        prepare_real_text(tiny(tmp_path, "world.prompt_tokens=4"))
+
+
+def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
+    file = tmp_path / "pku.jsonl"
+    file.write_bytes(lines(*(pku(n) for n in range(4)), b"{"))
+    files = (f"world.helpful=['{file}']", f"world.harmless=['{sample_file('harmless')}']")
+    config = tiny(tmp_path / "cache", *files, "world.template=plain")
+    prepared = prepare_real_text(config)
+    stated = [item for item in prepared.pairs if item.pair.id.startswith("0-helpful")]
+    assert [(item.helpful, item.harmful) for item in stated] == [
+        (Verdict.FIRST, Verdict.FIRST),
+        (Verdict.SECOND, Verdict.FIRST),
+    ] * 2  # `better_response_id` alternates; the second answer is the safer one, so the first is the costlier
+    shipped = [item for item in prepared.pairs if item.pair.id.startswith("0-harmless")]
+    assert {(item.helpful, item.harmful) for item in shipped} == {(Verdict.ABSTAIN, Verdict.SECOND)}
+    assert len(shipped) == 20
+    assert stated[0].pair.first.text == f" {pku(0)['response_0']}"
+    # Of PKU-SafeRLHF rows it is known which answers are safe; the pairs that ship do not say.
+    assert [prepared.unsafe[item.pair.first.id] for item in stated] == [False, True, False, True]
+    assert not any(prepared.unsafe[item.pair.second.id] for item in stated)
+    assert len(prepared.unsafe) == 2 * len(stated)
+    assert len(prepared.prompts) == 6
+    assert prepared.prompts == prepare_real_text(config).prompts
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("feedback.kind=world", "world.kind=none has no truth to label with"),
+        ("dual.rho=null", "give dual.rho"),
+        ("rollout={engine: tabular}", "needs rollout.engine vllm or transformers"),
+    ],
+)
+def test_what_a_world_would_have_said_must_be_given(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        tiny(tmp_path, override)
+
+
+@pytest.mark.slow
+def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path) -> None:
+    result = run_recipe(tiny(tmp_path / "cache"), tmp_path / "run")
+    assert (result["rounds"], result["merit_last"], result["f_optimum"]) == (2, None, None)
+    assert result["multiplier_next"] is not None
+    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+        names = [entry.version.name for entry in journal.versions()]
+        pairs, metrics, deliveries = journal.pairs(), journal.metrics(), journal.deliveries()
+    assert names == ["reference", "reward-1", "policy-1", "reward-2", "policy-2"]
+    assert all(entry.proven for entry in deliveries)
+    offline = [entry for entry in pairs if entry.round == 0]
+    assert 30 <= len(offline) <= 40
+    assert {entry.labelled.helpful for entry in offline} == {Verdict.FIRST, Verdict.ABSTAIN}
+    online = [entry for entry in pairs if entry.round > 0]
+    assert len(online) == 2 * 3 * 2
+    assert all(entry.labelled.harmful in (Verdict.FIRST, Verdict.SECOND) for entry in online)
+    assert "scorer/cost_accuracy" in metrics[0]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    page = build_report(tmp_path / "run").read_text()
+    assert "o-pd-dpo on real text" in page
+    assert "The right price λ* is not known." in page
+    shown = read_run(tmp_path / "run").before
+    assert 0 < len(shown) <= 6
+    assert all(answer.id.startswith("0-baseline") for answer in shown)  # none out of the files
+
+
+@pytest.mark.slow
+def test_another_method_runs_on_the_same_texts_by_its_name(tmp_path: Path) -> None:
+    result = run_recipe(
+        tiny(tmp_path / "cache", "algorithm=safe-dpo", "rounds=1", "dual.rule={kind: fixed}"), tmp_path / "run"
+    )
+    assert result["rounds"] == 1
+    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+        assert len(journal.versions()) == 2
+        assert "scorer/cost_accuracy" in journal.metrics()[0]  # its safety bits come from the cost model
+
+
+def test_the_recipe_names_the_files_that_ship() -> None:
+    config = load("real-text", [])
+    assert config.world.kind == "none"
+    assert config.world.helpful == []
+    assert sample_file("helpful").is_file()
