@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -44,28 +44,35 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
         raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error
 
 
-def ask_again(
-    actor: Any,
-    method: str,
-    arguments: Sequence[Any],
-    *,
-    attempts: int,
-    deadline_s: float,
-    start_deadline_s: float,
-    who: str,
-    what: str,
-) -> Any:
-    """Answer of an actor whose answers follow from the question: whenever its process is lost it is asked once more.
+@dataclass(frozen=True)
+class Answerer:
+    """An actor whose answers follow from the question: whenever its process is lost it is asked once more.
 
-    The actor has a method `ready`. Raises RunError when it was lost `attempts` times, or as `wait_for` does.
+    It has a method `ready` and may be started `restarts` times more; `who` names it in messages.
     """
-    for _ in range(attempts):
-        try:
-            reference = getattr(actor, method).remote(*arguments)
-            return wait_for(reference, deadline_s=deadline_s, who=who, what=what)
-        except RayActorError as error:
-            lost = error
-            # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
-            restarted = actor.ready.options(max_task_retries=-1).remote()
-            wait_for_actor(restarted, deadline_s=start_deadline_s, who=who)
-    raise RunError(f"{who} was lost {attempts} times during {what}") from lost
+
+    actor: Any
+    who: str
+    restarts: int
+    deadline_s: float
+    start_deadline_s: float
+
+    def wait_ready(self) -> None:
+        wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, who=self.who)
+
+    def ask(self, method: str, *arguments: Any, what: str) -> Any:
+        """Raises RunError when it was lost too often, or as `wait_for` does."""
+        attempts = self.restarts + 1
+        for _ in range(attempts):
+            try:
+                reference = getattr(self.actor, method).remote(*arguments)
+                return wait_for(reference, deadline_s=self.deadline_s, who=self.who, what=what)
+            except RayActorError as error:
+                lost = error
+                # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
+                restarted = self.actor.ready.options(max_task_retries=-1).remote()
+                wait_for_actor(restarted, deadline_s=self.start_deadline_s, who=self.who)
+        raise RunError(f"{self.who} was lost {attempts} times during {what}") from lost
+
+    def close(self) -> None:
+        ray.kill(self.actor)

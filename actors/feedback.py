@@ -6,11 +6,10 @@ Labels follow from the items and a seed, so a lost process is simply asked again
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import ray
 
-from actors.calls import ask_again, wait_for_actor
+from actors.calls import Answerer
 from actors.placement import beside_driver
 from pddpo_ray.parts import Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
@@ -51,10 +50,7 @@ class FeedbackHandle:
         restarts: int = 3,
     ) -> None:
         self.name = name
-        self._deadline_s = deadline_s
-        self._start_deadline_s = start_deadline_s
-        self._attempts = restarts + 1
-        self._actor = (
+        actor = (
             ray.remote(FeedbackActor)
             .options(
                 num_cpus=0,
@@ -65,31 +61,20 @@ class FeedbackHandle:
             )
             .remote(make_labeller)
         )
+        self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
 
     def wait_ready(self) -> None:
-        wait_for_actor(self._actor.ready.remote(), deadline_s=self._start_deadline_s, who=f"labeller {self.name}")
+        self._answerer.wait_ready()
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        labels: list[SafetyLabels] = self._call(
+        labels: list[SafetyLabels] = self._answerer.ask(
             "safety", items, labels_each, seed, what=f"{len(items)} x {labels_each} safety labels"
         )
         return labels
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        labels: list[LabelledPair] = self._call("compare", pairs, seed, what=f"{len(pairs)} comparisons")
+        labels: list[LabelledPair] = self._answerer.ask("compare", pairs, seed, what=f"{len(pairs)} comparisons")
         return labels
 
     def close(self) -> None:
-        ray.kill(self._actor)
-
-    def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        return ask_again(
-            self._actor,
-            method,
-            arguments,
-            attempts=self._attempts,
-            deadline_s=self._deadline_s,
-            start_deadline_s=self._start_deadline_s,
-            who=f"labeller {self.name}",
-            what=what,
-        )
+        self._answerer.close()

@@ -6,11 +6,10 @@ Scores follow from the texts alone, so a lost process is simply asked again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import ray
 
-from actors.calls import ask_again, wait_for_actor
+from actors.calls import Answerer
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import AnswerScorer, Array, TextPair
 
@@ -55,37 +54,23 @@ class ScorerHandle:
         restarts: int = 3,
     ) -> None:
         self.name = name
-        self._deadline_s = deadline_s
-        self._start_deadline_s = start_deadline_s
-        self._attempts = restarts + 1
-        self._actor = (
+        actor = (
             ray.remote(ScorerActor)
             .options(num_cpus=0, num_gpus=gpus, max_restarts=restarts, max_task_retries=0)
             .remote(make_scorer, threads)
         )
+        self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)
 
     def wait_ready(self) -> None:
-        wait_for_actor(self._actor.ready.remote(), deadline_s=self._start_deadline_s, who=f"scorer {self.name}")
+        self._answerer.wait_ready()
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
-        scores: Array = self._call("score_texts", list(texts), what=f"scores of {len(texts)} texts")
+        scores: Array = self._answerer.ask("score_texts", list(texts), what=f"scores of {len(texts)} texts")
         return scores
 
     def score(self, responses: Sequence[Response]) -> Array:
-        scores: Array = self._call("score", list(responses), what=f"scores of {len(responses)} answers")
+        scores: Array = self._answerer.ask("score", list(responses), what=f"scores of {len(responses)} answers")
         return scores
 
     def close(self) -> None:
-        ray.kill(self._actor)
-
-    def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        return ask_again(
-            self._actor,
-            method,
-            arguments,
-            attempts=self._attempts,
-            deadline_s=self._deadline_s,
-            start_deadline_s=self._start_deadline_s,
-            who=f"scorer {self.name}",
-            what=what,
-        )
+        self._answerer.close()

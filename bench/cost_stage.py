@@ -7,14 +7,13 @@ same optimiser steps; their losses are compared before anything is timed. Our si
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.ratio import Ratio, interleaved
+from bench.ratio import Ratio, assert_same, interleaved
 from bench.workload import language_model, preference_rows
 from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PolicyVersion
@@ -54,8 +53,8 @@ def run(vocabulary: int = 4096, repeats: int = 5, name: str = "C2", pairs: int =
         for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, SEED)):
             own = texts_of([rows[i] for i in indices])
             with torch.no_grad():
-                frozen = [_every_position(model, own) for model in (reference, reward_policy)]
-            loss = _long_form(_every_position(start, own), *frozen)
+                frozen = [every_position(model, own) for model in (reference, reward_policy)]
+            loss = long_form(every_position(start, own), *frozen)
             optimizer.zero_grad(set_to_none=True)
             (MULTIPLIER * loss).backward()
             for group in optimizer.param_groups:
@@ -64,25 +63,19 @@ def run(vocabulary: int = 4096, repeats: int = 5, name: str = "C2", pairs: int =
             losses.append(float(loss.detach()))
         return float(np.mean(losses[-max(1, len(losses) // 5) :]))
 
-    _equal(columns, three_models)
+    assert_same(three_models(), columns())
     what = f"cost stage on HH pairs, vocabulary {vocabulary}: plain three-model loop / ours"
     return interleaved(name, what, three_models, columns, repeats, floor=floor, unit=("pairs", EPOCHS * pairs))
 
 
-def _equal(columns: Callable[[], float], three_models: Callable[[], float]) -> None:
-    ours, theirs = columns(), three_models()
-    if not np.isclose(ours, theirs, rtol=1e-4):
-        raise RuntimeError(f"the two sides do not compute the same: last losses {ours} and {theirs}")
-
-
-def _long_form(policy: Tensor, reference: Tensor, reward_policy: Tensor) -> Tensor:
+def long_form(policy: Tensor, reference: Tensor, reward_policy: Tensor) -> Tensor:
     """The paper's loss with the reference in it. Log-probabilities [2B], chosen first -> []"""
     cost = (BETA * (reward_policy - reference) - BETA * (policy - reference)) / MULTIPLIER
     half = len(cost) // 2
     return torch.nn.functional.softplus(-(cost[half:] - cost[:half])).mean()
 
 
-def _every_position(model: Any, texts: list[Text]) -> Tensor:
+def every_position(model: Any, texts: list[Text]) -> Tensor:
     """Log-probabilities from the whole vocabulary matrix of the padded batch. -> [n]"""
     batch = collate(texts)
     log_softmax = torch.log_softmax(model(input_ids=batch.ids).logits, dim=-1)

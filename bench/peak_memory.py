@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bench.cost_stage import BETA, MULTIPLIER, _every_position, _long_form
-from bench.ratio import Ratio, of_pairs
+from bench.cost_stage import BETA, MULTIPLIER, every_position, long_form
+from bench.ratio import Ratio, assert_same, of_pairs
 from bench.reward_step import TrlSteps
 from bench.workload import language_model, preference_rows
 from pddpo_ray.objectives import cost_temperature, preference_loss
@@ -78,7 +78,7 @@ def against_trl(setting: Setting, name: str = "C3", floor: float = 2.5) -> list[
             trl.trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
         trl.trainer.model.train()
         loss, theirs = peak(partial(trl.loss, range(setting.pairs)), trl.trainer.model)
-        _assert_equal(loss, expected)
+        assert_same(loss, expected)
         what = f"peak of a reward step, vocabulary {setting.vocabulary}: TRL DPOTrainer, precomputed{way} / ours"
         found.append(_row(name + suffix, what, theirs, own, None if again else floor))
     return found
@@ -89,7 +89,7 @@ def against_three_models(setting: Setting, name: str = "C3-naive", floor: float 
     models = policy, _, reward_policy = setting.model(1), setting.model(2), setting.model(0)
     loss, theirs = peak(lambda: _three_models(models, setting.texts), policy, resident=models)
     expected, own = setting.ours(_scored(reward_policy, setting.texts), cost_temperature(BETA, MULTIPLIER))
-    _assert_equal(loss, expected)
+    assert_same(loss, expected)
     what = f"peak of a cost step, vocabulary {setting.vocabulary}: plain three-model loop / ours"
     return _row(name, what, theirs, own, floor)
 
@@ -122,13 +122,8 @@ def peak(step: Callable[[], Tensor], model: nn.Module, resident: Sequence[nn.Mod
 def _three_models(models: Sequence[nn.Module], texts: list[Text]) -> Tensor:
     """Loss of the cost stage from reference, reward policy and policy (given as policy, reference, reward policy)."""
     with torch.no_grad():
-        frozen = [_every_position(model, texts) for model in models[1:]]
-    return _long_form(_every_position(models[0], texts), *frozen)
-
-
-def _assert_equal(theirs: float, ours: float) -> None:
-    if not np.isclose(theirs, ours, rtol=1e-4):
-        raise RuntimeError(f"the two sides do not compute the same: losses {theirs} and {ours}")
+        frozen = [every_position(model, texts) for model in models[1:]]
+    return long_form(every_position(models[0], texts), *frozen)
 
 
 def _row(name: str, what: str, theirs: np.ndarray, ours: np.ndarray, floor: float | None) -> Ratio:

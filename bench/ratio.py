@@ -50,6 +50,12 @@ class Ratio:
 HEADER = "| id | what | ratio (quartiles) | floor | met | on this machine |\n|---|---|---|---|---|---|"
 
 
+def assert_same(theirs: float, ours: float) -> None:
+    """Raises RuntimeError if the two sides end at losses that differ: then their times say nothing."""
+    if not np.isclose(theirs, ours, rtol=1e-4):
+        raise RuntimeError(f"the two sides do not compute the same: last losses {theirs} and {ours}")
+
+
 def interleaved(
     name: str,
     what: str,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.ratio import Ratio, cpu_seconds, of_pairs
+from bench.ratio import Ratio, assert_same, cpu_seconds, of_pairs
 from bench.workload import language_model, preference_rows, tokenizer
 from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
@@ -47,9 +47,7 @@ class Sides:
 
     def assert_equal(self) -> None:
         """Raises RuntimeError if the losses after all steps differ: forward passes, gradients and updates agree."""
-        ours, theirs = self.ours(), self.as_drawn()
-        if not np.isclose(ours, theirs, rtol=1e-4):
-            raise RuntimeError(f"the two sides do not compute the same: last loss {ours} and {theirs}")
+        assert_same(self.as_drawn(), self.ours())
 
     def of_similar_length(self) -> Batches:
         """The rows sorted by what TRL pads to, in as many batches."""

@@ -116,8 +116,8 @@ def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
+    from pddpo_ray.small_models import cache_folder
     from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
-    from pddpo_ray.worlds.reference import cache_folder
 
     template = template_named(settings.template)
     texts = [

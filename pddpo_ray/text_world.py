@@ -16,9 +16,10 @@ from pddpo_ray.config.tree import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluation import Array, WorldView
 from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.small_models import cache_folder
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.labeller import WorldLabeller
-from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cache_folder, cached_reference
+from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
 

@@ -22,8 +22,8 @@ class Strict(BaseModel):
 # --- world -----------------------------------------------------------------------------------------------------------
 
 
-class TextReferenceConfig(Strict):
-    """Size and pre-training of the text world's reference model."""
+class SmallModelConfig(Strict):
+    """Shape and peak learning rate of a reference that is trained here in place of a downloaded one."""
 
     hidden: int = Field(64, ge=32, multiple_of=8)
     """Width of the model."""
@@ -33,12 +33,17 @@ class TextReferenceConfig(Strict):
     """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
     intermediate: int = Field(128, ge=32)
     """Width inside the feed-forward blocks."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
+
+
+class TextReferenceConfig(SmallModelConfig):
+    """Size and pre-training of the text world's reference model."""
+
     steps: int = Field(240, ge=1)
     """Optimiser steps of the pre-training."""
     batch: int = Field(64, ge=1)
     """Sentences per step."""
-    learning_rate: float = Field(4e-3, gt=0)
-    """Peak learning rate."""
     rare: float = Field(0.012, gt=0, lt=0.1)
     """Intended probability of each rare value: 0.2 to 2 % is where exploration matters and can succeed."""
 
@@ -70,27 +75,17 @@ class TabularWorldConfig(Strict):
     """Seed of a random world and of the offline pairs."""
 
 
-class ScratchReferenceConfig(Strict):
+class ScratchReferenceConfig(SmallModelConfig):
     """Size and training of a reference that is made from the world's own texts."""
 
     vocabulary: int = Field(1024, ge=300)
     """Tokens of its byte-level tokenizer."""
     context: int = Field(192, ge=16)
     """Longest prompt and answer together, in tokens."""
-    hidden: int = Field(64, ge=32, multiple_of=8)
-    """Width of the model."""
-    layers: int = Field(2, ge=1)
-    """Number of layers."""
-    heads: int = Field(2, ge=1)
-    """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
-    intermediate: int = Field(128, ge=32)
-    """Width inside the feed-forward blocks."""
     steps: int = Field(200, ge=1)
     """Optimiser steps."""
     batch: int = Field(16, ge=1)
     """Texts per step."""
-    learning_rate: float = Field(4e-3, gt=0)
-    """Peak learning rate."""
 
 
 class NoWorldConfig(Strict):

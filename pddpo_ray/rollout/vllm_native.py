@@ -136,7 +136,7 @@ class AdapterVllmEngine(VllmEngine):
         from vllm.lora.request import LoRARequest
 
         began = time.monotonic()
-        folder = self._store.folder(policy.path)
+        folder = self._store.stored(policy.path)
         self._version = NO_VERSION
         check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
         weights = self._weights(folder / ADAPTER, policy)

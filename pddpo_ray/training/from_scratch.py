@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.small_models import made_once, small_llama
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -79,25 +78,14 @@ def sequences(texts: Sequence[TextPair], tokenizer: Any, context: int) -> list[l
 
 def build_model(spec: ScratchSpec, tokenizer: Any) -> LlamaForCausalLM:
     """An untrained model of the given size, float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden,
-        intermediate_size=spec.intermediate,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        max_position_embeddings=spec.context,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
+    return small_llama(
+        spec,
+        vocabulary=len(tokenizer),
+        context=spec.context,
+        bos=tokenizer.bos_token_id,
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
-        return LlamaForCausalLM(config).float()
 
 
 def pretrain(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], spec: ScratchSpec) -> list[float]:
@@ -138,29 +126,18 @@ def _loss(model: LlamaForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
 def cached_reference(texts: Sequence[TextPair], spec: ScratchSpec, cache: Path) -> Path:
     """Folder of the model trained on these texts, from the cache if it was trained before.
 
-    Written beside and renamed, so that two runs that start together cannot read half a model. UserError if no text
-    fits the context.
+    UserError if no text fits the context.
     """
-    digest = hashlib.sha256(json.dumps([CACHE_LAYOUT, asdict(spec), list(texts)]).encode()).hexdigest()
-    folder = cache / f"scratch-reference-{digest[:12]}"
-    if folder.exists():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".scratch-reference-", dir=cache))
-    try:
+
+    def make(folder: Path) -> None:
         tokenizer = train_tokenizer(texts, spec.vocabulary)
         rows = sequences(texts, tokenizer, spec.context)
         if not rows:
             raise UserError(f"no text has at most {spec.context} tokens: raise world.reference.context")
         model = build_model(spec, tokenizer)
         pretrain(model, rows, spec)
-        model.eval().save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
-        try:
-            staging.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return folder
+        model.eval().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    digest = hashlib.sha256(json.dumps([CACHE_LAYOUT, asdict(spec), list(texts)]).encode()).hexdigest()
+    return made_once(cache / f"scratch-reference-{digest[:12]}", make)

@@ -11,9 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pddpo_ray.small_models import made_once, small_llama
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 SCORES = "answer_log_probs.npy"
+CONTEXT = 64
 CACHE_LAYOUT = 1
 """Raised when the training or the layout of the cache changes, so that old entries are not used."""
 
@@ -101,24 +100,14 @@ def next_word_targets(grammar: Grammar, intended: NDArray[np.float64]) -> NDArra
 
 def build_model(grammar: Grammar, spec: ReferenceSpec) -> LlamaForCausalLM:
     """An untrained model of the given size, float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(spec.seed)
-    config = LlamaConfig(
-        vocab_size=len(grammar.vocabulary),
-        hidden_size=spec.hidden,
-        intermediate_size=spec.intermediate,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        max_position_embeddings=64,
-        bos_token_id=grammar.vocabulary[BOS],
-        eos_token_id=grammar.eos,
-        pad_token_id=grammar.vocabulary[PAD],
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
+    return small_llama(
+        spec,
+        vocabulary=len(grammar.vocabulary),
+        context=CONTEXT,
+        bos=grammar.vocabulary[BOS],
+        eos=grammar.eos,
+        pad=grammar.vocabulary[PAD],
     )
-    return LlamaForCausalLM(config).float()
 
 
 def pretrain(
@@ -184,7 +173,7 @@ def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel(grammar.vocabulary, unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, model_max_length=64
+        tokenizer_object=words, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN, model_max_length=CONTEXT
     )
 
 
@@ -196,34 +185,18 @@ def cached_reference(
 ) -> Path:
     """Folder of the trained reference: config, weights, tokenizer and `answer_log_probs.npy` [X, Y].
 
-    Trains it first if the cache has none for this spec and grammar. Written beside and renamed, so that two runs that
-    start together cannot read half a model.
+    Trains it first if the cache has none for this spec and grammar.
     """
     grammar = grammar or Grammar()
-    identity = json.dumps([CACHE_LAYOUT, asdict(spec), grammar.prompt_texts, grammar.answer_texts])
-    folder = cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    if folder.exists():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".text-reference-", dir=cache))
-    try:
+
+    def make(folder: Path) -> None:
         model = pretrain(grammar, spec, progress)
-        model.save_pretrained(staging)
-        build_tokenizer(grammar).save_pretrained(staging)
-        np.save(staging / SCORES, score_answers(model, grammar))
-        try:
-            staging.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return folder
+        model.save_pretrained(folder)
+        build_tokenizer(grammar).save_pretrained(folder)
+        np.save(folder / SCORES, score_answers(model, grammar))
 
-
-def cache_folder(configured: str | None = None) -> Path:
-    """Where trained references are kept: as configured, else `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
-    return Path(configured or os.environ.get("PDDPO_CACHE") or "~/.cache/pddpo_ray").expanduser()
+    identity = json.dumps([CACHE_LAYOUT, asdict(spec), grammar.prompt_texts, grammar.answer_texts])
+    return made_once(cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}", make)
 
 
 def answer_log_probs(folder: Path) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pddpo_ray.config import load, recipe_names
-from pddpo_ray.config.tree import ModelFeedback, RayCluster, VllmRollout
+from pddpo_ray.config.tree import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
 from pddpo_ray.machine import GIB
 from pddpo_ray.plan import ModelShape, bundles, memory
 
@@ -77,6 +77,15 @@ def test_labels_come_from_the_models_of_the_paper() -> None:
         assert feedback.reward.path.endswith("beaver-7b-v1.0-reward")
         assert feedback.cost.path.endswith("beaver-7b-unified-cost" if unified else "beaver-7b-v1.0-cost")
         assert feedback.signal == ("cost_model" if unified else "logit_labels")
+
+
+def test_prompts_and_offline_pairs_are_those_of_the_paper() -> None:
+    for name in NAMES:
+        config = load(name)
+        assert isinstance(config.world, NoWorldConfig)
+        assert config.world.helpful == ["hf:PKU-Alignment/PKU-SafeRLHF-30K:train"]
+        assert config.world.template == "safe-rlhf"
+        assert config.world.prompt_tokens + config.world.answer_tokens == config.rollout.max_model_len == 512
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from pddpo_ray.records import Response
+from pddpo_ray.small_models import cache_folder
 from pddpo_ray.worlds.grammar import SLOTS, Grammar
 from pddpo_ray.worlds.reference import (
     ReferenceSpec,
     answer_log_probs,
     build_tokenizer,
-    cache_folder,
     cached_reference,
     intended_reference,
     next_word_targets,

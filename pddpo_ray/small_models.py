@@ -1,0 +1,79 @@
+"""Small models that are trained here in place of downloaded ones: their shape, and the cache that keeps them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+
+class Shape(Protocol):
+    """What a specification says about the model itself."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def intermediate(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def small_llama(shape: Shape, *, vocabulary: int, context: int, bos: int, eos: int, pad: int) -> LlamaForCausalLM:
+    """An untrained model of this shape, float32; its weights follow from the seed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=context,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shape.seed)
+        return LlamaForCausalLM(config).float()
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `make` unless it is there already.
+
+    Written beside and renamed, so that two runs that start together cannot read half of it.
+    """
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(staging)
+        try:
+            staging.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def cache_folder(configured: str | None = None) -> Path:
+    """Where trained references are kept: as configured, else `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+    return Path(configured or os.environ.get("PDDPO_CACHE") or "~/.cache/pddpo_ray").expanduser()
