@@ -50,7 +50,7 @@ $(READY):
 	touch $@
 
 demo: setup
-	$(BIN)/pddpo train text-world rounds=8 --run $(DEMO_RUN) $(if $(wildcard $(DEMO_RUN)/journal.sqlite),--resume) $(ARGS)
+	$(BIN)/pddpo train text-world rounds=7 --run $(DEMO_RUN) $(if $(wildcard $(DEMO_RUN)/journal.sqlite),--resume) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

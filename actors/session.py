@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import RunError, UserError
 
 
 @contextmanager
@@ -50,16 +50,23 @@ def _start_local(namespace: str, cpus: int | None) -> None:
     port = _free_port()
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        address="local",
-        namespace=namespace,
-        num_cpus=cpus,
-        dashboard_host="127.0.0.1",
-        dashboard_port=port,
-        include_dashboard=True,
-        logging_level=logging.WARNING,
-        log_to_driver=False,
-    )
+    try:
+        ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=cpus,
+            dashboard_host="127.0.0.1",
+            dashboard_port=port,
+            include_dashboard=True,
+            logging_level=logging.WARNING,
+            log_to_driver=False,
+        )
+    except Exception as error:  # Ray raises bare ones here, for instance when its dashboard takes half a minute
+        ray.shutdown()
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise RunError(
+            f"Ray did not start on this machine ({reason}): if it is busy, give the command again"
+        ) from error
 
 
 def write_token(path: Path) -> Path:

@@ -135,12 +135,13 @@ def entrypoint(run: PurePosixPath, *, resume: bool) -> str:
 
 def connect(address: str) -> Any:
     """A client of the cluster's Jobs API. Raises UserError when nobody answers there or the token is refused."""
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     try:
         client = JobSubmissionClient(address)
         client.list_jobs()
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())
         if "401" in text or "403" in text or "uthenticat" in text:
             advice = "it asks for a token: set RAY_AUTH_MODE=token and put the cluster's token into ~/.ray/auth_token"

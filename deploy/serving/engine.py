@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.serving.gate import Gate
-from deploy.serving.settings import LORA_RANKS, EngineSettings
+from deploy.serving.settings import EngineSettings
 from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.checkpoint import (
@@ -31,6 +31,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_tensors,
     tokenizer_fingerprint,
 )
+from pddpo_ray.rollout.vllm_native import adapter_options
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 
 logger = logging.getLogger("deploy.serving.engine")
@@ -287,8 +288,8 @@ def watched_engine(settings: EngineSettings) -> Any:
     if settings.tensor_parallel == 1:
         options["distributed_executor_backend"] = "uni"
     if settings.weights == "adapters":
-        rank = next((size for size in LORA_RANKS if size >= settings.adapter_rank), settings.adapter_rank)
-        options |= {"enable_lora": True, "max_loras": 16, "max_cpu_loras": 256, "max_lora_rank": rank}
+        options |= {"max_loras": 16, "max_cpu_loras": 256}
+        options |= adapter_options(Path(settings.model), settings.adapter_rank)
     arguments = AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,

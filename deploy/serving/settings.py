@@ -15,8 +15,6 @@ from pddpo_ray.run import ARTIFACTS, JOURNAL
 
 MERGED_MIXTURE = 4
 """Policies of a mixture where each has to be loaded in place: more would mean loading most of the time."""
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM reserves room for; the next one up is taken."""
 
 
 class ServeArgs(BaseModel):

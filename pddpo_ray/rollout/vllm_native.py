@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter"
 """Folder of the adapter inside a version's folder, in peft's layout."""
-RANKS = (8, 16, 32, 64, 128, 256)
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room."""
+NOT_ADAPTED = {"lm_head", "embed_out", "embed_tokens", "wte", "wpe"}
+"""Matrices that peft's `all-linear` leaves out: output heads and embeddings."""
 
 
 class DeliveryWitness:
@@ -129,8 +131,7 @@ class AdapterVllmEngine(VllmEngine):
         super().__init__(name, model, store, settings)
 
     def start_options(self) -> dict[str, Any]:
-        rank = reserved_rank(self._parameters.rank)
-        return {"load_format": "auto", "enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        return {"load_format": "auto", "max_loras": 1, **adapter_options(self._base, self._parameters.rank)}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         from vllm.lora.request import LoRARequest
@@ -164,6 +165,17 @@ class AdapterVllmEngine(VllmEngine):
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
         return self._llm.generate(requests, parameters, use_tqdm=False, lora_request=self._adapter)
+
+
+def adapter_options(model: Path, rank: int) -> dict[str, Any]:
+    """How an engine is started that takes adapters of this rank on every linear map of the model in this folder.
+
+    The output head stays plain: it is never adapted, and behind an adapted one vLLM 0.32 cannot score prompts (it has
+    one line per request there, not one per token), which is how versions are proven.
+    """
+    matrices = [name for name, shape in stored_shapes(model).items() if len(shape) == 2 and name.endswith(".weight")]
+    linear = {name.split(".")[-2] for name in matrices} - NOT_ADAPTED
+    return {"enable_lora": True, "max_lora_rank": reserved_rank(rank), "lora_target_modules": sorted(linear)}
 
 
 def reserved_rank(rank: int) -> int:

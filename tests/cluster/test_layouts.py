@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from tests.ray_session import session
 from tests.traces import trace
 
-# With `make chaos` until its time on two cores is known.
+# With `make chaos`, for the time it takes.
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 
 RECIPE = ("tabular", ["rounds=2", "seed=6", "offline.compare_rounds=0", "dual.rho=1.5"])

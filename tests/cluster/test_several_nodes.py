@@ -15,7 +15,7 @@ from tests.kill_points import ACTORS, living
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.traces import workers_by_round
 
-# With `make chaos` until its time on two cores is known.
+# With `make chaos`, for the time it takes.
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.slow, pytest.mark.chaos]
 
 DEMO = [
@@ -23,7 +23,8 @@ DEMO = [
     *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
     *["feedback.responses=24", "feedback.labels_each=8", "explore.calibration=192"],
     *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
-    *["trainer.engine=zero2", "trainer.workers=2", "rollout.engines=2", "cluster.placement=spread"],
+    *["trainer.engine=zero2", "trainer.workers=2", "trainer.threads=1"],
+    *["rollout.engines=2", "cluster.placement=spread"],
 ]
 
 

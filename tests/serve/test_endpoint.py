@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,12 +25,12 @@ from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.store import Store
 from pddpo_ray.serving.draw import drawn_round
 from pddpo_ray.serving.releases import Releases
+from tests.served_process import served
 from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
 from tests.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
-START_S = 420
 CLIENTS = 20
 CONVERSATIONS = 200
 SECRET = "xylophone-in-the-prompt"
@@ -68,23 +66,11 @@ class Endpoint:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     folder = tmp_path_factory.mktemp("serving")
     run = make_run(folder / "demo", (SAFE, UNSAFE, SAFE))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     log = folder / "serve.log"
-    command = [sys.executable, "-m", "pddpo_ray", "serve", str(run.folder), "--port", str(port)]
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + START_S
-        while "ready: http" not in log.read_text():
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.5)
-        yield Endpoint(f"http://127.0.0.1:{port}", run, log)
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=120) == 0
+        with served(run.folder, log) as url:
+            yield Endpoint(url, run, log)
     finally:
-        server.kill()
         run.close()
 
 

@@ -23,8 +23,7 @@ from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
 from tests.engine_process import adapters_process
 from tests.tiny_language_model import save_policy
 
-# With `make chaos` until its time on two cores is known.
-pytestmark = [pytest.mark.vllm, pytest.mark.chaos]
+pytestmark = pytest.mark.vllm
 
 RANK, ALPHA = 8, 16.0
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))

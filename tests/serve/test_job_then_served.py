@@ -1,0 +1,39 @@
+"""What a submitted job made is what the endpoint serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import openai
+import pytest
+
+from pddpo_ray.journal import Journal
+from tests.job_head import pddpo_submit, running_head
+from tests.served_process import served
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+
+SMALL = [
+    *["rounds=1", "seed=5", "offline.pairs=100", "cluster={mode: ray, cpus: 3}", "trainer.threads=1"],
+    *["trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "feedback.responses=24", "feedback.labels_each=8"],
+    *["explore.calibration=192", "explore.prompts=4", "explore.picks=2"],
+]
+
+
+def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
+    run = tmp_path / "job"
+    with running_head() as head:
+        done = pddpo_submit(head, "text-world", run, *SMALL)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert json.loads((run / "result.json").read_text())["weights_proven"] is True
+    with Journal.open(run / "journal.sqlite", "job") as journal:
+        version = journal.policies[-1].number
+        prompt = journal.samples(1)[0].prompt
+    with served(run, tmp_path / "serve.log") as url:
+        key = (run / "serve-key").read_text().strip()
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
+        reply = client.completions.create(model="round-1", prompt=list(prompt.token_ids), max_tokens=8, temperature=0)
+    facts = reply.model_extra["pddpo"]  # type: ignore[index]
+    assert (facts["run"], facts["round"], facts["policy_version"]) == ("job", 1, version)
+    assert reply.choices[0].text.split()

@@ -1,0 +1,35 @@
+"""`pddpo serve` in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_S = 420
+
+
+@contextmanager
+def served(run: Path, log: Path) -> Iterator[str]:
+    """Address of the run's endpoint, which is asked to stop in the end and does."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port)]
+    with log.open("w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_S
+        while "ready: http" not in log.read_text():
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=120) == 0
+    finally:
+        server.kill()
