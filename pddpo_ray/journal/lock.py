@@ -21,6 +21,9 @@ HEARTBEAT_S = 10.0
 STALE_S = 60.0
 """A driver on another host cannot be looked at; it counts as dead when it was silent for this long."""
 
+_let_go: set[str] = set()
+"""Tokens that this process let go. On a full disk their rows stay although nobody drives by them."""
+
 
 def process_start(pid: int) -> str:
     """When a process of this machine began, in clock ticks since boot; empty if it is not there (or not on Linux).
@@ -99,6 +102,7 @@ class DriverLock:
     def release(self) -> None:
         self._leaving.set()
         self._thread.join()
+        _let_go.add(self.token)
         with self._engine.begin() as connection:
             connection.execute(delete(driver).where(self._mine()))
 
@@ -112,6 +116,8 @@ def is_driven(engine: Engine, run_id: str) -> bool:
 
 def _drives(holder: Any) -> bool:
     """Whether the process of a row of `driver` is there; on another host, whether it was heard of lately."""
+    if holder.token in _let_go:
+        return False
     if holder.host == socket.gethostname():
         return is_alive(holder.pid, holder.process_start)
     return (_now_ms() - holder.seen_ms) / 1000 < STALE_S

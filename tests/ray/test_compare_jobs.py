@@ -17,7 +17,7 @@ EXACT = ("arm", "seed", "merit_last", "f_last", "g_last", "multiplier", "pairs",
 
 def numbers(folder: Path, jobs: int) -> list[tuple[str, ...]]:
     command = [
-        *[sys.executable, "-m", "pddpo_ray", "compare", "tabular", "rounds=2", "--only", "o-pd-dpo,pd-dpo,dpo-helpful"],
+        *[sys.executable, "-m", "pddpo_ray", "compare", "tabular", "rounds=2", "--only", "o-pd-dpo,pd-dpo"],
         *["--seeds", "0,1", "--jobs", str(jobs), "--runs", str(folder)],
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
@@ -30,5 +30,5 @@ def numbers(folder: Path, jobs: int) -> list[tuple[str, ...]]:
 def test_units_as_ray_tasks_compute_what_one_process_computes(tmp_path: Path) -> None:
     here, over_ray = numbers(tmp_path / "here", 0), numbers(tmp_path / "over-ray", 2)
     assert {row[1] for row in here} == {"0", "1"}
-    assert len(here) >= 6
+    assert len(here) == 4
     assert over_ray == here
