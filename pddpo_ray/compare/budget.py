@@ -26,7 +26,7 @@ class Budget:
     tokens: int
     """Tokens that were generated, for whatever purpose."""
     fits: int
-    """Versions that an optimiser made."""
+    """Versions that an optimiser made, by a fit or by an update of PPO."""
     optimiser_steps: int
     """0 in a table, whose fits are exact."""
     fit_seconds: float
@@ -50,14 +50,19 @@ def budget_of(journal: Journal) -> Budget:
     pairs = journal.pairs()
     verdicts = [verdict for entry in pairs for verdict in (entry.labelled.helpful, entry.labelled.harmful)]
     decided = sum(verdict in (Verdict.FIRST, Verdict.SECOND) for verdict in verdicts)
-    made = [entry for entry in journal.versions() if entry.stage != "reference" and "fit/seconds" in entry.metrics]
+    made = [
+        (entry.metrics, kind)
+        for entry in journal.versions()
+        for kind in ("fit", "ppo")
+        if entry.stage != "reference" and f"{kind}/seconds" in entry.metrics
+    ]
     return Budget(
         pairs=len(pairs),
         labels=decided + int(sum(values.get("labels/safety", 0.0) for values in metrics.values())),
         tokens=int(of_purposes("_tokens")),
         fits=len(made),
-        optimiser_steps=int(sum(entry.metrics.get("fit/steps", 0.0) for entry in made)),
-        fit_seconds=sum(entry.metrics["fit/seconds"] for entry in made),
+        optimiser_steps=int(sum(measured.get(f"{kind}/steps", 0.0) for measured, kind in made)),
+        fit_seconds=sum(measured[f"{kind}/seconds"] for measured, kind in made),
         sampling_seconds=of_purposes("_seconds"),
     )
 
