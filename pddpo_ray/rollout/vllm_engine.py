@@ -221,6 +221,8 @@ def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
         # Nothing here is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute.
         torch._dynamo.config.disable = True
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
+        # A prompt that is cut between two steps makes vLLM rewind its generator, which a CPU generator cannot do.
+        options["enable_chunked_prefill"] = False
     if settings.tensor_parallel == 1:
         options["distributed_executor_backend"] = "uni"
     return LLM(

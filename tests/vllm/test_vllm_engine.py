@@ -127,6 +127,14 @@ def test_a_draw_depends_on_its_seed_and_not_on_the_batch(engine: Any) -> None:
     assert len({tuple(draw) for draws in ids for draw in draws}) > 20
 
 
+def test_prompts_of_a_batch_may_be_longer_together_than_one_step_of_the_engine(engine: Any) -> None:
+    """90 prompts of 60 tokens: the 69th does not fit into the 4,096 tokens that vLLM takes into one step."""
+    prompts = [Prompt(f"long-{i}", tuple(4 + (i * 7 + j * j) % 20 for j in range(60)), "") for i in range(90)]
+    together = engine.sample(prompts, range(90), 1, Decoding(max_tokens=4))
+    alone = [engine.sample([prompts[i]], [i], 1, Decoding(max_tokens=4))[0] for i in (0, 67, 68, 69, 89)]
+    assert [together[i][0][0] for i in (0, 67, 68, 69, 89)] == [draws[0][0] for draws in alone]
+
+
 @pytest.mark.parametrize("decoding", [Decoding(max_tokens=1), Decoding(temperature=1.5, top_p=0.7, max_tokens=1)])
 def test_draws_follow_the_policys_distribution(engine: Any, decoding: Decoding) -> None:
     """First tokens of 2,000 draws against exact probabilities: chi-square over the 12 likeliest words and the rest."""
