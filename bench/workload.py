@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import pddpo_ray
-from pddpo_ray.records import PairRow
+from pddpo_ray.records import PairRow, Prompt
 
 SHIPPED = Path(pddpo_ray.__file__).parent / "sample_data" / "hh_helpful.jsonl.gz"
 LONGEST_PROMPT, LONGEST_ANSWER = 128, 80
@@ -70,6 +70,33 @@ def tokenizer(vocabulary: int) -> Any:
         eos_token="<eos>",
         unk_token="<pad>",
     )
+
+
+def endless(vocabulary: int) -> Any:
+    """The same with an end mark just outside of the model's vocabulary: every answer is as long as it may be."""
+    words = tokenizer(vocabulary)
+    words.add_tokens([f"<unused-{number}>" for number in range(len(words), vocabulary)])
+    words.add_special_tokens({"eos_token": "<never>"})
+    return words
+
+
+def prompts_of(vocabulary: int, count: int, call: int = 0) -> list[Prompt]:
+    """Prompts of the shipped pairs (14 to 103 tokens) and, where there are too few, their answers as prompts.
+
+    Every call has a first word of its own, so that no engine finds what it kept from an earlier one.
+    """
+    ids = [(3 + call, *text[1:]) for text in _prompt_texts(vocabulary, count)]
+    return [Prompt(f"{call}-{place}", text, "") for place, text in enumerate(ids)]
+
+
+@cache
+def _prompt_texts(vocabulary: int, count: int) -> list[tuple[int, ...]]:
+    rows = preference_rows(vocabulary, count)
+    texts = [row.prompt for row in rows] + [row.chosen[:-1] for row in rows] + [row.rejected[:-1] for row in rows]
+    different = {text[1:]: text for text in texts}
+    if len(different) < count:
+        raise ValueError(f"there are {len(different)} different texts, not {count}")
+    return list(different.values())[:count]
 
 
 @cache

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from bench import cost_stage, growth, peak_memory, reward_step, stored_policies
+from bench import (
+    annotators,
+    cost_stage,
+    growth,
+    online_iteration,
+    peak_memory,
+    reward_step,
+    rollout,
+    run_shares,
+    stored_policies,
+)
 from bench.__main__ import main
 from bench.compare import Arm, markdown
+from bench.own_process import alone
 from bench.ratio import interleaved, of_pairs
-from bench.workload import preference_rows
+from bench.workload import endless, preference_rows, prompts_of
+from pddpo_ray.journal import PhaseEntry
+from pddpo_ray.records import Prompt
 
 
 def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +99,89 @@ def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
     """Slow: peft takes seconds to import."""
     result = stored_policies.run(hidden=64, layers=2)
     assert result.ratio > 10
+
+
+TINY = rollout.Setting(vocabulary=512, hidden=64, layers=2, heads=2, tokens=8)
+
+
+@pytest.mark.vllm
+def test_the_engine_and_generate_make_the_same_number_of_tokens() -> None:
+    """The benchmark compares the log-probabilities that the engine states with the model's own."""
+    (found,) = alone(partial(rollout.run, 1, (6,), TINY))
+    assert found.id == "C4-6"
+    assert found.details["ours tokens/CPU-s"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.vllm
+def test_the_actor_gives_the_answers_of_the_bare_engine() -> None:
+    """The benchmark stops where it does not."""
+    (found,) = alone(partial(rollout.run_actor, 1, 6, TINY))
+    assert found.details["hand-over alone s"] > 0
+
+
+def test_every_call_gets_prompts_that_no_earlier_call_has_seen() -> None:
+    first, second = (prompts_of(512, 150, call) for call in (1, 2))
+    assert len({prompt.token_ids for prompt in first + second}) == 300
+    assert [len(prompt.token_ids) for prompt in first] == [len(prompt.token_ids) for prompt in second]
+
+
+def test_the_end_mark_of_an_endless_answer_cannot_be_drawn() -> None:
+    assert endless(512).eos_token_id == 512
+    assert endless(4096).eos_token_id == 4096
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_an_online_iteration_does_the_work_of_trls() -> None:
+    """The benchmark puts TRL's answers through our fit, compares the losses and counts the work of both."""
+    pytest.importorskip("trl")
+    (found,) = alone(partial(online_iteration.run, 1, online_iteration.Size(prompts=4, batch=2, model=TINY)))
+    assert found.details["ours prompts/CPU-s"] > 0
+
+
+def test_of_two_answers_worth_the_same_the_first_is_preferred() -> None:
+    row = online_iteration.pair_row(Prompt("p", (1,), ""), (5, 6), (7, 8))
+    assert (row.chosen, row.rejected) == ((5, 6), (7, 8))
+    assert online_iteration.pair_row(Prompt("p", (1,), ""), (5, 5), (7, 8)).chosen == (7, 8)
+
+
+def test_what_is_no_computation_of_a_round_is_all_but_fit_sample_score_label_and_choose() -> None:
+    """By hand: 10 s, of which 2 + 3 s of fits (trainer's own 1.5 and 2.5 s), 1 s of samples and 0.5 s of labels."""
+    seconds = {
+        "fit-reward": 2.0, "fit-cost": 3.0, "publish": 0.25, "sample": 1.0, "safety": 0.5,
+        "dual": 0.25, "evaluate": 1.0, "release": 0.5,
+    }  # fmt: skip
+    metrics = {"fit/reward_seconds": 1.5, "fit/cost_seconds": 2.5, "time/wall": 10.0}
+    data: Any = SimpleNamespace(
+        finished=1,
+        metrics={0: {"time/start": 30.0, "time/wall": 5.0}, 1: metrics},
+        phases=tuple(PhaseEntry(1, name, 0, int(1000 * spent), None) for name, spent in seconds.items()),
+        deliveries=(),
+    )
+    delivery, control, unwatched = run_shares.shares(data)
+    assert delivery.ratio == pytest.approx(10 / 0.25)
+    assert control.ratio == pytest.approx(10 / (10 - 1.5 - 2.5 - 1.0 - 0.5))
+    assert unwatched.ratio == pytest.approx(9 / 3.5)
+
+
+@pytest.mark.ray
+@pytest.mark.vllm
+def test_the_shares_are_read_from_a_run_that_the_benchmark_starts() -> None:
+    small = [
+        "offline.pairs=200", "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "feedback.responses=8",
+        "feedback.labels_each=2", "explore.calibration=32", "explore.prompts=4", "explore.picks=2",
+    ]  # fmt: skip
+    found = run_shares.run(1, small)
+    assert [result.id for result in found] == ["C6", "C11", "C11-unwatched"]
+    assert all(result.ratio > 1 for result in found)
+
+
+def test_simulated_people_take_at_least_as_long_as_the_ideal() -> None:
+    small = annotators.Round(people=4, answers=3, labels_each=3, pairs=6)
+    ((ideal, achieved), _) = annotators.simulated(small, seed=0)
+    assert achieved >= ideal > 0
+    assert annotators.simulated(small, seed=0)[0] == (ideal, achieved)
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:
