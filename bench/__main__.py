@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bench import cost_stage, design_matrix, growth, peak_memory, reward_step, stored_policies
+from bench import cost_stage, design_matrix, growth, peak_memory, queue_claims, reward_step, stored_policies
 from bench.ratio import HEADER, Ratio
 
 Benchmark = Callable[[int], Ratio | Sequence[Ratio]]
@@ -29,6 +29,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "C8": lambda repeats: growth.run(repeats),
     "C9": lambda repeats: design_matrix.run(1024, repeats),
     "C9-256": lambda repeats: design_matrix.run(256, repeats, "C9-256"),
+    "C10": lambda repeats: queue_claims.run(repeats),
     "C13": lambda repeats: stored_policies.run(),
 }
 

@@ -33,7 +33,8 @@ class Store:
         self.engine = engine
         self.run = run
         self.clock = clock
-        self._gate = threading.Lock() if engine.dialect.name == "sqlite" else None
+        self.one_writer = engine.dialect.name == "sqlite"
+        self._gate = threading.Lock() if self.one_writer else None
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in one write transaction, committed to disk when this returns."""

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
 
-HEAD = "0003"
+HEAD = "0004"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
