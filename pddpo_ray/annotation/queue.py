@@ -11,7 +11,6 @@ so nobody works for nothing unless their time ran out. Locks are taken in the or
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import uuid
 from collections.abc import Collection, Mapping
@@ -196,14 +195,17 @@ class Queue:
     def _hand_out(self, connection: Connection, rows: Any, person_id: str, guideline: int) -> list[Lease]:
         """Makes the leases of questions just taken, or wakes those that this person once let run out."""
         now = self._store.clock()
-        times = {"state": "leased", "leased_ms": now, "expires_ms": now + self._lease_ms, "guideline": guideline}
-        hold, leases = HOLD[connection.dialect.name], []
-        for row in rows:
-            swap = _draw(self._rules.seed, row.id, person_id) < 0.5
-            new = {"id": uuid.uuid4().hex, "task": row.id, "annotator": person_id, "swap": swap}
-            held = hold.run(connection, **new, **times)[0]
-            leases.append(_shown(row, held.id, held.swap, times["expires_ms"], guideline))
-        return leases
+        times = {"leased_ms": now, "expires_ms": now + self._lease_ms}
+        every = {"annotator": person_id, "state": "leased", "guideline": guideline, **times}
+        fresh = [
+            {"id": uuid.uuid4().hex, "task": row.id, "swap": _draw(self._rules.seed, row.id, person_id) < 0.5, **every}
+            for row in rows
+        ]
+        held = HOLD[connection.dialect.name].run_each(connection, fresh)
+        return [
+            _shown(row, mine.id, mine.swap, now + self._lease_ms, guideline)
+            for row, mine in zip(rows, held, strict=True)
+        ]
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
         """Still at it: the lease runs from now again. Returns when it ends."""
@@ -608,5 +610,5 @@ def _demand_form(submission: Submission) -> None:
 
 def _draw(*parts: int | str) -> float:
     """A number in [0, 1) that follows from its parts."""
-    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
-    return int.from_bytes(digest[:7], "little") / 2.0**56
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") / 2.0**56

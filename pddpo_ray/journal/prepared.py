@@ -7,46 +7,50 @@ takes to find a row. Values are passed and returned as the driver has them: SQLi
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 
 
 class Prepared:
-    """A statement without lists among its values. `run` returns its rows, with columns as attributes."""
+    """A statement that returns rows, without lists among its values. Rows have columns as attributes."""
 
     def __init__(self, statement: Any) -> None:
         self._statement = statement
-        self._compiled: dict[str, tuple[str, Callable[[dict[str, Any]], Any], Any]] = {}
+        self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])
+        self._compiled: dict[str, tuple[str, dict[str, Any], list[str] | None]] = {}
 
     def run(self, connection: Connection, **values: Any) -> list[Any]:
-        dialect = connection.dialect
+        return self.run_each(connection, [values])
+
+    def run_each(self, connection: Connection, many: Sequence[dict[str, Any]]) -> list[Any]:
+        """Once for each of `many`, and the rows of all."""
+        sql, constants, order = self._compile(connection.dialect)
+        rows: list[Any] = []
+        with driver_cursor(connection) as cursor:
+            for values in many:
+                named = constants | values
+                cursor.execute(sql, named if order is None else [named[name] for name in order])
+                rows.extend(map(self._row._make, cursor.fetchall()))
+        return rows
+
+    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any], list[str] | None]:
         if dialect.name not in self._compiled:
-            self._compiled[dialect.name] = self._compile(dialect)
-        sql, parameters, row = self._compiled[dialect.name]
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute(sql, parameters(values))
-            return [row(found) for found in cursor.fetchall()]
-        except dialect.loaded_dbapi.Error as error:
-            # As SQLAlchemy would raise it, for those who try again or explain it.
-            raise DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
-        finally:
-            cursor.close()
+            compiled = self._statement.compile(dialect=dialect)
+            self._compiled[dialect.name] = (compiled.string, compiled.params, compiled.positiontup)
+        return self._compiled[dialect.name]
 
-    def _compile(self, dialect: Any) -> tuple[str, Callable[[dict[str, Any]], Any], Any]:
-        compiled = self._statement.compile(dialect=dialect)
-        constants = dict(compiled.params)
-        columns = [column.name for column in self._statement.exported_columns]
-        row = namedtuple("Row", columns)._make  # type: ignore[misc]
-        order = compiled.positiontup
-        if order is None:
-            return str(compiled), lambda values: {**constants, **values}, row
 
-        def in_order(values: dict[str, Any]) -> list[Any]:
-            named = {**constants, **values}
-            return [named[name] for name in order]
-
-        return str(compiled), in_order, row
+@contextmanager
+def driver_cursor(connection: Connection) -> Iterator[Any]:
+    """The driver's own cursor. Its errors are raised as SQLAlchemy raises them."""
+    cursor = connection.connection.cursor()
+    try:
+        yield cursor
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise DBAPIError.instance("", None, error, connection.dialect.loaded_dbapi.Error) from error
+    finally:
+        cursor.close()

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import Connection, event, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from pddpo_ray.annotation.audit import imbalances
+from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue import Lease, Nothing, Submission
-from pddpo_ray.annotation.rules import QueueError
-from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task
+from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.database import MIGRATIONS, open_database
 from tests.annotation_desk import Desk, pair_questions, safety_questions
 
@@ -83,7 +88,7 @@ def test_a_claim_of_ten_is_one_transaction_and_each_of_them_an_ordinary_lease(de
     assert len(commits) == 1
     assert [one.kind for one in found] == ["safety"] * 4 + ["pair"] * 6
     held = tuple(one.id for one in found)
-    assert len(set(held)) == len({one.prompt for one in found} | {one.left for one in found}) / 2 == 10
+    assert len(set(held)) == len({(one.kind, one.prompt) for one in found}) == 10
     assert [one.id for one in several(desk, person, 3)] == list(held[:3]), "a page that was loaded again loses nothing"
     assert len(several(desk, person, 10, held)) == 2, "no more than the rules put in one person's hands"
     assert imbalances(desk.store) == []
@@ -209,6 +214,59 @@ def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(desk: D
         assert [row.balance for row, _ in books(desk)] == [balance for _, balance in books(desk)]
     assert done == set(acts)
     assert imbalances(desk.store) == []
+
+
+def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(desk: Desk) -> None:
+    """While the first holds the database seven more queue up; those that fail are undone, the others are stored."""
+    commits: list[object] = []
+    event.listen(desk.engine, "commit", commits.append)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def add(number: int) -> int:
+        def work(connection: Connection) -> int:
+            begun.set()
+            go_on.wait()
+            row = {"run": "demo", "version": number, "markdown": "", "by": "", "at_ms": 0}
+            connection.execute(insert(guideline).values(**row))
+            if number % 2:
+                raise QueueError(Problem.CONFLICT, str(number))
+            return number
+
+        return desk.store.write(work)
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(add, 0)]
+        begun.wait()
+        futures += [pool.submit(add, number) for number in range(1, 8)]
+        while len(desk.store._waiting) < 7:
+            time.sleep(0.01)
+        go_on.set()
+    assert len(commits) == 2
+    assert [future.result() for future in futures[::2]] == [0, 2, 4, 6]
+    assert [str(future.exception()) for future in futures[1::2]] == ["1", "3", "5", "7"]
+    with desk.engine.connect() as connection:
+        assert list(connection.execute(select(guideline.c.version)).scalars()) == [0, 2, 4, 6]
+
+
+def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(desk: Desk) -> None:
+    """SQLite gives such a transaction up as a whole; what comes after must not be stored on its own."""
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(guideline).values(run="demo", version=1, markdown="", by="", at_ms=0))
+        connection.exec_driver_sql("ROLLBACK")
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        desk.store.write(work)
+    with desk.engine.connect() as connection:
+        assert connection.execute(select(guideline.c.version)).first() is None
+    desk.person("and on it goes")
+
+
+def test_a_prepared_statement_fails_as_any_other_does(desk: Desk) -> None:
+    held = {"id": "l", "task": "none", "annotator": "nobody", "state": "leased", "swap": False, "guideline": 0}
+    with pytest.raises(IntegrityError, match="FOREIGN KEY"), desk.engine.begin() as connection:
+        HOLD["sqlite"].run(connection, **held, leased_ms=0, expires_ms=0)
 
 
 def test_a_queue_of_an_older_version_is_brought_up_to_date_with_its_balances(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import cost_stage, growth, peak_memory, reward_step, stored_policies
+from bench import cost_stage, growth, peak_memory, queue_claims, reward_step, stored_policies
 from bench.__main__ import main
 from bench.compare import Arm, markdown
 from bench.ratio import interleaved, of_pairs
@@ -83,6 +83,14 @@ def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
     """Slow: peft takes seconds to import."""
     result = stored_policies.run(hidden=64, layers=2)
     assert result.ratio > 10
+
+
+def test_claims_are_measured_singly_in_tens_and_by_many_clients() -> None:
+    """The benchmark stops when the queue hands out less than was asked for."""
+    singly, in_tens = queue_claims.run(1, small=400, large=800, claims=20)
+    assert [singly.id, in_tens.id] == ["C10", "C10-tens"]
+    assert singly.details["claims/s of 16 clients"] > 0
+    assert in_tens.details["claims/s"] == pytest.approx(10_000 / in_tens.details["ms with 800"])
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:
