@@ -6,9 +6,9 @@ takes to find a row. Values are passed and returned as the driver has them: SQLi
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
@@ -20,7 +20,7 @@ class Prepared:
 
     def __init__(self, statement: Any) -> None:
         self._statement = statement
-        self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])
+        self._columns = [column.name for column in statement.exported_columns]
         self._compiled: dict[str, tuple[str, dict[str, Any], list[str] | None]] = {}
 
     def run(self, connection: Connection, **values: Any) -> list[Any]:
@@ -34,7 +34,8 @@ class Prepared:
             for values in many:
                 named = constants | values
                 cursor.execute(sql, named if order is None else [named[name] for name in order])
-                rows.extend(map(self._row._make, cursor.fetchall()))
+                found = cursor.fetchall()
+                rows.extend(SimpleNamespace(**dict(zip(self._columns, row, strict=True))) for row in found)
         return rows
 
     def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any], list[str] | None]:
