@@ -11,7 +11,7 @@ so nobody works for nothing unless their time ran out. Locks are taken in the or
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,17 +20,28 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, func, insert, select, update
 
 from pddpo_ray.annotation.audit import record_event
-from pddpo_ray.annotation.people import Campaign, Person
+from pddpo_ray.annotation.offers import (
+    ANSWERED_TODAY,
+    DAY_MS,
+    DESK,
+    FRONTS,
+    HOLD,
+    LOCK_PERSON,
+    OVERDUE,
+    TAKE_AGAIN,
+    TAKE_FROM_FRONT,
+    TAKE_FROM_START,
+    TAKE_GOLD,
+)
+from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
 from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.annotation.rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.store import Store
-from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
+from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.prepared import Prepared
 
-DAY_MS = 24 * 3600 * 1000
-TIES = 10_007
-"""A prime: multiples of any stride run through all questions before one repeats."""
 NOTE_MAX = 2000
 REPLIES = ("label", "abstain", "skip", "flag")
 
@@ -91,7 +102,6 @@ class Queue:
     def __init__(self, store: Store, rules: Rules) -> None:
         self._store = store
         self._rules = rules
-        self._campaign = Campaign(store)
 
     # --- handing out ----------------------------------------------------------------------------------------------
 
@@ -100,88 +110,102 @@ class Queue:
 
         `holding` names the leases that the page shows or has fetched in advance.
         """
-        self.expire()
-        if self._campaign.paused:
+        found = self.leases(person, 1, holding)
+        return found if isinstance(found, Nothing) else found[0]
+
+    def leases(self, person: Person, count: int, holding: Collection[str] = ()) -> list[Lease] | Nothing:
+        """Up to `count` next questions in one transaction, at least one; first those in the person's hands already."""
+        return self._store.write(lambda connection: self._lease(connection, person, count, set(holding)))
+
+    def _lease(self, connection: Connection, person: Person, count: int, holding: set[str]) -> list[Lease] | Nothing:
+        if not self._store.one_writer:
+            # One request per person at a time: two tabs cannot both get the last free place.
+            LOCK_PERSON.run(connection, person=person.id)
+        desk = self._desk(connection, person)
+        if desk[0].overdue:
+            self._take_back(connection)
+            desk = self._desk(connection, person)
+        if desk[0].paused:
             return Nothing("paused", 30)
-        version = self._campaign.guidelines()[0]
-        return self._store.write(lambda connection: self._lease(connection, person, set(holding), version))
-
-    def _lease(self, connection: Connection, person: Person, holding: set[str], guideline: int) -> Lease | Nothing:
-        # One request per person at a time: two tabs cannot both get the last free place.
-        connection.execute(select(annotator.c.id).where(annotator.c.id == person.id).with_for_update())
-        now = self._store.clock()
-        mine = (lease.c.annotator == person.id) & (lease.c.state == "leased")
-        held = connection.execute(select(lease).where(mine).order_by(lease.c.leased_ms)).all()
-        for row in held:
-            if row.id not in holding:
-                expires = now + self._lease_ms
-                connection.execute(update(lease).where(lease.c.id == row.id).values(expires_ms=expires))
-                return self._view(connection, row.id)
-        if len(held) >= self._rules.leases_each:
+        held = [row for row in desk if row.lease is not None]
+        forgotten = [row for row in sorted(held, key=lambda row: row.leased_ms) if row.lease not in holding]
+        if forgotten:
+            return [self._renewed(connection, row.lease) for row in forgotten[:count]]
+        places = self._rules.leases_each - len(held)
+        if places <= 0:
             return Nothing("holding", 5)
-        done_today = self._count_today(connection, person.id)
-        if done_today + len(held) >= person.daily_cap:
+        day = person.daily_cap - desk[0].done_today - len(held)
+        if day <= 0:
             return Nothing("daily_cap", 3600)
-        found = self._pick_gold(connection, person, done_today) or self._pick(connection, person)
-        if found is None:
-            return Nothing("none", 5)
-        return self._view(connection, self._hand_out(connection, found, person.id, guideline))
+        found = self._choose(connection, person, min(count, places, day), desk[0].done_today, desk[0].guideline or 0)
+        return found or Nothing("none", 5)
 
-    def _pick(self, connection: Connection, person: Person) -> str | None:
-        """The most urgent question that lacks a label and that this person has not answered."""
-        room = (task.c.state == "open") & (task.c.seats + task.c.leased < task.c.needed) & task.c.gold.is_(None)
-        query = (
-            self._open_tasks(person)
-            .where(room)
-            .order_by(
-                question_round.c.priority.desc(),
-                func.coalesce(question_round.c.deadline_ms, question_round.c.opened_ms + 365 * DAY_MS),
-                task.c.needed - task.c.seats - task.c.leased,
-                task.c.priority.desc(),
-                (task.c.position + 1) * self._stride(person) % TIES,
+    def _desk(self, connection: Connection, person: Person) -> Any:
+        return DESK.run(
+            connection, person=person.id, run=self._store.run, now=self._store.clock(), midnight=self._midnight
+        )
+
+    def _renewed(self, connection: Connection, lease_id: str) -> Lease:
+        expires = self._store.clock() + self._lease_ms
+        connection.execute(update(lease).where(lease.c.id == lease_id).values(expires_ms=expires))
+        return self._view(connection, lease_id)
+
+    def _choose(
+        self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
+    ) -> list[Lease]:
+        """The most urgent questions that lack a label and that this person has not met; now and then a known one."""
+        risk_max = math.inf if person.sees_harmful else self._rules.risk_max
+        who = {"person": person.id, "run": self._store.run, "risk_max": risk_max}
+        found: list[Lease] = []
+
+        def take(statement: Prepared, number: int, **where: Any) -> None:
+            rows = statement.run(connection, **who, **where, count=number)
+            found.extend(self._hand_out(connection, rows, person.id, guideline))
+
+        if gold := self._gold_due(person, count, done_today):
+            take(TAKE_GOLD, gold)
+        if len(found) == count:
+            return found
+        fronts = FRONTS.run(connection, **who)
+        for front in sorted(fronts, key=lambda row: (-row.urgency, row.due, -row.balance, -row.priority)):
+            take(
+                TAKE_FROM_START,
+                count - len(found),
+                in_round=front.in_round,
+                at_balance=front.balance,
+                at_priority=front.priority,
+                start=self._start(person),
             )
-            .limit(1)
-            .with_for_update(of=task, skip_locked=True)
-        )
-        return connection.execute(query).scalar()
+            if len(found) < count:
+                take(TAKE_FROM_FRONT, count - len(found), in_round=front.in_round)
+            if len(found) == count:
+                break
+        return found
 
-    def _stride(self, person: Person) -> int:
-        """Everybody goes through questions of equal urgency in an order of their own, the same after a restart."""
-        return 1 + int(_draw(self._rules.seed, person.handle) * (TIES - 1))
+    def _start(self, person: Person) -> str:
+        """Everybody starts elsewhere among questions of equal urgency, at the same place after a restart."""
+        return f"{int(_draw(self._rules.seed, person.handle) * 16**8):08x}"
 
-    def _pick_gold(self, connection: Connection, person: Person, done_today: int) -> str | None:
-        """Now and then, by seed, a control question instead."""
-        if _draw(self._rules.seed, person.id, self._store.clock() // DAY_MS, done_today) >= self._rules.gold_rate:
-            return None
-        query = self._open_tasks(person).where(task.c.gold.is_not(None)).order_by(task.c.id).limit(1)
-        return connection.execute(query.with_for_update(of=task, skip_locked=True)).scalar()
+    def _gold_due(self, person: Person, count: int, done_today: int) -> int:
+        """How many of the next `count` questions are control questions, by seed."""
+        day = self._store.clock() // DAY_MS
+        draws = (_draw(self._rules.seed, person.id, day, done_today + number) for number in range(count))
+        return sum(draw < self._rules.gold_rate for draw in draws)
 
-    def _open_tasks(self, person: Person) -> Any:
-        known = exists().where(
-            lease.c.task == task.c.id, lease.c.annotator == person.id, lease.c.state.in_(("leased", "answered"))
-        )
-        query = (
-            select(task.c.id)
-            .join(question_round, question_round.c.id == task.c.question_round)
-            .where(question_round.c.run == self._store.run, question_round.c.state == "open", ~known)
-        )
-        return query if person.sees_harmful else query.where(task.c.risk <= self._rules.risk_max)
-
-    def _hand_out(self, connection: Connection, task_id: str, person_id: str, guideline: int) -> str:
-        """Makes the lease, or wakes the one that this person once let run out. Returns its id."""
+    def _hand_out(self, connection: Connection, rows: Any, person_id: str, guideline: int) -> list[Lease]:
+        """Makes the leases of questions just taken, or wakes those that this person once let run out."""
         now = self._store.clock()
-        connection.execute(update(task).where(task.c.id == task_id).values(leased=task.c.leased + 1))
-        times = {"state": "leased", "leased_ms": now, "expires_ms": now + self._lease_ms, "guideline": guideline}
-        mine = (lease.c.task == task_id) & (lease.c.annotator == person_id)
-        old = connection.execute(select(lease.c.id).where(mine)).scalar()
-        if old is not None:
-            connection.execute(update(lease).where(mine).values(**times))
-            return str(old)
-        id_ = uuid.uuid4().hex
-        swap = _draw(self._rules.seed, task_id, person_id) < 0.5
-        row = {"id": id_, "task": task_id, "annotator": person_id, "swap": swap}
-        connection.execute(insert(lease).values(**row, **times))
-        return id_
+        times = {"leased_ms": now, "expires_ms": now + self._lease_ms}
+        every = {"annotator": person_id, "state": "leased", "guideline": guideline, **times}
+        fresh = [
+            {"id": uuid.uuid4().hex, "task": row.id, "swap": _draw(self._rules.seed, row.id, person_id) < 0.5, **every}
+            for row in rows
+        ]
+        held = HOLD[connection.dialect.name].run_each(connection, fresh)
+        return [
+            _shown(row, mine.id, mine.swap, now + self._lease_ms, guideline)
+            for row, mine in zip(rows, held, strict=True)
+        ]
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
         """Still at it: the lease runs from now again. Returns when it ends."""
@@ -209,20 +233,19 @@ class Queue:
 
     def expire(self) -> int:
         """Takes questions back from people whose time ran out. Returns how many."""
-        overdue = (lease.c.state == "leased") & (lease.c.expires_ms <= self._store.clock())
         with reading(self._store.engine) as connection:
-            if connection.execute(select(lease.c.id).where(overdue).limit(1)).first() is None:
+            overdue = select(lease.c.id).where(OVERDUE).limit(1)
+            if connection.execute(overdue, {"now": self._store.clock()}).first() is None:
                 return 0
+        return self._store.write(self._take_back)
 
-        def apply(connection: Connection) -> int:
-            query = select(lease.c.id, lease.c.task).where(overdue).order_by(lease.c.task)
-            rows = connection.execute(query.with_for_update(skip_locked=True)).all()
-            for row in rows:
-                connection.execute(update(lease).where(lease.c.id == row.id).values(state="expired"))
-                self._give_back(connection, row.task)
-            return len(rows)
-
-        return self._store.write(apply)
+    def _take_back(self, connection: Connection) -> int:
+        query = select(lease.c.id, lease.c.task).where(OVERDUE).order_by(lease.c.task)
+        rows = connection.execute(query.with_for_update(skip_locked=True), {"now": self._store.clock()}).all()
+        for row in rows:
+            connection.execute(update(lease).where(lease.c.id == row.id).values(state="expired"))
+            self._give_back(connection, row.task)
+        return len(rows)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -364,7 +387,8 @@ class Queue:
             self._withdraw(connection, asked, last, person.id, "undo", "")
             fresh = connection.execute(select(task).where(task.c.id == asked.id)).one()
             if fresh.seats + fresh.leased < fresh.needed:
-                self._hand_out(connection, asked.id, person.id, held.guideline)
+                again = TAKE_AGAIN.run(connection, question=asked.id)
+                self._hand_out(connection, again, person.id, held.guideline)
             else:
                 # The place went to someone else meanwhile; what follows is kept as surplus.
                 connection.execute(update(lease).where(lease.c.id == lease_id).values(state="expired"))
@@ -424,7 +448,9 @@ class Queue:
         with reading(self._store.engine) as connection:
             total = connection.execute(select(func.count()).select_from(answer).where(mine)).scalar_one()
             return {
-                "today": self._count_today(connection, person.id),
+                "today": connection.execute(
+                    ANSWERED_TODAY, {"person": person.id, "midnight": self._midnight}
+                ).scalar_one(),
                 "total": total,
                 "daily_cap": person.daily_cap,
             }
@@ -443,15 +469,9 @@ class Queue:
             .where(question_round.c.run == self._store.run)
         )
 
-    def _count_today(self, connection: Connection, person_id: str) -> int:
-        midnight = self._store.clock() // DAY_MS * DAY_MS
-        taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
-        query = (
-            select(func.count())
-            .select_from(answer)
-            .where(answer.c.annotator == person_id, answer.c.at_ms >= midnight, ~taken_back)
-        )
-        return int(connection.execute(query).scalar_one())
+    @property
+    def _midnight(self) -> int:
+        return self._store.clock() // DAY_MS * DAY_MS
 
     def _demand_mine(self, connection: Connection, person: Person, lease_id: str) -> Any:
         row = connection.execute(select(lease).where(lease.c.id == lease_id).with_for_update()).first()
@@ -527,8 +547,7 @@ class Queue:
     def _view(self, connection: Connection, lease_id: str) -> Lease:
         query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.risk)
         row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
-        left, right = (row.second, row.first) if row.swap and row.second is not None else (row.first, row.second)
-        return Lease(row.id, row.kind, row.prompt, left, right, row.expires_ms, row.risk, row.guideline)
+        return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
 
     def _receipt(self, connection: Connection, row: Any, *, repeated: bool) -> Receipt:
         query = (
@@ -556,6 +575,11 @@ class Queue:
             policy_versions=versions,
             message=_message(standing, row.late, withdrawn is not None),
         )
+
+
+def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
+    left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
+    return Lease(lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline)
 
 
 def _message(outcome: Outcome, late: bool, withdrawn: bool) -> str:
@@ -586,5 +610,5 @@ def _demand_form(submission: Submission) -> None:
 
 def _draw(*parts: int | str) -> float:
     """A number in [0, 1) that follows from its parts."""
-    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
-    return int.from_bytes(digest[:7], "little") / 2.0**56
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") / 2.0**56

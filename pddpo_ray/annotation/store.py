@@ -1,14 +1,18 @@
-"""Transactions of the queue: short, retried where two people meet, and gathered at one gate on SQLite."""
+"""Transactions of the queue: short, retried where two people meet, and committed together on SQLite."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from pddpo_ray.journal.prepared import driver_cursor
 
 Result = TypeVar("Result")
 Clock = Callable[[], int]
@@ -26,14 +30,17 @@ class Store:
     """The database of one run's queue and the clock it goes by.
 
     SQLite lets one writer in at a time and makes the others poll; with many threads that poll is unfair and slow, so
-    they queue here instead, in front of the database.
+    they queue here instead, in front of the database. Whoever comes through takes all that wait along in one
+    transaction: the disk is waited for once.
     """
 
     def __init__(self, engine: Engine, run: str, clock: Clock = now_ms) -> None:
         self.engine = engine
         self.run = run
         self.clock = clock
-        self._gate = threading.Lock() if engine.dialect.name == "sqlite" else None
+        self.one_writer = engine.dialect.name == "sqlite"
+        self._gate = threading.Lock()
+        self._waiting: deque[_Turn] = deque()
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in one write transaction, committed to disk when this returns."""
@@ -51,8 +58,48 @@ class Store:
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, work: Callable[[Connection], Result]) -> Result:
-        if self._gate is None:
+        if not self.one_writer:
             with self.engine.begin() as connection:
                 return work(connection)
-        with self._gate, self.engine.begin() as connection:
-            return work(connection)
+        turn = _Turn(work)
+        self._waiting.append(turn)
+        with self._gate:
+            if not turn.done:
+                self._commit([self._waiting.popleft() for _ in range(len(self._waiting))])
+        if turn.error is not None:
+            raise turn.error
+        return cast(Result, turn.result)
+
+    def _commit(self, turns: list[_Turn]) -> None:
+        try:
+            with self.engine.begin() as connection:
+                for turn in turns:
+                    turn.take(connection)
+        except BaseException as error:
+            # Nothing was stored of any of them.
+            for turn in turns:
+                turn.error = turn.error or error
+        for turn in turns:
+            turn.done = True
+
+
+@dataclass(eq=False)
+class _Turn:
+    """One piece of work, done within a transaction that it may share with others."""
+
+    work: Callable[[Connection], Any]
+    result: Any = None
+    error: BaseException | None = None
+    done: bool = False
+
+    def take(self, connection: Connection) -> None:
+        """Does the work or leaves no trace of it; what others did in this transaction stays."""
+        with driver_cursor(connection) as cursor:
+            cursor.execute("SAVEPOINT turn")
+            try:
+                self.result = self.work(connection)
+            except Exception as error:
+                self.error = error
+                # Raises where the failure ended the whole transaction (a full disk): then nobody's work was done.
+                cursor.execute("ROLLBACK TO turn")
+            cursor.execute("RELEASE turn")

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -86,6 +87,10 @@ question_round = Table(
 )
 """One batch of questions of a round of the run. `state` is open, frozen or cancelled."""
 
+BALANCE = "CASE WHEN state = 'open' AND gold IS NULL THEN seats + leased - needed ELSE 0 END"
+"""Below zero by as many people as can still be asked. A column, since SQLite uses no index over the expression; below
+zero, so that one plain index, read backwards, has the most urgent question first."""
+
 task = Table(
     "task",
     metadata,
@@ -106,12 +111,18 @@ task = Table(
     Column("leased", Integer, nullable=False),
     Column("refusals", Integer, nullable=False),
     Column("state", String(20), nullable=False),
+    Column("balance", Integer, Computed(BALANCE)),
     UniqueConstraint("question_round", "position", name="uq_task_position"),
     UniqueConstraint("id", "needed", name="uq_task_needed"),
     CheckConstraint("seats >= 0 AND leased >= 0 AND seats + leased <= needed", name="ck_task_capacity"),
     Index("ix_task_state", "question_round", "state"),
+    Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk"),
 )
-"""One question. `seats` and `leased` count rows of the tables below; `state` is open, satisfied or blocked."""
+"""One question. `seats` and `leased` count rows of the tables below; `state` is open, satisfied or blocked.
+
+`ix_task_offer`, read backwards, has the questions in the order in which they are offered, with all that the choice
+asks of them.
+"""
 
 lease = Table(
     "lease",

@@ -12,8 +12,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal.prepared import driver_cursor
 
-HEAD = "0003"
+HEAD = "0004"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -61,7 +62,8 @@ def _make_sqlite_durable(engine: Engine) -> None:
     def on_begin(connection: Connection) -> None:
         # A deferred transaction that turns into a writer can fail with "database is locked" whatever the timeout.
         reading = connection.get_execution_options().get("reading", False)
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+        with driver_cursor(connection) as cursor:
+            cursor.execute("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 @contextmanager

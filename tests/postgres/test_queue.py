@@ -9,8 +9,8 @@ from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.annotation.audit import imbalances
-from pddpo_ray.annotation.queue import Lease, Submission
-from pddpo_ray.annotation.rules import Outcome
+from pddpo_ray.annotation.queue import Lease, Nothing, Submission
+from pddpo_ray.annotation.rules import Outcome, Rules
 from pddpo_ray.journal.annotation_schema import answer, seat
 from pddpo_ray.journal.database import open_database
 from tests.annotation_crowd import crowd_keeps_every_promise
@@ -60,4 +60,22 @@ def test_the_server_refuses_a_second_seat_and_any_rewriting(database: str) -> No
     for change in (update(answer).values(note="x"), delete(answer)):
         with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
             connection.execute(change)
+    engine.dispose()
+
+
+def test_ten_at_once_no_question_twice_and_an_expired_lease_wakes_up(database: str) -> None:
+    engine = open_database(database)
+    create_run(engine)
+    desk = Desk(engine, Rules(leases_each=10, gold_rate=0.0))
+    desk.rounds.open(1, "safety", safety_questions(12), labels_each=1)
+    slow, quick = desk.person("slow"), desk.person("quick")
+    first, rest = desk.queue.leases(slow, 10), desk.queue.leases(quick, 10)
+    assert not isinstance(first, Nothing)
+    assert not isinstance(rest, Nothing)
+    assert len({one.prompt for one in [*first, *rest]}) == len(first) + len(rest) == 12
+    desk.wait(901)
+    again = desk.queue.leases(slow, 10)
+    assert not isinstance(again, Nothing)
+    assert {one.id for one in again} >= {one.id for one in first} - {one.id for one in rest}
+    assert imbalances(desk.store) == []
     engine.dispose()

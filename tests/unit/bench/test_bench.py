@@ -17,6 +17,7 @@ from bench import (
     growth,
     online_iteration,
     peak_memory,
+    queue_claims,
     reward_step,
     rollout,
     run_shares,
@@ -182,6 +183,14 @@ def test_simulated_people_take_at_least_as_long_as_the_ideal() -> None:
     ((ideal, achieved), _) = annotators.simulated(small, seed=0)
     assert achieved >= ideal > 0
     assert annotators.simulated(small, seed=0)[0] == (ideal, achieved)
+
+
+def test_claims_are_measured_singly_in_tens_and_by_many_clients() -> None:
+    """The benchmark stops when the queue hands out less than was asked for."""
+    singly, in_tens = queue_claims.run(1, small=400, large=800, claims=20)
+    assert [singly.id, in_tens.id] == ["C10", "C10-tens"]
+    assert singly.details["claims/s of 16 clients"] > 0
+    assert in_tens.details["claims/s"] == pytest.approx(10_000 / in_tens.details["ms with 800"])
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:

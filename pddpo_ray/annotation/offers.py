@@ -1,0 +1,159 @@
+"""The statements that hand questions out, made once: building and compiling one takes longer than running it.
+
+Each reads `ix_task_offer` backwards from its most urgent end and stops at the first question that the person has not
+met, so its cost grows with what that person has seen there and not with how many questions wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, FromClause, bindparam, exists, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from pddpo_ray.annotation.rounds import GOLD
+from pddpo_ray.journal.annotation_schema import (
+    annotator,
+    answer,
+    campaign,
+    guideline,
+    lease,
+    question_round,
+    task,
+    withdrawal,
+)
+from pddpo_ray.journal.prepared import Prepared
+
+DAY_MS = 24 * 3600 * 1000
+
+MINE = lease.c.annotator == bindparam("person")
+OPEN_HERE = (question_round.c.run == bindparam("run")) & (question_round.c.state == "open")
+
+LOCK_PERSON = Prepared(select(annotator.c.id).where(annotator.c.id == bindparam("person")).with_for_update())
+
+OVERDUE = (lease.c.state == "leased") & (lease.c.expires_ms <= bindparam("now"))
+
+ANSWERED_TODAY = (
+    select(func.count())
+    .select_from(answer)
+    .where(answer.c.annotator == bindparam("person"), answer.c.at_ms >= bindparam("midnight"))
+    .where(~exists().where(withdrawal.c.answer == answer.c.seq))
+)
+
+DESK = Prepared(
+    select(
+        select(campaign.c.paused).where(campaign.c.run == bindparam("run")).scalar_subquery().label("paused"),
+        select(func.max(guideline.c.version))
+        .where(guideline.c.run == bindparam("run"))
+        .scalar_subquery()
+        .label("guideline"),
+        exists().where(OVERDUE).correlate(None).label("overdue"),
+        ANSWERED_TODAY.scalar_subquery().label("done_today"),
+        lease.c.id.label("lease"),
+        lease.c.leased_ms,
+    )
+    .select_from(annotator.outerjoin(lease, (lease.c.annotator == annotator.c.id) & (lease.c.state == "leased")))
+    .where(annotator.c.id == bindparam("person"))
+)
+"""All that is asked before a question is chosen: a row for each one in the person's hands, or one without a lease."""
+
+
+def _unseen(question: FromClause) -> ColumnElement[bool]:
+    known = (lease.c.state == "leased") | (lease.c.state == "answered")
+    seen = exists().where(lease.c.task == question.c.id, MINE, known)
+    return (question.c.risk <= bindparam("risk_max")) & ~seen
+
+
+def _urgency(question: FromClause) -> tuple[Any, ...]:
+    """The nearest to completion first, then by priority; the id, a hash, shuffles the rest."""
+    return question.c.balance.desc(), question.c.priority.desc(), question.c.id.desc()
+
+
+def _fronts() -> Any:
+    waiting = task.alias("waiting")
+    front = (
+        select(waiting.c.id)
+        .where(waiting.c.question_round == question_round.c.id, waiting.c.balance < 0, _unseen(waiting))
+        .order_by(*_urgency(waiting))
+        .limit(1)
+        .correlate(question_round)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            question_round.c.id.label("in_round"),
+            question_round.c.priority.label("urgency"),
+            func.coalesce(question_round.c.deadline_ms, question_round.c.opened_ms + 365 * DAY_MS).label("due"),
+            task.c.balance,
+            task.c.priority,
+        )
+        .select_from(question_round.join(task, task.c.id == front))
+        .where(OPEN_HERE)
+    )
+
+
+FRONTS = Prepared(_fronts())
+"""The most urgent question of every open batch that has one for the person."""
+
+
+def _taking(chosen: Any) -> Prepared:
+    """Counts `chosen` questions as handed out and returns what a person sees of them."""
+    # Between choosing and counting nobody else may take the place; what others are taking right now is passed over.
+    picked = chosen.with_for_update(of=task, skip_locked=True).cte("picked")
+    return Prepared(
+        update(task)
+        .where(task.c.id.in_(select(picked.c.id)))
+        .values(leased=task.c.leased + 1)
+        .returning(
+            task.c.id,
+            task.c.kind,
+            task.c.prompt,
+            task.c.first,
+            task.c.second,
+            task.c.risk,
+        )
+    )
+
+
+_offered = (
+    select(task.c.id)
+    .where(task.c.question_round == bindparam("in_round"), _unseen(task))
+    .order_by(*_urgency(task))
+    .limit(bindparam("count"))
+)
+
+TAKE_FROM_START = _taking(
+    _offered.where(
+        task.c.balance == bindparam("at_balance"),
+        task.c.priority == bindparam("at_priority"),
+        task.c.id <= bindparam("start"),
+    )
+)
+"""Among equally urgent questions, from the place where this person starts."""
+
+TAKE_FROM_FRONT = _taking(_offered.where(task.c.balance < 0))
+"""In the order of the index, whoever asks."""
+
+TAKE_GOLD = _taking(
+    select(task.c.id)
+    .join(question_round, question_round.c.id == task.c.question_round)
+    .where(OPEN_HERE, question_round.c.purpose.startswith(GOLD), task.c.gold.is_not(None), _unseen(task))
+    .order_by(task.c.id)
+    .limit(bindparam("count"))
+)
+
+TAKE_AGAIN = _taking(select(task.c.id).where(task.c.id == bindparam("question")))
+"""A question that the person gets back."""
+
+
+def _holding(insert: Any) -> Prepared:
+    times = ("state", "leased_ms", "expires_ms", "guideline")
+    new = insert(lease)
+    renewed = new.on_conflict_do_update(
+        index_elements=[lease.c.task, lease.c.annotator], set_={name: new.excluded[name] for name in times}
+    )
+    return Prepared(renewed.returning(lease.c.id, lease.c.swap))
+
+
+HOLD = {"sqlite": _holding(sqlite.insert), "postgresql": _holding(postgresql.insert)}
+"""New leases, or those that the person once let run out, live again with the sides where they were."""

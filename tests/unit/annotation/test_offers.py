@@ -1,0 +1,302 @@
+"""Which question is handed out, and that finding it is a seek in an index, however many wait."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from pddpo_ray.annotation.audit import imbalances
+from pddpo_ray.annotation.offers import HOLD
+from pddpo_ray.annotation.people import Person
+from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue import Lease, Nothing, Submission
+from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
+from pddpo_ray.journal.database import MIGRATIONS, open_database
+from tests.annotation_desk import Desk, pair_questions, safety_questions
+
+SAFE = Submission("label", {"safety": "safe"})
+
+
+def with_rules(desk: Desk, **rules: Any) -> Desk:
+    return Desk(desk.engine, replace(desk.rules, **rules))
+
+
+def several(desk: Desk, person: Person, count: int, holding: tuple[str, ...] = ()) -> list[Lease]:
+    found = desk.queue.leases(person, count, holding)
+    assert not isinstance(found, Nothing), found
+    return found
+
+
+@contextmanager
+def statements(desk: Desk) -> Iterator[list[str]]:
+    """What SQLite is asked meanwhile, with the values filled in."""
+    heard: list[str] = []
+    with desk.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.set_trace_callback(lambda text: heard.append(text.replace("<= Inf", "<= 9e999")))
+    yield heard
+    driver.set_trace_callback(None)
+
+
+@pytest.mark.parametrize("sees_harmful", [True, False])
+def test_a_claim_reads_no_table_from_end_to_end_and_sorts_nothing(desk: Desk, sees_harmful: bool) -> None:
+    desk = with_rules(desk, leases_each=100)
+    desk.rounds.open(1, "safety", safety_questions(20), labels_each=3)
+    person = desk.people.create("a", desk.person("x").role, by="test", sees_harmful=sees_harmful, daily_cap=99)[0]
+    held: list[str] = []
+    with statements(desk) as heard:
+        while isinstance(found := desk.queue.lease(person, held), Lease):
+            held.append(found.id)
+    assert len(held) == 20
+    with desk.engine.connect() as connection:
+        plans = [
+            connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all()
+            for text in heard
+            if text.startswith(("SELECT", "WITH", "UPDATE"))
+        ]
+    steps = {str(step.detail) for plan in plans for step in plan}
+    assert {step for step in steps if "ix_task_offer" in step} == {
+        "SEARCH waiting USING INDEX ix_task_offer (question_round=? AND balance<?)",
+        "SEARCH task USING INDEX ix_task_offer (question_round=? AND balance<?)",
+        "SEARCH task USING INDEX ix_task_offer (question_round=? AND balance=? AND priority=? AND id<?)",
+    }
+    assert [step for step in steps if "TEMP B-TREE" in step or step.startswith(("SCAN task", "SCAN lease"))] == []
+
+
+def test_a_claim_of_ten_is_one_transaction_and_each_of_them_an_ordinary_lease(desk: Desk) -> None:
+    desk = with_rules(desk, leases_each=12)
+    desk.rounds.open(1, "safety", safety_questions(4), labels_each=2, priority=1)
+    desk.rounds.open(1, "compare", pair_questions(30), labels_each=1)
+    person = desk.person("a")
+    commits: list[object] = []
+    event.listen(desk.engine, "commit", commits.append)
+    found = several(desk, person, 10)
+    assert len(commits) == 1
+    assert [one.kind for one in found] == ["safety"] * 4 + ["pair"] * 6
+    held = tuple(one.id for one in found)
+    assert len(set(held)) == len({(one.kind, one.prompt) for one in found}) == 10
+    assert [one.id for one in several(desk, person, 3)] == list(held[:3]), "a page that was loaded again loses nothing"
+    assert len(several(desk, person, 10, held)) == 2, "no more than the rules put in one person's hands"
+    assert imbalances(desk.store) == []
+
+
+def test_a_claim_of_ten_keeps_the_daily_cap_and_the_share_of_control_questions(desk: Desk) -> None:
+    desk = with_rules(desk, leases_each=100, gold_rate=0.3)
+    desk.rounds.open(1, "safety", safety_questions(200), labels_each=1)
+    gold = [Question("safety", f"g{n}", f"known {n}", "answer", gold={"safety": "safe"}) for n in range(100)]
+    desk.rounds.add_gold(gold, by="admin")
+    assert len(several(desk, desk.person("capped", daily_cap=7), 10)) == 7
+    people = [desk.person(f"p{n}") for n in range(10)]
+    known = sum(one.prompt.startswith("known") for person in people for one in several(desk, person, 10))
+    assert 15 <= known <= 45
+
+
+def test_everybody_starts_elsewhere_and_at_the_same_place_after_a_restart(desk: Desk) -> None:
+    desk.rounds.open(1, "safety", safety_questions(500), labels_each=1)
+    firsts = []
+    for name in ("ana", "ben", "eva"):
+        person = desk.person(name)
+        found = several(desk, person, 1)[0]
+        desk.queue.release(person, found.id)
+        assert [one.prompt for one in several(Desk(desk.engine), person, 1)] == [found.prompt]
+        firsts.append(found.prompt)
+    assert len(set(firsts)) == 3
+
+
+def test_who_did_a_lot_alone_is_still_offered_what_is_left(desk: Desk) -> None:
+    """Questions that lack a second opinion lie before the untouched ones, and this person can do nothing for them."""
+    desk.rounds.open(1, "safety", safety_questions(40), labels_each=2)
+    person = desk.person("alone")
+    for number in range(40):
+        desk.queue.answer(person, f"k{number}", several(desk, person, 1)[0].id, SAFE)
+    assert desk.queue.lease(person) == Nothing("none", 5)
+    assert isinstance(desk.queue.lease(desk.person("next")), Lease)
+
+
+def books(desk: Desk) -> list[tuple[Any, int]]:
+    """Every question with its balance, counted anew from seats and leases."""
+    with desk.engine.connect() as connection:
+        seats = list(connection.execute(select(seat.c.task)).scalars())
+        out = list(connection.execute(select(lease.c.task).where(lease.c.state == "leased")).scalars())
+        rows = connection.execute(select(task, question_round.c.priority.label("urgency")).join(question_round)).all()
+    return [
+        (row, seats.count(row.id) + out.count(row.id) - row.needed if row.state == "open" and row.gold is None else 0)
+        for row in rows
+    ]
+
+
+def most_urgent(desk: Desk, person: Person) -> set[str]:
+    """The questions of which one must come next, by brute force."""
+    with desk.engine.connect() as connection:
+        mine = (lease.c.annotator == person.id) & lease.c.state.in_(("leased", "answered"))
+        known = set(connection.execute(select(lease.c.task).where(mine)).scalars())
+    left = {
+        row.id: (row.urgency, balance, row.priority)
+        for row, balance in books(desk)
+        if balance < 0 and row.id not in known
+    }
+    return {id_ for id_, key in left.items() if key == max(left.values())}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(desk: Desk, seed: int) -> None:
+    """Random claims, answers, skips, releases, expiries, undo, void, blocking and reopening against counting anew."""
+    desk = with_rules(desk, refusals_max=2, leases_each=3, undo_s=1e6, seed=seed)
+    draw = random.Random(seed)
+    questions = [replace(one, priority=float(number % 3)) for number, one in enumerate(safety_questions(6))]
+    batch = desk.rounds.open(1, "safety", questions, labels_each=2, priority=1).id
+    desk.rounds.open(1, "compare", pair_questions(3), labels_each=3)
+    people = [desk.person(f"p{number}") for number in range(4)]
+    held: dict[str, tuple[Person, Lease]] = {}
+
+    def claim(person: Person) -> None:
+        desk.queue.expire()
+        expected = most_urgent(desk, person)
+        mine = [id_ for id_, (holder, _) in held.items() if holder is person]
+        found = desk.queue.lease(person, mine)
+        if isinstance(found, Lease):
+            held[found.id] = person, found
+            with desk.engine.connect() as connection:
+                assert connection.execute(select(lease.c.task).where(lease.c.id == found.id)).scalar() in expected
+        else:
+            assert found.reason == "holding" or expected == set()
+
+    def reply(person: Person) -> None:
+        id_, (holder, asked) = draw.choice(list(held.items()))
+        pair = {"more_helpful": "left", "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
+        given = {"safety": "safe"} if asked.kind == "safety" else pair
+        submission = Submission("skip", reason="other") if draw.random() < 0.4 else Submission("label", given)
+        desk.queue.answer(holder, f"k{draw.random()}", id_, submission)
+
+    def give_back(person: Person) -> None:
+        id_, (holder, _) = draw.choice(list(held.items()))
+        desk.queue.release(holder, id_)
+
+    def think_again(person: Person) -> None:
+        id_, (holder, _) = draw.choice(list(held.items()))
+        desk.queue.undo(holder, id_)
+
+    def void(person: Person) -> None:
+        with desk.engine.connect() as connection:
+            keys = list(connection.execute(select(answer.c.key).where(answer.c.kind == "label")).scalars())
+        desk.queue.void(draw.choice(keys), by="admin", reason="test")
+
+    def wait(person: Person) -> None:
+        desk.wait(500)
+        desk.queue.expire()
+
+    def reopen(person: Person) -> None:
+        desk.rounds.reopen_blocked(batch, by="lead")
+
+    acts = [claim] * 5 + [reply] * 4 + [think_again] * 3 + [give_back, void, wait, reopen]
+    done = set()
+    for _ in range(150):
+        act = draw.choice(acts)
+        try:
+            act(draw.choice(people))
+            done.add(act)
+        except (QueueError, IndexError):
+            pass  # there was nothing to answer, to give back or to undo
+        assert [row.balance for row, _ in books(desk)] == [balance for _, balance in books(desk)]
+    assert done == set(acts)
+    assert imbalances(desk.store) == []
+
+
+def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(desk: Desk) -> None:
+    """While the first holds the database seven more queue up; those that fail are undone, the others are stored."""
+    commits: list[object] = []
+    event.listen(desk.engine, "commit", commits.append)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def add(number: int) -> int:
+        def work(connection: Connection) -> int:
+            begun.set()
+            go_on.wait()
+            row = {"run": "demo", "version": number, "markdown": "", "by": "", "at_ms": 0}
+            connection.execute(insert(guideline).values(**row))
+            if number % 2:
+                raise QueueError(Problem.CONFLICT, str(number))
+            return number
+
+        return desk.store.write(work)
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(add, 0)]
+        begun.wait()
+        futures += [pool.submit(add, number) for number in range(1, 8)]
+        while len(desk.store._waiting) < 7:
+            time.sleep(0.01)
+        go_on.set()
+    assert len(commits) == 2
+    assert [future.result() for future in futures[::2]] == [0, 2, 4, 6]
+    assert [str(future.exception()) for future in futures[1::2]] == ["1", "3", "5", "7"]
+    with desk.engine.connect() as connection:
+        assert list(connection.execute(select(guideline.c.version)).scalars()) == [0, 2, 4, 6]
+
+
+def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(desk: Desk) -> None:
+    """SQLite gives such a transaction up as a whole; what comes after must not be stored on its own."""
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(guideline).values(run="demo", version=1, markdown="", by="", at_ms=0))
+        connection.exec_driver_sql("ROLLBACK")
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        desk.store.write(work)
+    with desk.engine.connect() as connection:
+        assert connection.execute(select(guideline.c.version)).first() is None
+    desk.person("and on it goes")
+
+
+def test_a_prepared_statement_fails_as_any_other_does(desk: Desk) -> None:
+    held = {"id": "l", "task": "none", "annotator": "nobody", "state": "leased", "swap": False, "guideline": 0}
+    with pytest.raises(IntegrityError, match="FOREIGN KEY"), desk.engine.begin() as connection:
+        HOLD["sqlite"].run(connection, **held, leased_ms=0, expires_ms=0)
+
+
+def test_a_queue_of_an_older_version_is_brought_up_to_date_with_its_balances(tmp_path: Path) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import create_engine
+
+    place = tmp_path / "journal.sqlite"
+    old = create_engine(f"sqlite:///{place}")
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with old.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.exec_driver_sql("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
+        connection.exec_driver_sql(
+            "INSERT INTO question_round VALUES ('b', 'demo', 1, 'safety', 'safety', 3, 0, 0, NULL, 'open', '')"
+        )
+        for number, rest in enumerate(
+            ("NULL, 3, 1, 1, 0, 'open'", "NULL, 3, 3, 0, 0, 'satisfied'", "'{}', 9, 0, 0, 0, 'open'")
+        ):
+            connection.exec_driver_sql(
+                "INSERT INTO task VALUES"
+                f" ('t{number}', 'b', {number}, 'safety', 'i', 'p', 'a', NULL, '{{}}', 0.0, 0.0, {rest})"
+            )
+    old.dispose()
+    engine = open_database(place)
+    with engine.connect() as connection:
+        assert list(connection.execute(select(task.c.balance).order_by(task.c.position)).scalars()) == [-1, 0, 0]
+    desk = Desk(engine)
+    assert isinstance(desk.queue.lease(desk.person("a")), Lease)
+    assert isinstance(desk.queue.lease(desk.person("b")), Nothing)
+    engine.dispose()
