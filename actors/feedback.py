@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import ray
+from ray import cloudpickle
 
 from actors.calls import Answerer
 from actors.placement import beside_driver
@@ -15,12 +16,16 @@ from pddpo_ray.parts import Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
 
 MakeLabeller = Callable[[], Labeller]
+PIECE = 64 * 2**10
+"""Bytes. Ray copies arguments below 100 KiB into the description of an actor, from which it is started again; a larger
+one is an object that a restart may no longer find."""
 
 
 class FeedbackActor:
-    """One labeller."""
+    """One labeller; `pieces` are those of its pickled maker."""
 
-    def __init__(self, make_labeller: MakeLabeller) -> None:
+    def __init__(self, *pieces: bytes) -> None:
+        make_labeller: MakeLabeller = cloudpickle.loads(b"".join(pieces))
         self._labeller = make_labeller()
 
     def ready(self) -> bool:
@@ -50,6 +55,7 @@ class FeedbackHandle:
         restarts: int = 3,
     ) -> None:
         self.name = name
+        pickled = cloudpickle.dumps(make_labeller)
         actor = (
             ray.remote(FeedbackActor)
             .options(
@@ -59,7 +65,7 @@ class FeedbackHandle:
                 max_task_retries=0,
                 scheduling_strategy="DEFAULT" if gpus else beside_driver(),
             )
-            .remote(make_labeller)
+            .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
         )
         self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
 

@@ -47,6 +47,8 @@ def _start_local(namespace: str, cpus: int | None) -> None:
     Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
     address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
     """
+    # It warns at every start that token authentication is on, which is what we want.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     port = _free_port()
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")

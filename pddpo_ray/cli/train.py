@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -51,6 +52,7 @@ def train(
         return
     run_dir = run_folder(recipe, run, resume=resume)
     check_resources(config)
+    quieten_libraries()
     with ExitStack() as stack:
         if annotate or simulate:
             from pddpo_ray.cli.crowd import crowd_beside
@@ -65,6 +67,16 @@ def train(
         show_result(result, run_dir)
         if page:
             typer.echo(f"report: {page}")
+
+
+def quieten_libraries() -> None:
+    """Keeps bars and warnings of libraries out of a run's lines; they read these when they are imported."""
+    from pddpo_ray.machine import inspect_machine
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if not inspect_machine().gpus:
+        # DeepSpeed warns that it found no GPU unless it is told that there is none.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
