@@ -1,15 +1,16 @@
-"""Benchmarks with an engine run in a process of their own: vLLM changes its process for good."""
+"""Benchmarks with an engine or on a GPU run in a process of their own: vLLM changes its process for good."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import TypeVar
 
-from bench.ratio import Ratio
+Found = TypeVar("Found")
 
 
-def alone(benchmark: Callable[[], Sequence[Ratio]]) -> Sequence[Ratio]:
-    """What a picklable benchmark finds in a fresh process, which ends with it."""
+def alone(benchmark: Callable[[], Found]) -> Found:
+    """What a picklable benchmark finds in a fresh process, which ends with it and gives its memory back."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(benchmark).result()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from bench.cost_stage import BETA, MULTIPLIER, every_position, long_form
+from bench.device import allocated_at_most, bytes_of
 from bench.ratio import Ratio, assert_same, of_pairs
 from bench.reward_step import TrlSteps
 from bench.workload import language_model, preference_rows
@@ -106,17 +106,16 @@ def peak(step: Callable[[], Tensor], model: nn.Module, resident: Sequence[nn.Mod
     """
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    losses = []
+
+    def forth_and_back() -> None:
         loss = step()
         loss.backward()
-    held = sum(_bytes(parameter) for one in resident or (model,) for parameter in one.parameters())
-    held += sum(_bytes(parameter) for parameter in model.parameters())
-    live = most = 0
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return float(loss.detach()), np.array([held, most], dtype=float)
+        losses.append(float(loss.detach()))
+
+    most = allocated_at_most(forth_and_back, "cpu")
+    held = bytes_of(*(resident or (model,))) + bytes_of(model)
+    return losses[0], np.array([held, most])
 
 
 def _three_models(models: Sequence[nn.Module], texts: list[Text]) -> Tensor:
@@ -136,7 +135,3 @@ def _row(name: str, what: str, theirs: np.ndarray, ours: np.ndarray, floor: floa
         "ours MiB without": float(ours[1]) / MIB,
     }
     return of_pairs(name, what, [(float(theirs.sum()), float(ours.sum()))], floor=floor, details=details)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+Clock = Callable[[Callable[[], object]], float]
+"""Seconds of a call."""
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -50,9 +53,9 @@ class Ratio:
 HEADER = "| id | what | ratio (quartiles) | floor | met | on this machine |\n|---|---|---|---|---|---|"
 
 
-def assert_same(theirs: float, ours: float) -> None:
+def assert_same(theirs: float, ours: float, tolerance: float = 1e-4) -> None:
     """Raises RuntimeError if the two sides end at losses that differ: then their times say nothing."""
-    if not np.isclose(theirs, ours, rtol=1e-4):
+    if not np.isclose(theirs, ours, rtol=tolerance):
         raise RuntimeError(f"the two sides do not compute the same: last losses {theirs} and {ours}")
 
 
@@ -66,26 +69,37 @@ def interleaved(
     floor: float | None = None,
     unit: tuple[str, float] | None = None,
     peer_share: float = 1.0,
-    clock: Callable[[Callable[[], object]], float] | None = None,
+    clock: Clock | None = None,
 ) -> Ratio:
     """CPU seconds (or another clock's) in the order peer, ours, ours, peer: a drift of the machine hits both alike.
 
     `unit` names what one call of either side works off and how many, e.g. ("pairs", 48): rates are reported then.
     `peer_share`: part of the work that the peer does in one call, where all of it would take too long.
     """
-    clock = clock or cpu_seconds
-    pairs = []
-    for _ in range(repeats):
-        first, second, third, fourth = (clock(side) for side in (peer, ours, ours, peer))
-        pairs.append(((first + fourth) / 2 / peer_share, (second + third) / 2))
+    pairs = [
+        (theirs / peer_share, own)
+        for theirs, own in measured(peer, ours, repeats, cpu_seconds if clock is None else clock)
+    ]
     details = {}
     if unit is not None:
         what_is_done, amount = unit
+        second = "CPU-s" if clock is None else "s"
         details = {
-            f"peer {what_is_done}/CPU-s": amount / float(np.median([peer for peer, _ in pairs])),
-            f"ours {what_is_done}/CPU-s": amount / float(np.median([ours for _, ours in pairs])),
+            f"peer {what_is_done}/{second}": amount / float(np.median([peer for peer, _ in pairs])),
+            f"ours {what_is_done}/{second}": amount / float(np.median([ours for _, ours in pairs])),
         }
     return of_pairs(name, what, pairs, floor=floor, details=details)
+
+
+def measured(
+    peer: Callable[[], object], ours: Callable[[], object], repeats: int, clock: Clock
+) -> list[tuple[float, float]]:
+    """Seconds of one call of either side, (peer, ours), in the order peer, ours, ours, peer."""
+    pairs = []
+    for _ in range(repeats):
+        first, second, third, fourth = (clock(side) for side in (peer, ours, ours, peer))
+        pairs.append(((first + fourth) / 2, (second + third) / 2))
+    return pairs
 
 
 def of_pairs(

@@ -1,8 +1,9 @@
-"""C1: steps of the reward stage against TRL's DPOTrainer with precomputed reference log-probabilities.
+"""C1, G1: steps of the reward stage against TRL's DPOTrainer with precomputed reference log-probabilities.
 
 Both sides train the same weights on the same batches of HH-RLHF pairs with the same optimiser; their losses after the
 last step are compared before anything is timed. TRL runs its own collator and its own loss, without the Trainer's loop
 around them. In the second row TRL also gets batches of similar length, which saves it padding; ours are as drawn.
+Where Triton is installed TRL scores words with its fused kernel by itself.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.ratio import Ratio, assert_same, cpu_seconds, of_pairs
-from bench.workload import language_model, preference_rows, tokenizer
+from bench.device import wall_clock
+from bench.limits import SHEET_FLOPS, real_tokens, training_flops
+from bench.ratio import Clock, Ratio, assert_same, cpu_seconds, of_pairs
+from bench.workload import Shape, preference_rows, tokenizer, trained_weights
 from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
-from pddpo_ray.training.batches import minibatches, texts_of
+from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
+from pddpo_ray.training.lora import LoraEngine
 
 BETA, SEED = 0.1, 1
 
@@ -34,7 +38,7 @@ Batches = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Sides:
-    """The same steps twice; each returns the loss of its last step. Theirs may be given other batches."""
+    """The same steps twice; each returns the mean loss of the last fifth of them. Theirs may be given other batches."""
 
     rows: Sequence[PairRow]
     batches: Batches
@@ -45,9 +49,9 @@ class Sides:
         """Theirs on the batches of ours."""
         return self.theirs(self.batches)
 
-    def assert_equal(self) -> None:
+    def assert_equal(self, tolerance: float = 1e-4) -> None:
         """Raises RuntimeError if the losses after all steps differ: forward passes, gradients and updates agree."""
-        assert_same(self.as_drawn(), self.ours())
+        assert_same(self.as_drawn(), self.ours(), tolerance)
 
     def of_similar_length(self) -> Batches:
         """The rows sorted by what TRL pads to, in as many batches."""
@@ -61,17 +65,9 @@ def run(
 ) -> list[Ratio]:
     """CPU seconds of TRL's steps over those of ours, one thread: batches as drawn, and grouped by length for TRL."""
     torch.set_num_threads(1)
-    sides = both(vocabulary, pairs, steps)
+    sides = both(Shape(vocabulary), pairs, steps)
     sides.assert_equal()
-    alike = sides.of_similar_length()
-    drawn, grouped = [], []
-    for _ in range(repeats):
-        # forth and back, as in `interleaved`, with three sides
-        forth = [cpu_seconds(side) for side in (sides.as_drawn, lambda: sides.theirs(alike), sides.ours)]
-        back = [cpu_seconds(side) for side in (sides.ours, lambda: sides.theirs(alike), sides.as_drawn)]
-        theirs, theirs_grouped, ours = (one + other for one, other in zip(forth, reversed(back), strict=True))
-        drawn.append((theirs / 2, ours / 2))
-        grouped.append((theirs_grouped / 2, ours / 2))
+    drawn, grouped = side_by_side(sides, repeats, cpu_seconds)
     what = f"reward stage on HH pairs, vocabulary {vocabulary}: TRL DPOTrainer, precomputed"
     return [
         of_pairs(name, f"{what} / ours", drawn, floor=floor, details=rates(drawn, len(sides.rows))),
@@ -81,15 +77,67 @@ def run(
     ]
 
 
-def rates(measured: list[tuple[float, float]], pairs: int) -> dict[str, float]:
+def run_on_device(
+    shape: Shape,
+    adapters: bool,
+    repeats: int = 5,
+    name: str = "G1",
+    *,
+    pairs: int = 32,
+    steps: int = 3,
+    floor: float = 1.5,
+) -> list[Ratio]:
+    """Wall seconds of TRL's steps over those of ours, and the share of the device's arithmetic that either uses."""
+    sides = both(shape, pairs, steps, adapters=adapters)
+    sides.assert_equal(shape.tolerance)
+    drawn, grouped = side_by_side(sides, repeats, wall_clock(shape.device))
+    work = training_flops(shape, sides.rows, adapters=adapters)
+    what = f"reward stage on HH pairs, {'adapters' if adapters else 'all weights'}: TRL DPOTrainer, precomputed"
+    return [
+        of_pairs(name, f"{what} / ours", drawn, floor=floor, details=use(drawn, sides.rows, work)),
+        of_pairs(
+            f"{name}-grouped", f"{what}, grouped by length / ours", grouped, details=use(grouped, sides.rows, work)
+        ),
+    ]
+
+
+Measured = list[tuple[float, float]]
+"""Seconds of TRL and of ours, repeat by repeat."""
+
+
+def side_by_side(sides: Sides, repeats: int, clock: Clock) -> tuple[Measured, Measured]:
+    """TRL's batches as drawn, and grouped by length; forth and back, as in `interleaved`, with three sides."""
+    alike = sides.of_similar_length()
+    drawn, grouped = [], []
+    for _ in range(repeats):
+        forth = [clock(side) for side in (sides.as_drawn, lambda: sides.theirs(alike), sides.ours)]
+        back = [clock(side) for side in (sides.ours, lambda: sides.theirs(alike), sides.as_drawn)]
+        theirs, theirs_grouped, ours = (one + other for one, other in zip(forth, reversed(back), strict=True))
+        drawn.append((theirs / 2, ours / 2))
+        grouped.append((theirs_grouped / 2, ours / 2))
+    return drawn, grouped
+
+
+def rates(measured: Measured, pairs: int) -> dict[str, float]:
     """Pairs per CPU second of both sides."""
     theirs, ours = np.median(np.array(measured), axis=0)
     return {"peer pairs/CPU-s": pairs / float(theirs), "ours pairs/CPU-s": pairs / float(ours)}
 
 
-def both(vocabulary: int, batch: int, steps: int = 2, *, hidden: int = 256, layers: int = 4) -> Sides:
+def use(measured: Measured, rows: Sequence[PairRow], work: float) -> dict[str, float]:
+    """Real tokens a second of both sides, and the operations that these tokens need over those of the data sheet."""
+    theirs, ours = np.median(np.array(measured), axis=0)
+    return {
+        "peer tokens/s": real_tokens(rows) / float(theirs),
+        "ours tokens/s": real_tokens(rows) / float(ours),
+        "peer MFU": work / float(theirs) / SHEET_FLOPS,
+        "ours MFU": work / float(ours) / SHEET_FLOPS,
+    }
+
+
+def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False) -> Sides:
     """Both sides at the same weights with the same frozen reference."""
-    rows = preference_rows(vocabulary, batch * steps)
+    rows = preference_rows(shape.vocabulary, batch * steps)
     settings = FitSettings(
         steps=steps,
         learning_rate=1e-4,
@@ -99,12 +147,10 @@ def both(vocabulary: int, batch: int, steps: int = 2, *, hidden: int = 256, laye
         warmup=0.0,
         schedule="constant",
     )
-    reference, policy, peer = (language_model(vocabulary, seed, hidden=hidden, layers=layers) for seed in (0, 1, 1))
-    weights = {key: tensor.detach().clone() for key, tensor in policy.named_parameters()}
-    texts = list(dict.fromkeys(texts_of(rows)))
-    scored = score_texts(ResponseScorer(reference, "plain"), texts).tolist()
-    columns = FrozenColumns(dict(zip(texts, scored, strict=True)), {})
-    engine = TorchEngine(ResponseScorer(policy))
+    columns = FrozenColumns(reference_log_probs(shape, rows), {})
+    policy, peer = (shape.trained(1, adapters) for _ in range(2))
+    weights = trained_weights(policy)
+    engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
     objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)
     trl = TrlSteps(peer, rows, columns.base_log_probs, settings.learning_rate)
 
@@ -117,6 +163,13 @@ def both(vocabulary: int, batch: int, steps: int = 2, *, hidden: int = 256, laye
     return Sides(rows, drawn, ours, lambda batches: trl.run(weights, batches))
 
 
+def reference_log_probs(shape: Shape, rows: Sequence[PairRow]) -> dict[Text, float]:
+    """What another model of this shape says about the rows' texts; it is gone afterwards."""
+    texts = list(dict.fromkeys(texts_of(rows)))
+    scored = score_texts(ResponseScorer(shape.build(0), "plain"), texts).tolist()
+    return dict(zip(texts, scored, strict=True))
+
+
 class TrlSteps:
     """TRL's trainer with its collator, its loss and AdamW, on rows that are token ids already.
 
@@ -127,7 +180,7 @@ class TrlSteps:
         self,
         model: Any,
         rows: Sequence[PairRow],
-        base_log_probs: Mapping[tuple[tuple[int, ...], tuple[int, ...]], float],
+        base_log_probs: Mapping[Text, float],
         learning_rate: float,
         *,
         checkpointing: bool = False,
@@ -139,6 +192,26 @@ class TrlSteps:
 
         disable_progress_bars()
         logging.getLogger("trl").setLevel(logging.ERROR)
+        self.show(rows, base_log_probs)
+        arguments = DPOConfig(
+            output_dir=tempfile.mkdtemp(prefix="pddpo-bench-"),
+            beta=BETA,
+            precompute_ref_log_probs=True,
+            max_length=None,
+            report_to="none",
+            use_cpu=model.device.type == "cpu",
+            # the weights have their type already; nothing is cast on the way
+            bf16=False,
+            gradient_checkpointing=checkpointing,
+            disable_tqdm=True,
+        )
+        # the constructor wants texts; the steps below are given token ids and the reference's numbers
+        one = Dataset.from_list([{"prompt": "a", "chosen": " b", "rejected": " c"}])
+        self.trainer = DPOTrainer(model, args=arguments, train_dataset=one, processing_class=tokenizer(4096))
+        self._learning_rate = learning_rate
+
+    def show(self, rows: Sequence[PairRow], base_log_probs: Mapping[Text, float]) -> None:
+        """These are the rows from now on."""
         self.examples = [
             {
                 "prompt_ids": list(row.prompt),
@@ -149,44 +222,30 @@ class TrlSteps:
             }
             for row in rows
         ]
-        arguments = DPOConfig(
-            output_dir=tempfile.mkdtemp(prefix="pddpo-bench-"),
-            beta=BETA,
-            precompute_ref_log_probs=True,
-            max_length=None,
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=checkpointing,
-            disable_tqdm=True,
-        )
-        # the constructor wants texts; the steps below are given token ids and the reference's numbers
-        one = Dataset.from_list([{"prompt": "a", "chosen": " b", "rejected": " c"}])
-        self.trainer = DPOTrainer(model, args=arguments, train_dataset=one, processing_class=tokenizer(4096))
-        self._learning_rate = learning_rate
 
     def loss(self, batch: Sequence[int]) -> Tensor:
         """TRL's loss of these rows."""
         trainer = self.trainer
-        inputs = trainer.data_collator([self.examples[index] for index in batch])
+        collated = trainer.data_collator([self.examples[index] for index in batch])
+        inputs = {name: tensor.to(trainer.model.device) for name, tensor in collated.items()}
         loss: Tensor = trainer.compute_loss(trainer.model, inputs)
         return loss
 
     def run(self, weights: Mapping[str, Tensor], batches: Batches) -> float:
-        """The steps from these weights on. -> loss of the last one"""
+        """The steps from these weights on. -> mean loss of the last fifth of them, as a fit reports it"""
         model = self.trainer.model
         with torch.no_grad():
-            for name, tensor in model.named_parameters():
-                tensor.copy_(weights[name])
+            for name, tensor in weights.items():
+                model.get_parameter(name).copy_(tensor)
         model.train()
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=self._learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
-        )
-        loss = torch.zeros(())
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=self._learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
+        losses = []
         for batch in batches:
             loss = self.loss(batch)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+            torch.nn.utils.clip_grad_norm_(trained, 1e9)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+            losses.append(float(loss.detach()))
+        return float(np.mean(losses[-max(1, len(losses) // 5) :]))

@@ -1,4 +1,4 @@
-"""C4: sampling with the rollout's vLLM engine against transformers' `generate`, and through its Ray actor.
+"""C4, G5: sampling with the rollout's vLLM engine against transformers' `generate`, and through its Ray actor.
 
 The same weights, prompts and number of tokens on all sides. The tokenizer's end mark lies outside the vocabulary, so no
 answer ends early and everybody makes the same number of tokens. Before anything is timed, a plain forward pass of the
@@ -12,7 +12,7 @@ import gc
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,28 +21,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.ratio import Ratio, interleaved, of_pairs
-from bench.workload import endless, language_model, prompts_of
+from bench.device import wall_clock
+from bench.limits import sampling_roofline
+from bench.ratio import Clock, Ratio, interleaved, of_pairs
+from bench.workload import Shape, endless, prompts_of
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.parts import Array, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes; the default is the `micro` model of the other rows."""
+    """The default is the `micro` model of the other rows."""
 
-    vocabulary: int = 4096
-    hidden: int = 256
-    layers: int = 4
-    heads: int = 4
+    shape: Shape = field(default_factory=Shape)
     tokens: int = 48
     """Of every answer."""
 
+    @property
+    def vocabulary(self) -> int:
+        return self.shape.vocabulary
+
     def model(self) -> Any:
-        model = language_model(self.vocabulary, 0, hidden=self.hidden, layers=self.layers, heads=self.heads)
+        model = self.shape.build(0)
         # with `endless` as its tokenizer: nothing ends an answer, and nobody has to look for an end
         model.config.eos_token_id = model.generation_config.eos_token_id = None
         return model
@@ -57,7 +61,31 @@ def run(repeats: int = 5, batches: Sequence[int] = (128, 16), setting: Setting |
         policy = stored(model, Path(place))
         engine = engine_in(Path(place))
         engine.deliver(policy)
-        return [against_generate(engine, model, batch, setting.tokens, repeats) for batch in batches]
+        found = []
+        for batch in batches:
+            name, floor = ("C4", 1.25) if batch >= 128 else (f"C4-{batch}", None)
+            found.append(against(generate, engine, model, setting, batch, repeats, name, floor=floor))
+        return found
+
+
+def run_on_device(
+    setting: Setting, peer: Peer, repeats: int = 5, name: str = "G5", *, batch: int = 256, floor: float | None = None
+) -> Ratio:
+    """Wall seconds of `generate` (static cache) or of transformers' continuous batching over those of vLLM.
+
+    The roofline is what reading all weights and the cache allows at the mean length of a text.
+    """
+    shape = setting.shape
+    with tempfile.TemporaryDirectory() as place:
+        model = setting.model()
+        policy = stored(model, Path(place))
+        engine = engine_in(Path(place), VllmSettings(shape.number_type, max_model_len=512, max_sequences=batch))
+        engine.deliver(policy)
+        clock = wall_clock(shape.device)
+        found = against(peer, engine, model, setting, batch, repeats, name, floor=floor, clock=clock)
+    lengths = [len(prompt.token_ids) for prompt in prompts_of(shape.vocabulary, batch)]
+    limit = sampling_roofline(shape, batch, int(np.mean(lengths)) + setting.tokens // 2)
+    return found.noting({"ours of the roofline": found.details["ours tokens/s"] / limit})
 
 
 def run_actor(repeats: int = 5, batch: int = 128, setting: Setting | None = None) -> list[Ratio]:
@@ -79,40 +107,72 @@ def stored(model: Any, folder: Path) -> PolicyVersion:
     return store_reference(ArtifactStore(folder / "artifacts"), folder / "model")
 
 
-def engine_in(folder: Path) -> RolloutEngine:
+def engine_in(folder: Path, settings: VllmSettings | None = None) -> RolloutEngine:
     """A vLLM engine of the calling process for the model in the folder; it holds no version yet."""
-    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
-
     prepare_process(1)
-    return VllmEngine("bench", folder / "model", ArtifactStore(folder / "artifacts"), VllmSettings())
+    return VllmEngine("bench", folder / "model", ArtifactStore(folder / "artifacts"), settings or VllmSettings())
 
 
-def against_generate(engine: RolloutEngine, model: Any, batch: int, tokens: int, repeats: int) -> Ratio:
+def generate(model: Any, prompts: list[Prompt], tokens: int) -> list[tuple[int, ...]]:
+    """transformers' `generate` on one padded batch. -> one answer per prompt"""
+    ids = {name: tensor.to(model.device) for name, tensor in padded_left(prompts).items()}
+    # the static cache is what lets transformers compile a step on a GPU; on a CPU it only costs
+    options = {"cache_implementation": "static"} if model.device.type == "cuda" else {}
+    with torch.no_grad():
+        made = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=tokens, pad_token_id=0, **options)
+    return [tuple(answer) for answer in made[:, ids["input_ids"].shape[1] :].tolist()]
+
+
+def continuous(model: Any, prompts: list[Prompt], tokens: int) -> list[tuple[int, ...]]:
+    """transformers' continuous batching, which needs a GPU. -> one answer per prompt, in any order"""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, pad_token_id=0, eos_token_id=-1)
+    made = model.generate_batch([list(prompt.token_ids) for prompt in prompts], generation_config=settings)
+    return [tuple(answer.generated_tokens) for answer in made.values()]
+
+
+Peer = Callable[[Any, list[Prompt], int], list[tuple[int, ...]]]
+"""Samples one answer per prompt from a model, so many tokens each."""
+PEERS: Mapping[Peer, str] = {generate: "generate", continuous: "continuous batching"}
+
+
+def against(
+    peer: Peer,
+    engine: RolloutEngine,
+    model: Any,
+    setting: Setting,
+    batch: int,
+    repeats: int,
+    name: str,
+    *,
+    floor: float | None = None,
+    clock: Clock | None = None,
+) -> Ratio:
     """One batch of answers, one per prompt; both sides see new prompts at every call, the same ones in turn."""
-    vocabulary, decoding = model.config.vocab_size, Decoding(max_tokens=tokens)
+    tokens, vocabulary = setting.tokens, setting.vocabulary
     calls = Calls(vocabulary, batch)
 
     def theirs() -> int:
-        ids = padded_left(calls.prompts("theirs"))
-        with torch.no_grad():
-            made = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=tokens, pad_token_id=0)
-        return int(made[:, ids["input_ids"].shape[1] :].numel())
+        return sum(map(len, peer(model, calls.prompts("theirs"), tokens)))
 
     def ours() -> int:
         return sum(map(len, answers(engine, calls.prompts("ours"), tokens)))
 
-    assert_same_log_probs(engine, model, prompts_of(vocabulary, batch), decoding)
+    tolerance = setting.shape.tolerance
+    assert_same_log_probs(engine, model, prompts_of(vocabulary, batch), Decoding(max_tokens=tokens), tolerance)
     made = {theirs(), ours()}
     if made != {batch * tokens}:
         raise RuntimeError(f"the two sides make {made} tokens, {batch * tokens} were asked for")
     return interleaved(
-        "C4" if batch >= 128 else f"C4-{batch}",
-        f"sampling {batch} answers of {tokens} tokens: transformers generate / ours with vLLM",
+        name,
+        f"sampling {batch} answers of {tokens} tokens: transformers {PEERS[peer]} / ours with vLLM",
         theirs,
         ours,
         repeats,
-        floor=1.25 if batch >= 128 else None,
+        floor=floor,
         unit=("tokens", batch * tokens),
+        clock=clock,
     )
 
 
@@ -135,12 +195,15 @@ def answers(engine: RolloutEngine, prompts: list[Prompt], tokens: int) -> list[t
     return [draws[0][0] for draws in drawn]
 
 
-def assert_same_log_probs(engine: RolloutEngine, model: Any, prompts: list[Prompt], decoding: Decoding) -> None:
+def assert_same_log_probs(
+    engine: RolloutEngine, model: Any, prompts: list[Prompt], decoding: Decoding, tolerance: float
+) -> None:
     """Raises RuntimeError if the model finds other log-probabilities than the engine states for its own answers."""
     draws = [answers[0] for answers in engine.sample(prompts, range(len(prompts)), 1, decoding)]
     texts = [(prompt.token_ids, ids) for prompt, (ids, _, _) in zip(prompts, draws, strict=True)]
-    theirs, ours = score_texts(ResponseScorer(model, "plain"), texts), [log_prob for _, _, log_prob in draws]
-    if not np.allclose(theirs, ours, rtol=1e-4):
+    # few at a time: this way makes the logits of a whole batch
+    theirs, ours = score_texts(ResponseScorer(model, "plain"), texts, 16), [log_prob for _, _, log_prob in draws]
+    if not np.allclose(theirs, ours, rtol=tolerance):
         raise RuntimeError(f"the two sides do not compute the same: {theirs} and {ours}")
 
 

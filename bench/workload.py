@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,27 +21,95 @@ LONGEST_PROMPT, LONGEST_ANSWER = 128, 80
 """Tokens. Longer prompts lose their beginning and longer answers their end, so that a CPU is done in minutes."""
 
 
-def language_model(vocabulary: int, seed: int, *, hidden: int = 256, layers: int = 4, heads: int = 4) -> Any:
-    """A Llama in float32 with random weights; the default is the `micro` size of the tables."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+RANK, ALPHA = 16, 32.0
+"""Of every adapter in the benchmarks on a GPU."""
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        initializer_range=0.05,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).float().eval()
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama, and where it is built; the default is the `micro` model of the tables, on a CPU in float32."""
+
+    vocabulary: int = 4096
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    key_heads: int = 4
+    intermediate: int = 512
+    initial: float = 0.05
+    """Standard deviation of the random weights; large enough that words differ, small enough that none wins."""
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference that rounding alone may make between two ways to one number."""
+        return 1e-4 if self.dtype == torch.float32 else 2e-2
+
+    @property
+    def number_type(self) -> str:
+        """Its name, as recipes and engines have it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def build(self, seed: int) -> Any:
+        """A model with random weights from a seed, made where it will stay: nothing is downloaded or moved."""
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        config = LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_heads,
+            max_position_embeddings=1024,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            tie_word_embeddings=False,
+            initializer_range=self.initial,
+        )
+        with self._seeded(seed), torch.device(self.device):
+            return AutoModelForCausalLM.from_config(config, dtype=self.dtype).eval()
+
+    def adapted(self, seed: int) -> Any:
+        """The same with adapters that already change what it says, as those of a round in the middle of a run do."""
+        from pddpo_ray.training.lora import add_adapters
+
+        model: Any = self.build(seed)
+        with self._seeded(seed):
+            wrapped = add_adapters(model, rank=RANK, alpha=ALPHA)
+            for name, tensor in wrapped.named_parameters():
+                if ".lora_B." in name:
+                    torch.nn.init.normal_(tensor, std=0.01)
+        return wrapped.eval()
+
+    def trained(self, seed: int, adapters: bool) -> Any:
+        """With adapters or without."""
+        return self.adapted(seed) if adapters else self.build(seed)
+
+    @contextlib.contextmanager
+    def _seeded(self, seed: int) -> Iterator[None]:
+        devices = [torch.cuda.current_device()] if self.device == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield
+
+
+SEVEN = Shape(32_000, 4096, 32, 32, 32, 11_008, initial=0.02, device="cuda", dtype=torch.bfloat16)
+EIGHT = Shape(128_256, 4096, 32, 32, 8, 14_336, initial=0.02, device="cuda", dtype=torch.bfloat16)
+ONE = Shape(32_000, 2048, 22, 32, 4, 5632, initial=0.02, device="cuda", dtype=torch.bfloat16)
+"""7B and 8B models as people train them, and one of 1.1B whose every weight is trained on one device."""
+
+
+def language_model(vocabulary: int, seed: int, *, hidden: int = 256, layers: int = 4, heads: int = 4) -> Any:
+    """A small Llama in float32 on a CPU."""
+    shape = Shape(vocabulary, hidden, layers, heads, key_heads=heads, intermediate=2 * hidden)
+    return shape.build(seed)
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of what an optimiser would change, where it is."""
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
 def preference_rows(vocabulary: int, count: int) -> list[PairRow]:

@@ -27,7 +27,7 @@ from bench.__main__ import main
 from bench.compare import Arm, markdown
 from bench.own_process import alone
 from bench.ratio import interleaved, of_pairs
-from bench.workload import endless, preference_rows, prompts_of
+from bench.workload import Shape, endless, preference_rows, prompts_of
 from pddpo_ray.journal import PhaseEntry
 from pddpo_ray.records import Prompt
 
@@ -102,7 +102,7 @@ def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
     assert result.ratio > 10
 
 
-TINY = rollout.Setting(vocabulary=512, hidden=64, layers=2, heads=2, tokens=8)
+TINY = rollout.Setting(Shape(512, 64, 2, 2, 2, 128), tokens=8)
 
 
 @pytest.mark.vllm
