@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
+from pddpo_ray.training.fit import FrozenColumns, final_loss, run_fit, schedule_factor
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.training.lora import LoraEngine
 
@@ -133,7 +132,7 @@ def three_model_loop(policy: Any, frozen: tuple[Any, Any], rows: Sequence[PairRo
             group["lr"] = settings.learning_rate * MULTIPLIER * schedule_factor(settings, step)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return float(np.mean(losses[-max(1, len(losses) // 5) :]))
+    return final_loss(losses)
 
 
 def long_form(policy: Tensor, reference: Tensor, reward_policy: Tensor) -> Tensor:

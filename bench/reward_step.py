@@ -27,7 +27,7 @@ from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, run_fit
+from pddpo_ray.training.fit import FrozenColumns, final_loss, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.training.lora import LoraEngine
 
@@ -248,4 +248,4 @@ class TrlSteps:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(float(loss.detach()))
-        return float(np.mean(losses[-max(1, len(losses) // 5) :]))
+        return final_loss(losses)

@@ -15,6 +15,7 @@ import torch
 
 import pddpo_ray
 from pddpo_ray.records import PairRow, Prompt
+from pddpo_ray.training.from_scratch import byte_level_words
 
 SHIPPED = Path(pddpo_ray.__file__).parent / "sample_data" / "hh_helpful.jsonl.gz"
 LONGEST_PROMPT, LONGEST_ANSWER = 128, 80
@@ -187,16 +188,4 @@ def _three_parts(row: dict[str, str]) -> tuple[str, str, str]:
 @cache
 def _tokenizer(size: int) -> Any:
     """A byte-level BPE learned from the pairs themselves: nothing is downloaded."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<pad>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((" ".join(row) for row in _texts()), trainer)
-    return tokenizer
+    return byte_level_words((" ".join(row) for row in _texts()), size)

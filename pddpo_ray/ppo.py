@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 
 Place = tuple[str, str]
@@ -81,3 +82,10 @@ class PolicyGradient(Protocol):
     """A trainer backend that can also follow a policy gradient."""
 
     def reinforce(self, command: PpoCommand) -> PpoResult: ...
+
+
+def reinforce(backend: object, command: PpoCommand) -> PpoResult:
+    """One update by the backend. RunError where it cannot follow a policy gradient."""
+    if not isinstance(backend, PolicyGradient):
+        raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
+    return backend.reinforce(command)

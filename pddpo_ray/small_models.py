@@ -6,8 +6,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,22 +16,19 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
-class Shape(Protocol):
-    """What a specification says about the model itself."""
+@dataclass(frozen=True)
+class Shape:
+    """Of the model itself; specifications add how it is trained."""
 
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def intermediate(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    intermediate: int = 128
 
 
-def small_llama(shape: Shape, *, vocabulary: int, context: int, bos: int, eos: int, pad: int) -> LlamaForCausalLM:
+def small_llama(
+    shape: Shape, seed: int, *, vocabulary: int, context: int, bos: int, eos: int, pad: int
+) -> LlamaForCausalLM:
     """An untrained model of this shape, float32; its weights follow from the seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -49,7 +47,7 @@ def small_llama(shape: Shape, *, vocabulary: int, context: int, bos: int, eos: i
         attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(shape.seed)
+        torch.manual_seed(seed)
         return LlamaForCausalLM(config).float()
 
 

@@ -15,6 +15,7 @@ import typer
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
+from pddpo_ray.machine import Machine, inspect_machine
 
 
 class Runner(Protocol):
@@ -51,8 +52,9 @@ def train(
         show_plan(config, as_json=as_json)
         return
     run_dir = run_folder(recipe, run, resume=resume)
-    check_resources(config)
-    quieten_libraries()
+    machine = inspect_machine()
+    check_resources(config, machine)
+    quieten_libraries(machine)
     with ExitStack() as stack:
         if annotate or simulate:
             from pddpo_ray.cli.crowd import crowd_beside
@@ -69,12 +71,10 @@ def train(
             typer.echo(f"report: {page}")
 
 
-def quieten_libraries() -> None:
+def quieten_libraries(machine: Machine) -> None:
     """Keeps bars and warnings of libraries out of a run's lines; they read these when they are imported."""
-    from pddpo_ray.machine import inspect_machine
-
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not inspect_machine().gpus:
+    if not machine.gpus:
         # DeepSpeed warns that it found no GPU unless it is told that there is none.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -96,12 +96,11 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     return run
 
 
-def check_resources(config: Config) -> None:
+def check_resources(config: Config, machine: Machine) -> None:
     """Refuse what this machine can never do before anything is started. A cluster is asked by its launcher."""
-    from pddpo_ray.machine import inspect_machine
     from pddpo_ray.plan import shortage
 
-    problem = shortage(config, inspect_machine())
+    problem = shortage(config, machine)
     if problem:
         raise UserError(problem)
 
@@ -134,7 +133,6 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
 
 def show_plan(config: Config, *, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
-    from pddpo_ray.machine import inspect_machine
     from pddpo_ray.plan import make_plan, plan_lines, shortage
 
     machine = inspect_machine()

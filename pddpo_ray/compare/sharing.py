@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.errors import RunError
 from pddpo_ray.parts import Array, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
-from pddpo_ray.ppo import PolicyGradient, PpoCommand, PpoResult
+from pddpo_ray.ppo import PpoCommand, PpoResult, reinforce
 from pddpo_ray.recall import Memory
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 
@@ -47,13 +46,8 @@ class SharedTrainer:
         return FitResult(version, found["metrics"], tuple(found["workers"]))
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
-        """Made each time: no two runs have an update of PPO-Lagrangian in common.
-
-        RunError where the backend cannot follow a policy gradient.
-        """
-        if not isinstance(self._backend, PolicyGradient):
-            raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
-        return self._backend.reinforce(command)
+        """Made each time: no two runs have an update of PPO-Lagrangian in common."""
+        return reinforce(self._backend, command)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         texts = [_text(response) for response in responses]

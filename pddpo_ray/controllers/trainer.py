@@ -15,7 +15,7 @@ from pddpo_ray.controllers.seeds import generator, seed_of
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, LossOptimism, Start, TrainerBackend
-from pddpo_ray.ppo import Critics, PolicyGradient, PpoCommand, PpoSettings, ScoredAnswer
+from pddpo_ray.ppo import Critics, PpoCommand, PpoSettings, ScoredAnswer, reinforce
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
 
@@ -136,8 +136,6 @@ class TrainerController:
         multiplier: float,
         critics: Critics | None,
     ) -> dict[str, Any]:
-        if not isinstance(self._backend, PolicyGradient):
-            raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
         number = max(entry.version.number for entry in self._journal.versions()) + 1
         start = next(iter(self._journal.policies[-1:]), reference)
         before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
@@ -156,7 +154,7 @@ class TrainerController:
             seed=seed_of(self._seed, self._journal.round, "ppo"),
             result=f"policy-{self._journal.round}",
         )
-        result = self._backend.reinforce(command)
+        result = reinforce(self._backend, command)
         self._journal.add_version(
             result.version, "cost", result.metrics, result.workers, base=start.number, multiplier=multiplier
         )

@@ -18,13 +18,11 @@ from pddpo_ray.parts import Delivery
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_shapes, check_tokenizer, stored_shapes, stored_tensors
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
-from pddpo_ray.training.lora import merged
+from pddpo_ray.training.adapter_files import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
 
 if TYPE_CHECKING:
     import torch
 
-ADAPTER = "adapter"
-"""Folder of the adapter inside a version's folder, in peft's layout."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room."""
 NOT_ADAPTED = {"lm_head", "embed_out", "embed_tokens", "wte", "wpe"}
@@ -140,7 +138,7 @@ class AdapterVllmEngine(VllmEngine):
         folder = self._store.stored(policy.path)
         self._version = NO_VERSION
         check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
-        weights = self._weights(folder / ADAPTER, policy)
+        weights = self._weights(folder, policy)
         # A new name and number for every version: vLLM keeps adapters and prefixes by them.
         self._adapter = LoRARequest(policy.name, policy.number, str(folder / ADAPTER)) if policy.number else None
         if not self._llm.reset_prefix_cache():
@@ -150,18 +148,14 @@ class AdapterVllmEngine(VllmEngine):
         sha256, seconds = tensors_sha256(weights.items()), time.monotonic() - began
         return Delivery(self.name, self._version, sha256, len(weights), seconds, self.tokenizer)
 
-    def _weights(self, adapter_folder: Path, policy: PolicyVersion) -> dict[str, torch.Tensor]:
+    def _weights(self, folder: Path, policy: PolicyVersion) -> dict[str, torch.Tensor]:
         """The merged weights of a version; those of the base for the reference."""
-        from safetensors.torch import load_file
-
         base = dict(stored_tensors(self._base))
         if policy.number == 0:
             return base
-        file = adapter_folder / "adapter_model.safetensors"
-        if not file.is_file():
-            raise RunError(f"engine {self.name} takes adapters, but {policy.name} has none in {adapter_folder}")
-        adapter = {name.replace(".weight", ".default.weight"): tensor for name, tensor in load_file(file).items()}
-        return merged(base, adapter, self._parameters.alpha / self._parameters.rank)
+        if not (folder / ADAPTER / ADAPTER_WEIGHTS).is_file():
+            raise RunError(f"engine {self.name} takes adapters, but {policy.name} has none in {folder / ADAPTER}")
+        return merged(base, read_adapter(folder), self._parameters.alpha / self._parameters.rank)
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
         return self._llm.generate(requests, parameters, use_tqdm=False, lora_request=self._adapter)

@@ -119,15 +119,19 @@ def run_fit(
         if progress:
             progress(step + 1)
     mean = totals / max(1, settings.steps)
-    tail = last[-max(1, len(last) // 5) :]
     return {
-        "fit/loss": float(np.mean(tail)),
+        "fit/loss": final_loss(last),
         "fit/accuracy": float(mean[1]),
         "fit/gradient_norm": float(mean[2]),
         "fit/off_support_per_token": float(mean[3]),
         "fit/steps": float(settings.steps),
         "fit/rows": float(len(rows)),
     }
+
+
+def final_loss(losses: Sequence[float]) -> float:
+    """Mean of the last fifth of the steps' losses."""
+    return float(np.mean(losses[-max(1, len(losses) // 5) :]))
 
 
 def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings: FitSettings) -> Limit:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.small_models import made_once, small_llama
+from pddpo_ray.small_models import Shape, made_once, small_llama
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -33,16 +34,12 @@ TextPair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class ScratchSpec:
+class ScratchSpec(Shape):
     """Size and training of the model."""
 
     vocabulary: int = 1024
     context: int = 192
     """Longest text in tokens; longer ones are left out."""
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 2
-    intermediate: int = 128
     steps: int = 200
     batch: int = 16
     learning_rate: float = 4e-3
@@ -51,8 +48,15 @@ class ScratchSpec:
 
 def train_tokenizer(texts: Sequence[TextPair], vocabulary: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE of these texts: every text has tokens, and none is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
+    words = byte_level_words((text for pair in texts for text in pair), vocabulary)
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def byte_level_words(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE as `tokenizers` has it, without transformers around it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,8 +65,8 @@ def train_tokenizer(texts: Sequence[TextPair], vocabulary: int) -> PreTrainedTok
         vocab_size=vocabulary, special_tokens=[PAD, BOS, EOS], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
-    words.train_from_iterator((text for pair in texts for text in pair), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+    words.train_from_iterator(texts, trainer)
+    return words
 
 
 def sequences(texts: Sequence[TextPair], tokenizer: Any, context: int) -> list[list[int]]:
@@ -80,6 +84,7 @@ def build_model(spec: ScratchSpec, tokenizer: Any) -> LlamaForCausalLM:
     """An untrained model of the given size, float32."""
     return small_llama(
         spec,
+        spec.seed,
         vocabulary=len(tokenizer),
         context=spec.context,
         bos=tokenizer.bos_token_id,

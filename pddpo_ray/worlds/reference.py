@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.small_models import made_once, small_llama
+from pddpo_ray.small_models import Shape, made_once, small_llama
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers
 
@@ -35,13 +35,9 @@ CACHE_LAYOUT = 1
 
 
 @dataclass(frozen=True)
-class ReferenceSpec:
+class ReferenceSpec(Shape):
     """Size and training of the reference model."""
 
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 2
-    intermediate: int = 128
     steps: int = 240
     batch: int = 64
     learning_rate: float = 4e-3
@@ -102,6 +98,7 @@ def build_model(grammar: Grammar, spec: ReferenceSpec) -> LlamaForCausalLM:
     """An untrained model of the given size, float32."""
     return small_llama(
         spec,
+        spec.seed,
         vocabulary=len(grammar.vocabulary),
         context=CONTEXT,
         bos=grammar.vocabulary[BOS],
