@@ -48,7 +48,8 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
 class Answerer:
     """An actor whose answers follow from the question: whenever its process is lost it is asked once more.
 
-    It has a method `ready` and may be started `restarts` times more; `who` names it in messages.
+    It has a method `ready`, Ray starts it again without end, and one question may lose it `restarts` times; `who` names
+    it in messages.
     """
 
     actor: Any

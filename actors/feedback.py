@@ -61,7 +61,7 @@ class FeedbackHandle:
             .options(
                 num_cpus=0,
                 num_gpus=gpus,
-                max_restarts=restarts,
+                max_restarts=-1,
                 max_task_retries=0,
                 scheduling_strategy="DEFAULT" if gpus else beside_driver(),
             )

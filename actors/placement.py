@@ -7,6 +7,7 @@ has before anything is started, so an impossible run ends within seconds instead
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,8 @@ def reserve(bundle: Bundle, *, strategy: str, deadline_s: float) -> Any:
     strategy: `pack` or `spread`.
     """
     resources = {"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})}
-    group = ray.util.placement_group([resources] * bundle.count, strategy=strategy.upper())
+    name = f"{bundle.part} {uuid.uuid4().hex}"
+    group = ray.util.placement_group([resources] * bundle.count, strategy=strategy.upper(), name=name)
     try:
         ray.get(group.ready(), timeout=deadline_s)
     except ray.exceptions.GetTimeoutError:
@@ -95,6 +97,20 @@ def reserve(bundle: Bundle, *, strategy: str, deadline_s: float) -> Any:
             f"waited {deadline_s:.0f} s for {bundle.part}: {short}. Another run may hold the cluster (`ray status`)"
         ) from None
     return group
+
+
+def release_places_of_lost_groups() -> None:
+    """Gives back what Ray Train reserved for a group that is gone: this job's placement groups without a name.
+
+    Ray Train leaves that to an actor on some node. When this one is lost as well, nothing would ever give them back.
+    """
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+    job = ray.get_runtime_context().get_job_id()
+    for id_, entry in placement_group_table().items():
+        if id_.endswith(job) and not entry["name"] and entry["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(id_))))
 
 
 def _units(bundle: Bundle) -> str:

@@ -133,6 +133,7 @@ class RolloutSettings:
     cpus: float = 1.0
     gpus: float = 0.0
     restarts: int = 3
+    """How often it is started again over one and the same question."""
     start_deadline_s: float = 300.0
     deadline_s: float = 600.0
     lack: Callable[[], str | None] = lambda: None
@@ -254,25 +255,30 @@ class RolloutHandle:
         return ray.remote(RolloutActor).options(**options).remote(self._make_engine)
 
     def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        """One call; a lost process is replaced and asked again, with the same seeds, so the answer is the same."""
-        while True:
+        """One call; a lost process is replaced and asked again, with the same seeds, so the answer is the same.
+
+        Raises RunError when that many processes in a row were lost over one and the same question.
+        """
+        attempts = self._settings.restarts + 1
+        for attempt in range(attempts):
             try:
                 return self._ask(method, *arguments, what=what)
             except RayActorError as error:
-                self._replace(error, what)
+                lost = error
+                if attempt < self._settings.restarts:
+                    self._replace()
+        raise RunError(
+            f"rollout engine {self.name} was lost {attempts} times during {what}; its log is in Ray's session folder"
+            " (`ray logs`)"
+        ) from lost
 
     def _ask(self, method: str, *arguments: Any, what: str) -> Any:
         reference = getattr(self._actor, method).remote(*arguments)
         return wait_for(reference, deadline_s=self._settings.deadline_s, who=f"rollout engine {self.name}", what=what)
 
-    def _replace(self, error: RayActorError, what: str) -> None:
-        """A new process with the version that the lost one held, proven. Raises RunError after too many losses."""
+    def _replace(self) -> None:
+        """A new process with the version that the lost one held, proven."""
         self._lost += 1
-        if self._lost > self._settings.restarts:
-            raise RunError(
-                f"rollout engine {self.name} was lost {self._lost} times, the last time during {what}; its log is in"
-                " Ray's session folder (`ray logs`)"
-            ) from error
         ray.kill(self._actor)
         self._actor = self._start()
         self._asleep = False

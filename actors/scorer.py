@@ -56,7 +56,7 @@ class ScorerHandle:
         self.name = name
         actor = (
             ray.remote(ScorerActor)
-            .options(num_cpus=0, num_gpus=gpus, max_restarts=restarts, max_task_retries=0)
+            .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
             .remote(make_scorer, threads)
         )
         self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)

@@ -24,7 +24,7 @@ from typing import Any
 import ray
 
 from actors.mailbox import STOP, Mailbox, Outcome, Worker
-from actors.placement import beside_driver
+from actors.placement import beside_driver, release_places_of_lost_groups
 from actors.weights import SendCommand, WeightSender
 from pddpo_ray.errors import PddpoError, RunError
 from pddpo_ray.parts import Array, FitCommand, FitResult, TrainerBackend
@@ -246,6 +246,7 @@ class TrainerGroup:
         ray.kill(self._mailbox)
         # Ranks leave when their mailbox is gone; the new group wants their places.
         self._thread.join(timeout=self._settings.start_deadline_s)
+        release_places_of_lost_groups()
         self._start_group()
 
 

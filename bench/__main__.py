@@ -20,6 +20,7 @@ import torch
 from bench import (
     annotators,
     ceilings,
+    cold_start,
     cost_stage,
     design_matrix,
     growth,
@@ -51,6 +52,7 @@ CPU: dict[str, Benchmark] = {
     "C3": lambda repeats: peak_memory.run(),
     "C4": lambda repeats: alone(partial(rollout.run, repeats)),
     "C4-actor": lambda repeats: alone(partial(rollout.run_actor, repeats)),
+    "C5": lambda repeats: cold_start.run(repeats),
     "C7": lambda repeats: alone(partial(online_iteration.run, repeats)),
     "C8": lambda repeats: growth.run(repeats),
     "C9": lambda repeats: design_matrix.run(1024, repeats),

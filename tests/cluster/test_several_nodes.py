@@ -11,21 +11,13 @@ from actors import launch
 from pddpo_ray import run
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
-from tests.kill_points import ACTORS, living
+from tests.kill_points import living
 from tests.local_cluster import LocalCluster, local_cluster
+from tests.small_demo import SMALL_DEMO
 from tests.traces import workers_by_round
 
 # With `make chaos`, for the time it takes.
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.slow, pytest.mark.chaos]
-
-DEMO = [
-    *["rounds=2", "seed=5", "offline.compare_rounds=0", "offline.pairs=100", "cluster.mode=ray"],
-    *["trainer.first_reward.steps=6", "trainer.first_cost.steps=4", "trainer.reward.steps=3", "trainer.cost.steps=3"],
-    *["feedback.responses=24", "feedback.labels_each=8", "explore.calibration=192"],
-    *["explore.prompts=6", "explore.picks=2", "cluster.start_deadline_s=600.0"],
-    *["trainer.engine=zero2", "trainer.workers=2", "trainer.threads=1"],
-    *["rollout.engines=2", "cluster.placement=spread"],
-]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +31,9 @@ def test_the_demo_spreads_over_nodes_and_every_delivery_is_proven(nodes: LocalCl
     def look(event: run.Event) -> None:
         if isinstance(event, run.PhaseChanged) and (event.event.round, event.event.phase) == (2, "sample"):
             for kind in ("rank", "rollout engine", "dual variable", "labeller", "mailbox"):
-                where[kind] = {actor.node_id for actor in living(ACTORS[kind])}
+                where[kind] = {actor.node_id for actor in living(kind)}
 
-    result = launch.run_recipe(load("text-world", DEMO), tmp_path / "demo", progress=look)
+    result = launch.run_recipe(load("text-world", [*SMALL_DEMO, "rounds=2"]), tmp_path / "demo", progress=look)
     assert result["weights_proven"]
     assert where["rank"] == where["rollout engine"] == set(nodes.nodes), "one of each on either node"
     for kind in ("dual variable", "labeller", "mailbox"):

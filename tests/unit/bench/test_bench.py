@@ -13,6 +13,7 @@ import torch
 
 from bench import (
     annotators,
+    cold_start,
     cost_stage,
     growth,
     online_iteration,
@@ -52,6 +53,20 @@ def test_the_reward_stage_equals_that_of_trl() -> None:
     pytest.importorskip("trl")
     drawn, grouped = reward_step.run(512, repeats=1, pairs=2)
     assert drawn.details["ours pairs/CPU-s"] == grouped.details["ours pairs/CPU-s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_cold_start_ends_with_one_token_on_both_sides() -> None:
+    """Slow: vLLM takes a quarter of a minute to import."""
+    result = cold_start.run(repeats=1)
+    assert result.details["ours CPU-s"] > 0
+
+
+@pytest.mark.slow
+def test_a_cold_start_that_fails_is_not_timed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="transformers gave no token"):
+        cold_start.seconds("transformers", tmp_path)
 
 
 def test_sides_that_compute_different_losses_are_not_timed() -> None:

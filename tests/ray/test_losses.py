@@ -1,0 +1,99 @@
+"""How often an engine may be lost, and what a lost trainer group leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from actors.rollout import Draw, RolloutHandle, RolloutSettings
+from actors.trainer import TrainerGroup, TrainerSettings
+from pddpo_ray.errors import RunError
+from pddpo_ray.parts import Array, Delivery
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from tests.ray_session import session
+from tests.summing_backend import command, make
+
+pytestmark = pytest.mark.ray
+
+POLICY = PolicyVersion(7, "round-3", "0" * 64, "nowhere")
+PROMPTS = [Prompt("p0", (3, 5), "hello")]
+
+
+class FrailEngine:
+    """Its process dies in the middle of a batch, as often as a file holds bytes; then it answers."""
+
+    name = "frail"
+
+    def __init__(self, deaths: Path) -> None:
+        self._deaths = deaths
+        self.version = 0
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        self.version = policy.number
+        return Delivery(self.name, policy.number, policy.sha256, tensors=1, seconds=0.0)
+
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+        left = self._deaths.read_bytes()
+        if left:
+            self._deaths.write_bytes(left[1:])
+            os._exit(1)
+        return [[((seed,), f"answer {seed}", 0.0)] * n for seed in seeds]
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        return np.zeros(len(answers))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def ray_running() -> Iterator[None]:
+    yield from session(cpus=2)
+
+
+def test_losses_are_counted_by_question_and_every_new_process_is_proven(ray_running: None, tmp_path: Path) -> None:
+    deaths, proven = tmp_path / "deaths", []
+    deaths.touch()
+    engine = RolloutHandle("frail", lambda: FrailEngine(deaths), RolloutSettings(restarts=1))
+    engine.prove_with(lambda engine, delivery, policy: proven.append(delivery.version))
+    try:
+        engine.deliver(POLICY)
+        for seed in (1, 2):
+            deaths.write_bytes(b"x")
+            assert engine.sample(PROMPTS, [seed], 1, Decoding()) == [[((seed,), f"answer {seed}", 0.0)]]
+        assert (engine.restarts, proven) == (2, [7, 7])
+        deaths.write_bytes(b"xx")
+        with pytest.raises(RunError, match=r"rollout engine frail was lost 2 times during 1 x 1 answers"):
+            engine.sample(PROMPTS, [3], 1, Decoding())
+    finally:
+        engine.close()
+
+
+def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_running: None, tmp_path: Path) -> None:
+    """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
+    from ray.util.state import list_actors
+
+    settings = TrainerSettings(workers=2, start_deadline_s=120, deadline_s=200)
+    group = TrainerGroup(partial(make, tmp_path), name="lost", storage=tmp_path / "ray", settings=settings)
+    try:
+        before = group.execute(command(1))
+        alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+        for kind in ("PlacementGroupCleaner", "TrainController"):
+            [victim] = [actor for actor in alive if kind in actor.class_name]
+            os.kill(victim.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while any(psutil.pid_exists(pid) for pid in before.workers):  # ranks follow their controller
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        after = group.execute(command(2))
+    finally:
+        group.close()
+    assert after.version.sha256 == before.version.sha256
+    assert not set(after.workers) & set(before.workers)
