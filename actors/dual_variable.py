@@ -22,12 +22,16 @@ from pddpo_ray.records import CostEstimate
 Estimates = tuple[tuple[int, CostEstimate], ...]
 
 
+class UnrestoredError(RunError):
+    """The process was started again and nobody has told it the steps yet."""
+
+
 class DualVariableActor:
-    """`LocalDual` behind a name."""
+    """`LocalDual` behind a name. A new process answers nothing before it was restored: its multipliers would be old."""
 
     def __init__(self, state: DualState, warmup_rounds: int) -> None:
         self._start = (state, warmup_rounds)
-        self._owner = LocalDual(state, warmup_rounds=warmup_rounds)
+        self._restored: LocalDual | None = None
 
     def ready(self) -> bool:
         return True
@@ -35,14 +39,21 @@ class DualVariableActor:
     def restore(self, estimates: Estimates) -> None:
         """Begin anew and repeat the journalled steps: restoring twice is restoring once."""
         state, warmup_rounds = self._start
-        self._owner = LocalDual(state, warmup_rounds=warmup_rounds)
-        self._owner.restore(estimates)
+        owner = LocalDual(state, warmup_rounds=warmup_rounds)
+        owner.restore(estimates)
+        self._restored = owner
 
     def multipliers(self, round_: int) -> dict[str, float]:
         return dict(self._owner.multipliers(round_))
 
     def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
         return self._owner.ascend(round_, estimate)
+
+    @property
+    def _owner(self) -> LocalDual:
+        if self._restored is None:
+            raise UnrestoredError("the dual variable was started again and waits for its run to tell it the steps")
+        return self._restored
 
 
 class DualVariableHandle:
@@ -63,7 +74,7 @@ class DualVariableHandle:
 
     def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
         self._taken = tuple(estimates)
-        self._ask("restore", self._taken)
+        self._call("restore", self._taken)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         values: dict[str, float] = self._call("multipliers", round_)
@@ -80,14 +91,19 @@ class DualVariableHandle:
         ray.kill(self._actor)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        for _ in range(3):
+        forgot = False
+        for _ in range(4):
             try:
+                if forgot:
+                    self._ask("restore", self._taken)
                 return self._ask(method, *arguments)
+            except UnrestoredError:  # lost and started again between two calls
+                forgot = True
             except RayActorError:
+                forgot = True
                 reference = self._actor.ready.options(max_task_retries=-1).remote()
                 wait_for_actor(reference, deadline_s=self._deadline_s, who=f"dual variable {self.name}")
-                self._ask("restore", self._taken)
-        raise RunError(f"dual variable {self.name} was lost three times during one call")
+        raise RunError(f"dual variable {self.name} was lost four times during one call")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         reference = getattr(self._actor, method).remote(*arguments)

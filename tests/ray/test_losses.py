@@ -1,4 +1,4 @@
-"""How often an engine may be lost, and what a lost trainer group leaves behind."""
+"""How often an engine may be lost, what a lost trainer group leaves behind, what a new dual variable knows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
+from actors.dual_variable import DualVariableHandle
 from actors.rollout import Draw, RolloutHandle, RolloutSettings
 from actors.trainer import TrainerGroup, TrainerSettings
+from pddpo_ray.dual import DualState, ProjectedFixed, constraint_state
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts import Array, Delivery
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import CostEstimate, Decoding, PolicyVersion, Prompt
 from tests.ray_session import session
 from tests.summing_backend import command, make
 
@@ -97,3 +99,29 @@ def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_
         group.close()
     assert after.version.sha256 == before.version.sha256
     assert not set(after.workers) & set(before.workers)
+
+
+def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(ray_running: None) -> None:
+    from ray.util.state import list_actors
+
+    def process() -> int:
+        alive = list_actors(filters=[("state", "=", "ALIVE"), ("class_name", "=", "DualVariableActor")], detail=True)
+        return alive[0].pid if alive else 0
+
+    state = DualState(
+        (constraint_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, threshold=0.0),)
+    )
+    owner = DualVariableHandle("lost", state)
+    try:
+        owner.restore([])
+        step = owner.ascend(1, CostEstimate(0.5, 0.1, 8, 8))
+        assert step.multiplier_after != step.multiplier_before
+        before = process()
+        os.kill(before, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while process() in (0, before):  # nobody asks it anything meanwhile
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert owner.multipliers(2) == {"cost": step.multiplier_after}
+    finally:
+        owner.close()
