@@ -100,17 +100,38 @@ def reserve(bundle: Bundle, *, strategy: str, deadline_s: float) -> Any:
 
 
 def release_places_of_lost_groups() -> None:
-    """Gives back what Ray Train reserved for a group that is gone: this job's placement groups without a name.
+    """Gives back everything that Ray Train reserved for this job, whose only group is gone.
 
-    Ray Train leaves that to an actor on some node. When this one is lost as well, nothing would ever give them back.
+    Ray Train leaves that to an actor on some node. When this one is lost as well, nothing would ever give it back.
     """
+    for group in _reserved_by_ray_train():
+        ray.util.remove_placement_group(group)
+
+
+def release_superseded_places() -> None:
+    """Gives back what Ray Train still holds for a group that it has given up, once the next one waits for places.
+
+    A node that is lost while a group starts makes Ray Train forget the places of that group. It asks for places one
+    group at a time, so whoever has them while another group of the same job waits is such a forgotten one.
+    """
+    reserved = _reserved_by_ray_train()
+    if "PENDING" in reserved.values():
+        for group, state in reserved.items():
+            if state == "CREATED":
+                ray.util.remove_placement_group(group)
+
+
+def _reserved_by_ray_train() -> dict[Any, str]:
+    """Placement groups of this job that have no name, with their states; `reserve` names ours."""
     from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+    from ray.util.placement_group import PlacementGroup, placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
-    for id_, entry in placement_group_table().items():
-        if id_.endswith(job) and not entry["name"] and entry["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(id_))))
+    return {
+        PlacementGroup(PlacementGroupID(bytes.fromhex(id_))): entry["state"]
+        for id_, entry in placement_group_table().items()
+        if id_.endswith(job) and not entry["name"] and entry["state"] != "REMOVED"
+    }
 
 
 def _units(bundle: Bundle) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import ray
 
 from actors.mailbox import STOP, Mailbox, Outcome, Worker
-from actors.placement import beside_driver, release_places_of_lost_groups
+from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
 from actors.weights import SendCommand, WeightSender
 from pddpo_ray.errors import PddpoError, RunError
 from pddpo_ray.parts import Array, FitCommand, FitResult, TrainerBackend
@@ -110,6 +110,7 @@ class TrainerGroup:
         deadline = time.monotonic() + self._settings.start_deadline_s
         while not ray.get(self._mailbox.ready.remote(POLL_S)):
             self._raise_if_group_ended()
+            release_superseded_places()
             if time.monotonic() > deadline:
                 present = [worker.rank for worker in self.workers()]
                 raise RunError(
@@ -199,6 +200,7 @@ class TrainerGroup:
                 submitted = False
             if outcome is None and time.monotonic() > deadline:
                 raise RunError(self._overdue(what))
+            release_superseded_places()
             self._raise_if_cluster_shrank(what)
         if outcome.error is not None:
             raise RunError(f"trainer, {what}: {outcome.message}")
@@ -245,7 +247,10 @@ class TrainerGroup:
         self._lost_groups += 1
         ray.kill(self._mailbox)
         # Ranks leave when their mailbox is gone; the new group wants their places.
-        self._thread.join(timeout=self._settings.start_deadline_s)
+        deadline = time.monotonic() + self._settings.start_deadline_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(timeout=POLL_S)
+            release_superseded_places()
         release_places_of_lost_groups()
         self._start_group()
 

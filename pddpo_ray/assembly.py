@@ -248,13 +248,12 @@ def _constraint_state(
     first = settings.first if settings.first is not None else rho
     lower = settings.rule.floor if isinstance(settings.rule, tree.LogRule) else settings.lower
     try:
-        state = dual_rules.constraint_state(
+        return dual_rules.constraint_state(
             constraint.name, rho=rho, rule=dual_rule(config, settings, rho, first, rounds), first=first,
-            threshold=settings.threshold, lower=lower, dead_band=settings.dead_band,
+            threshold=settings.threshold, lower=lower, upper=settings.upper, dead_band=settings.dead_band,
         )  # fmt: skip
     except ValueError as error:
         raise UserError(f"dual: {error}") from error
-    return state if settings.upper is None else replace(state, upper=settings.upper)
 
 
 def dual_rule(config: tree.Config, settings: tree.DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:

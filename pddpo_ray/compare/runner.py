@@ -79,7 +79,7 @@ def run_arm(suite: Suite, name: str, seed: int, folder: Path, make_backends: Cal
     resume = (run_dir / JOURNAL).exists()
     try:
         result = run_recipe(config, run_dir, resume=resume, make_backends=make_backends)
-    except RunError as error:
+    except (RunError, UserError) as error:
         return {"arm": name, "seed": seed, "digest": config.digest(), "error": str(error)}
     row = row_of(name, seed, config, run_dir, result) | {"peak_mib": None if resume else peak.end()}
     write_json(run_dir / ARM, row)

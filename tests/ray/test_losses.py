@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import ray
 
 from actors.dual_variable import DualVariableHandle
 from actors.rollout import Draw, RolloutHandle, RolloutSettings
@@ -99,6 +100,19 @@ def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_
         group.close()
     assert after.version.sha256 == before.version.sha256
     assert not set(after.workers) & set(before.workers)
+
+
+def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
+    ray_running: None, tmp_path: Path
+) -> None:
+    forgotten = ray.util.placement_group([{"CPU": 1}] * 2)
+    ray.get(forgotten.ready(), timeout=60)
+    settings = TrainerSettings(workers=2, start_deadline_s=120, deadline_s=200)
+    group = TrainerGroup(partial(make, tmp_path), name="next", storage=tmp_path / "ray", settings=settings)
+    try:
+        assert len(set(group.execute(command(1)).workers)) == 2
+    finally:
+        group.close()
 
 
 def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(ray_running: None) -> None:
