@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from pddpo_ray.assembly import dual_state
+from pddpo_ray.backends import Backends
 from pddpo_ray.compare.facts import FACTS
 from pddpo_ray.compare.paper import load_paper, missing_models
-from pddpo_ray.compare.runner import units_of
+from pddpo_ray.compare.runner import Unit, run_unit, units_of
 from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
@@ -31,6 +35,8 @@ tables:
   - {kind: sweep, key: limit, title: Limits, of: b, setting: dual.threshold, at: [0.0, 0.5]}
 dynamics: [a, b]
 """
+
+NO_WORLD = cast(Backends, SimpleNamespace(world=None))
 
 
 def suite_file(folder: Path, text: str = SMALL) -> str:
@@ -102,6 +108,27 @@ def test_every_shipped_suite_loads_with_all_its_arms(name: str) -> None:
     assert suite.config(last, suite.seeds[-1]).seed == suite.seeds[-1]
     for table in suite.tables:
         assert set(table.arms) <= set(suite.arms)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> None:
+    """Without a world's oracle the bounds follow from `upper` or `rho`; 1 stands for one that the recipe leaves out."""
+    suite = load_suite(name)
+    for arm in suite.arms:
+        config = suite.config(arm, suite.seeds[0])
+        if config.dual.rho is None and config.dual.upper is None:
+            config = config.model_copy(update={"dual": config.dual.model_copy(update={"rho": 1.0})})
+        [constraint] = dual_state(config, NO_WORLD, config.rounds).constraints
+        assert constraint.upper == (config.dual.upper or 2 * (config.dual.rho or 1.0))
+        assert constraint.multiplier <= constraint.upper
+
+
+def test_an_arm_that_cannot_start_leaves_the_others_alone(tmp_path: Path) -> None:
+    broken = SMALL.replace("algorithm=pd-dpo]", "algorithm=pd-dpo, dual.first=99.0]")
+    suite = load_suite(suite_file(tmp_path, broken))
+    rows = run_unit(suite, Unit(3, ("b", "a")), tmp_path / "runs", lambda line: None)
+    assert "first multiplier 99.0 must be above 0 and inside [0.0," in rows[0]["error"]
+    assert rows[1]["result"]["rounds"] == 2
 
 
 @pytest.mark.parametrize("name", ["tabular", "text-world"])
