@@ -129,9 +129,7 @@ _FROM_START = (
 )
 
 OFFER = Prepared(
-    select(_urgent(_FROM_START))
-    .union_all(select(_urgent(task.c.balance < 0, ~_FROM_START)))
-    .limit(bindparam("count"))
+    select(_urgent(_FROM_START)).union_all(select(_urgent(task.c.balance < 0, ~_FROM_START))).limit(bindparam("count"))
 )
 """Among equally urgent questions from the place where this person starts, then in the order of the index."""
 

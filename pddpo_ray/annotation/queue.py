@@ -192,16 +192,15 @@ class Queue:
         held = [self._held(row, person_id, now) | every for row in rows]
         COUNT_OUT.run_each(connection, held)
         HOLD[connection.dialect.name].run_each(connection, held)
-        return [
-            _shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)
-        ]
+        return [_shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)]
 
     def _held(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
         """Who met the question before sees its sides where they were."""
         if row.lease is not None:
-            return {"id": row.lease, "task": row.id, "swap": row.swap}
+            return {"task": row.id, "id": row.lease, "swap": row.swap}
         # The time in front: ten new leases lie on one page of their index, not on ten that must all be written.
-        return {"id": f"{now:012x}{secrets.token_hex(10)}", "task": row.id, "swap": _draw(self._rules.seed, row.id, person_id) < 0.5}
+        id_, swap = f"{now:012x}{secrets.token_hex(10)}", _draw(self._rules.seed, row.id, person_id) < 0.5
+        return {"task": row.id, "id": id_, "swap": swap}
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
         """Still at it: the lease runs from now again. Returns when it ends."""

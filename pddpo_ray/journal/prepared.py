@@ -7,8 +7,7 @@ takes to find a row. Values are passed and returned as the driver has them: SQLi
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
@@ -46,13 +45,17 @@ class Prepared:
         return self._compiled[dialect.name]
 
 
-@contextmanager
-def driver_cursor(connection: Connection) -> Iterator[Any]:
+class driver_cursor:
     """The driver's own cursor. Its errors are raised as SQLAlchemy raises them."""
-    cursor = connection.connection.cursor()
-    try:
-        yield cursor
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise DBAPIError.instance("", None, error, connection.dialect.loaded_dbapi.Error) from error
-    finally:
-        cursor.close()
+
+    def __init__(self, connection: Connection) -> None:
+        self._errors = connection.dialect.loaded_dbapi.Error
+        self._cursor = connection.connection.cursor()
+
+    def __enter__(self) -> Any:
+        return self._cursor
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._cursor.close()
+        if isinstance(error, self._errors):
+            raise DBAPIError.instance("", None, error, self._errors) from error
