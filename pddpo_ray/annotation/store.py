@@ -41,8 +41,6 @@ class Store:
         self._moved_on = threading.Condition()
         self._waiting: list[_Turn] = []
         self._led = False
-        # Kept, since fetching one from the pool for every transaction costs more than an empty transaction.
-        self._connection: Connection | None = None
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in one write transaction, committed to disk when this returns."""
@@ -78,10 +76,9 @@ class Store:
 
     def _lead(self, turns: list[_Turn]) -> None:
         try:
-            self._connection = self._connection or self.engine.connect()
-            with self._connection.begin():
+            with self.engine.begin() as connection:
                 for turn in turns:
-                    turn.take(self._connection, alone=len(turns) == 1)
+                    turn.take(connection, alone=len(turns) == 1)
         except BaseException as error:
             # Nothing was stored of any of them.
             for turn in turns:

@@ -44,7 +44,8 @@ def several(desk: Desk, person: Person, count: int, holding: tuple[str, ...] = (
 def statements(desk: Desk) -> Iterator[list[str]]:
     """What SQLite is asked meanwhile, with the values filled in."""
     heard: list[str] = []
-    driver = desk.store.write(lambda connection: connection.connection.driver_connection)
+    with desk.engine.connect() as connection:
+        driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     driver.set_trace_callback(lambda text: heard.append(text.replace("<= Inf", "<= 9e999")))
     yield heard
