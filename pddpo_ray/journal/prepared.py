@@ -20,7 +20,7 @@ class Prepared:
 
     def __init__(self, statement: Any) -> None:
         self._statement = statement
-        self._row = namedtuple("Row", [column.name for column in statement.exported_columns])  # type: ignore[misc]
+        self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])  # type: ignore[misc]
         self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def run(self, connection: Connection, **values: Any) -> list[Any]:
