@@ -10,7 +10,14 @@ than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural policy r
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of, lagrangian_objective, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    estimates_of,
+    lagrangian_objective,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
