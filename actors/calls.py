@@ -61,12 +61,19 @@ class Answerer:
     def wait_ready(self) -> None:
         wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, who=self.who)
 
-    def ask(self, method: str, *arguments: Any, what: str) -> Any:
-        """Raises RunError when it was lost too often, or as `wait_for` does."""
+    def begin(self, method: str, *arguments: Any) -> Any:
+        """Asks without waiting. -> what `ask` takes as `begun`"""
+        return getattr(self.actor, method).remote(*arguments)
+
+    def ask(self, method: str, *arguments: Any, what: str, begun: Any = None) -> Any:
+        """The answer to this question, which `begin` may have asked before.
+
+        Raises RunError when the actor was lost too often, or as `wait_for` does.
+        """
         attempts = self.restarts + 1
         for _ in range(attempts):
             try:
-                reference = getattr(self.actor, method).remote(*arguments)
+                reference, begun = self.begin(method, *arguments) if begun is None else begun, None
                 return wait_for(reference, deadline_s=self.deadline_s, who=self.who, what=what)
             except RayActorError as error:
                 lost = error

@@ -6,6 +6,7 @@ Labels follow from the items and a seed, so a lost process is simply asked again
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
 from ray import cloudpickle
@@ -16,6 +17,8 @@ from pddpo_ray.parts import Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
 
 MakeLabeller = Callable[[], Labeller]
+SafetyQuestion = tuple[list[Response], int, int]
+"""Items, labels each, seed."""
 PIECE = 64 * 2**10
 """Bytes. Ray copies arguments below 100 KiB into the description of an actor, from which it is started again; a larger
 one is an object that a restart may no longer find."""
@@ -39,7 +42,7 @@ class FeedbackActor:
 
 
 class FeedbackHandle:
-    """A labeller in another process; satisfies `pddpo_ray.parts.Labeller`.
+    """A labeller in another process; satisfies `pddpo_ray.parts.Labeller` and `EarlyLabeller`.
 
     Raises RunError that names the labeller when its deadline passes or its process was lost too often.
     """
@@ -68,13 +71,22 @@ class FeedbackHandle:
             .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
         )
         self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
+        self._begun: tuple[SafetyQuestion, Any] | None = None
 
     def wait_ready(self) -> None:
         self._answerer.wait_ready()
 
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
+        """The actor labels while the run goes on; `safety` with the same arguments takes its answer."""
+        question = (list(items), labels_each, seed)
+        self._begun = question, self._answerer.begin("safety", *question)
+
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        question = (list(items), labels_each, seed)
+        begun = self._begun[1] if self._begun is not None and self._begun[0] == question else None
+        self._begun = None
         labels: list[SafetyLabels] = self._answerer.ask(
-            "safety", items, labels_each, seed, what=f"{len(items)} x {labels_each} safety labels"
+            "safety", *question, what=f"{len(items)} x {labels_each} safety labels", begun=begun
         )
         return labels
 

@@ -3,7 +3,7 @@
 The queue is the real one on SQLite; only its clock is simulated, so hours pass in seconds. People behave as the page
 does: one question on the screen, the next one fetched in advance, and another try when there was none. What a person
 needs for a question is drawn once, lognormal, whoever is asked when. The batches are those of the recipe
-`text-world-people`: safety labels by different people first, and all pairs after the last of them.
+`text-world-people`, both open from the beginning as in a run: safety labels by different people, and pairs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
+from pddpo_ray.annotation.labeller import SAFETY_PRIORITY
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import PAIR_FIELDS, Question
 from pddpo_ray.annotation.queue import Lease, Queue, Submission
@@ -57,44 +58,42 @@ def run(repeats: int = 5, asked: Round | None = None) -> list[Ratio]:
 
 
 def against_ideal(name: str, how: str, asked: Round, repeats: int, floor: float | None = None) -> Ratio:
-    """One way to hand out questions, each repeat with other people; the details say what each batch took."""
+    """One way to hand out questions, each repeat with other people; the details say when each batch was complete."""
     rounds = [simulated(asked, seed) for seed in range(repeats)]
-    measured = [(sum(ideal for ideal, _ in parts), sum(achieved for _, achieved in parts)) for parts in rounds]
+    measured = [(ideal, max(complete.values())) for ideal, complete in rounds]
     details = {"queue / ideal": float(np.median([achieved / ideal for ideal, achieved in measured]))}
-    for place, (purpose, _, _) in enumerate(batches(asked)):
-        ideal, achieved = np.median([parts[place] for parts in rounds], axis=0)
-        details |= {f"{purpose}, ideal s": float(ideal), f"{purpose}, queue s": float(achieved)}
+    for purpose, _, _, _ in batches(asked):
+        details[f"{purpose} complete, s"] = float(np.median([complete[purpose] for _, complete in rounds]))
     what = f"{asked.labels} labels by {asked.people} people{how}: ideal makespan / that of the queue"
     return of_pairs(name, what, measured, floor=floor, details=details)
 
 
-def simulated(asked: Round, seed: int) -> list[tuple[float, float]]:
-    """(ideal, achieved) seconds of every batch of a round.
+def simulated(asked: Round, seed: int) -> tuple[float, dict[str, float]]:
+    """Ideal seconds of a round, and after how many seconds each of its batches was complete.
 
     Ideal: the work that was done, spread evenly over all people without a pause; at least the longest single answer.
     """
-    found = []
     with (
         tempfile.TemporaryDirectory() as folder,
         Journal.open(Path(folder) / "journal.sqlite", "bench", create={}) as journal,
     ):
         office = Office(journal, asked, seed)
-        for purpose, questions, labels_each in batches(asked):
-            began, before = office.now, len(office.spent)
-            office.finish(purpose, questions, labels_each)
-            spent = office.spent[before:]
-            found.append((max(sum(spent) / asked.people, max(spent)), office.now - began))
+        complete = office.finish(batches(asked))
     if len(office.spent) != asked.labels:
         raise RuntimeError(f"{len(office.spent)} answers for {asked.labels} wanted labels: nobody may work for nothing")
-    return found
+    return max(sum(office.spent) / asked.people, max(office.spent)), complete
 
 
-def batches(asked: Round) -> list[tuple[str, list[Question], int]]:
-    """What is asked, in order: purpose, questions, labels each."""
+Batch = tuple[str, list[Question], int, int]
+"""Purpose, questions, labels each, priority."""
+
+
+def batches(asked: Round) -> list[Batch]:
+    """What is asked, in the order of opening."""
     provenance = {"policy_version": 2, "second_policy_version": 2}
     safety = [Question("safety", f"a{i}", "", f"answer {i}", None, provenance) for i in range(asked.answers)]
     pairs = [Question("pair", f"p{i}", "", f"one {i}", f"two {i}", provenance) for i in range(asked.pairs)]
-    return [("safety", safety, asked.labels_each), ("compare", pairs, 1)]
+    return [("safety", safety, asked.labels_each, SAFETY_PRIORITY), ("compare", pairs, 1, 0)]
 
 
 @dataclass
@@ -126,19 +125,24 @@ class Office:
         self._next = [(0.0, number, page) for number, page in enumerate(self._pages)]
         self._ties = asked.people
 
-    def finish(self, purpose: str, questions: Sequence[Question], labels_each: int) -> None:
-        """Opens a batch and lets people work until the run sees that it is complete; the clock stands there."""
-        batch = self._rounds.open(1, purpose, questions, labels_each=labels_each)
+    def finish(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """Opens all batches and lets people work until the run sees that they are complete. -> when each was, s"""
+        waiting = {
+            purpose: self._rounds.open(1, purpose, questions, labels_each=labels_each, priority=priority).id
+            for purpose, questions, labels_each, priority in batches
+        }
+        complete: dict[str, float] = {}
         look = self.now + POLL_S
-        while True:
+        while waiting:
             if self._next[0][0] <= look:
                 self.now, _, page = heapq.heappop(self._next)
                 self._turn(page)
                 continue
             self.now, look = look, look + POLL_S
-            if self._rounds.status(batch.id).complete:
-                self._rounds.freeze(batch.id)
-                return
+            for purpose in [purpose for purpose, id_ in waiting.items() if self._rounds.status(id_).complete]:
+                self._rounds.freeze(waiting.pop(purpose))
+                complete[purpose] = self.now
+        return complete
 
     def _turn(self, page: Page) -> None:
         """One person answers what is on the screen, sees the next question and fetches one more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,10 @@ class Rollout(Protocol):
 
 class Feedback(Protocol):
     """Asks for labels and waits for them, with a deadline."""
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """Puts the questions that `safety` collects later to labellers that can begin before anybody waits."""
+        ...
 
     def safety(self, items: Sequence[Response], labels_each: int) -> list[SafetyLabels]: ...
 
@@ -213,6 +217,13 @@ class Labeller(Protocol):
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]: ...
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+
+
+@runtime_checkable
+class EarlyLabeller(Protocol):
+    """A labeller that can begin before anybody waits: people, or an actor. The labels are those of `safety` alone."""
+
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None: ...
 
 
 Clock = Callable[[], float]

@@ -2,25 +2,30 @@
 
 The behaviour policy is optimistic and only chooses what gets labelled. The policy `pi_k` carries no bonus: it is the
 one whose cost is estimated, that moves the multiplier, that enters the mixture and that may be released.
+
+The round's multiplier weighs its cost bonus, before the dual step and after it. So pairs are chosen while the answers
+are being labelled for cost, and people have both kinds of questions at once.
 """
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of, lagrangian_chain, reward_objective
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-    """K rounds: fit, prove, estimate the cost, move the multiplier, explore, label, remember."""
+    """K rounds: fit, prove, sample, explore, label, move the multiplier, remember."""
     journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
     dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):
         reward_policy = trainer.fit(reward_objective(reference, sizes.beta), preferences.reward)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
         rollout.publish(policy)  # proven before anything is sampled
-        for estimate in estimates(parts, policy, sizes):  # N_ce answers of pi_k, M_ce labels each
+        answers = asked_answers(parts, policy, sizes)  # N_ce of pi_k; from here on they are being labelled
+        pairs = explorer.choose(rollout.candidates(prompts.draw(sizes.pair_prompts), policy))  # optimistic at lambda_k
+        labelled = feedback.compare(pairs)  # the same pair for reward and for cost
+        for estimate in estimates_of(parts, answers, sizes):  # M_ce labels of each answer
             dual.ascend(estimate)
-        pairs = explorer.choose(rollout.candidates(prompts.draw(sizes.pair_prompts), policy))  # optimistic behaviour
-        preferences.extend(feedback.compare(pairs))  # the same pair for reward and for cost
+        preferences.extend(labelled)
         explorer.update(pairs)  # design matrices
     return UniformMixture(tuple(journal.policies))

@@ -10,7 +10,14 @@ than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural policy r
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_objective, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    estimates_of,
+    lagrangian_objective,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -26,9 +33,11 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
             margins = explorer.margins("cost", rows, preferences.labelled)
             policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, margins), rows)
         rollout.publish(policy)
-        for estimate in estimates(parts, policy, sizes):
-            dual.ascend(estimate)
+        answers = asked_answers(parts, policy, sizes)
         pairs = explorer.choose(rollout.candidates(prompts.draw(sizes.pair_prompts), policy))  # y ~ pi_k, y' ~ pi_base
-        preferences.extend(feedback.compare(pairs))
+        labelled = feedback.compare(pairs)
+        for estimate in estimates_of(parts, answers, sizes):
+            dual.ascend(estimate)
+        preferences.extend(labelled)
         explorer.update(pairs)
     return UniformMixture(tuple(journal.policies))

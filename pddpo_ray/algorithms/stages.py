@@ -16,7 +16,7 @@ from pddpo_ray.controllers.rollout import RolloutController
 from pddpo_ray.controllers.scoring import ScoringController
 from pddpo_ray.controllers.trainer import Merge, TrainerController
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, SafetyLabels, Verdict
+from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, Response, SafetyLabels, Verdict
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,18 @@ def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) ->
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
     """One estimate per constraint, all from the same fresh answers of the round's policy (A5)."""
+    return estimates_of(parts, asked_answers(parts, policy, sizes), sizes)
+
+
+def asked_answers(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[Response]:
+    """N_ce fresh answers of the round's policy. Whoever labels them may begin; nobody waits for the labels yet."""
     answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
+    parts.feedback.open_safety(answers, sizes.labels_each)
+    return answers
+
+
+def estimates_of(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> list[CostEstimate]:
+    """One estimate per constraint from M_ce labels of each of these answers, which are waited for."""
     return [
         parts.estimate_cost(parts.feedback.safety(answers, sizes.labels_each, constraint))
         for constraint in parts.dual.multipliers

@@ -1,7 +1,9 @@
 """People as a source of labels (`parts.Labeller`): asks through the queue, waits with a deadline, and never guesses.
 
     round of a run            queue
-    safety(items, M)   ->     a batch (run, round, "safety"), opened once, found again after a crash
+    open_safety(...)   ->     a batch (run, round, "safety"), opened once, found again after a crash
+    ... goes on ...           people begin
+    safety(items, M)   ->     the same batch
     ... waits ...             people answer; the run logs whom it waits for
     labels             <-     the frozen snapshot of the batch: exactly M labels of M people each
 
@@ -15,6 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +38,7 @@ logger = logging.getLogger("pddpo_ray.annotation")
 
 SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
 SAFETY_PRIORITY = 1
-"""Safety labels hold up the dual step, so they are asked before pairs."""
+"""Of the two open batches of a round it comes first: its questions want several different people."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ class PeopleLabeller:
         self._record = record
         self._sleep = sleep
 
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
+        """People may begin with the questions that `safety` waits for. While the backlog is too long, they may not."""
+        questions = [safety_question(item) for item in items]
+        with suppress(QueueError):
+            self._find_or_open("safety", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """Exactly `labels_each` labels of different people for every answer. The seed has no part in it.
 
@@ -105,28 +114,43 @@ class PeopleLabeller:
         status = self._wait(status, began)
         snapshot = self._rounds.freeze(status.id)
         _demand_exactly(snapshot, questions, labels_each)
-        self._record(self._numbers(status, snapshot, purpose))
+        waited = time.monotonic() - began
+        self._record(self._numbers(status, snapshot, purpose) | {f"people/{purpose}_waited_seconds": waited})
         return snapshot
 
     def _open(
         self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, began: float
     ) -> RoundStatus:
         """Opens the batch, or finds it; waits while the backlog is too long."""
-        round_ = self._round_of()
-        deadline = self._store.clock() + int(self._patience.deadline_s * 1000)
+        deadline = self._deadline_ms()
         while True:
             try:
-                return self._rounds.open(
-                    round_, purpose, questions, labels_each=labels_each, deadline_ms=deadline, priority=priority
-                )
+                return self._find_or_open(purpose, questions, labels_each, priority, deadline)
             except QueueError as error:
-                if error.problem is not Problem.BACKLOG:
-                    raise RunError(f"annotation queue: {error}") from error
-                logger.info("round %d, %s: %s", round_, purpose, error)
-                self._park_if_long(f"round {round_}, {purpose}: {error}", began)
+                line = f"round {self._round_of()}, {purpose}: {error}"
+                self._park_if_long(line, began)
                 if self._store.clock() >= deadline:
-                    raise RunError(f"round {round_}, {purpose}: {error}, and they did not catch up in time") from error
+                    raise RunError(f"{line}, and they did not catch up in time") from error
             self._sleep(self._patience.poll_s)
+
+    def _find_or_open(
+        self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, deadline_ms: int
+    ) -> RoundStatus:
+        """The batch of this round. Raises QueueError, after a line in the log, only while the backlog is too long."""
+        round_ = self._round_of()
+        try:
+            return self._rounds.open(
+                round_, purpose, questions, labels_each=labels_each, deadline_ms=deadline_ms, priority=priority
+            )
+        except QueueError as error:
+            if error.problem is not Problem.BACKLOG:
+                raise RunError(f"annotation queue: {error}") from error
+            logger.info("round %d, %s: %s", round_, purpose, error)
+            raise
+
+    def _deadline_ms(self) -> int:
+        """Of a batch that is opened now."""
+        return self._store.clock() + int(self._patience.deadline_s * 1000)
 
     def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
         said = -math.inf
@@ -181,7 +205,7 @@ class PeopleLabeller:
             f"people/{purpose}_annotators": float(len({entry.annotator for entry in snapshot.answers})),
             f"people/{purpose}_labels": float(len(snapshot.answers)),
             f"people/{purpose}_refusals": float(status.refusals),
-            f"people/{purpose}_seconds": (self._store.clock() - status.opened_ms) / 1000,
+            f"people/{purpose}_seconds": (self._rounds.last_label_ms(status.id) - status.opened_ms) / 1000,
         }
         field = "safety" if purpose == "safety" else "more_harmful"
         agreement = self._quality.agreement(status.id).get(field, {})

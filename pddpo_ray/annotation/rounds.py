@@ -232,6 +232,16 @@ class Rounds:
         with reading(self._store.engine) as connection:
             return [CountedAnswer(*row) for row in connection.execute(_counted_query(id_))]
 
+    def last_label_ms(self, id_: str) -> int:
+        """When the newest label that counts was given; the opening if there is none."""
+        given = (
+            select(func.max(answer.c.at_ms))
+            .select_from(seat.join(task, task.c.id == seat.c.task).join(answer, answer.c.seq == seat.c.answer))
+            .where(task.c.question_round == id_)
+        )
+        with reading(self._store.engine) as connection:
+            return int(connection.execute(given).scalar() or self._status(connection, id_).opened_ms)
+
     # --- inside a transaction -------------------------------------------------------------------------------------
 
     def _backlog(self, connection: Connection) -> int:

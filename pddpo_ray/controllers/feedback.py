@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pddpo_ray.controllers.seeds import seed_of
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import Labeller
+from pddpo_ray.parts import EarlyLabeller, Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
@@ -43,15 +43,22 @@ class FeedbackController:
         self._attempts = attempts
         self._excluded = excluded
 
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """Puts the safety questions of every constraint to its labeller, if that one can begin before anybody waits.
+
+        `safety` with the same items collects the labels. Without this call they are the same, only later.
+        """
+        for name, labeller in self._labellers.items():
+            if isinstance(labeller, EarlyLabeller) and not self._journal.is_finished(self._safety_phase(name)):
+                labeller.open_safety(items, labels_each, self._safety_seed(name))
+
     def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
         """Exactly `labels_each` safe-or-unsafe labels of every item, for one constraint (the first by default).
 
         Raises RunError that names the items that lack labels.
         """
-        first = next(iter(self._labellers))
-        name = constraint or first
-        phase = "safety" if name == first else f"safety-{name}"
-        self._journal.once(phase, lambda: self._collect_safety(items, labels_each, name))
+        name = constraint or next(iter(self._labellers))
+        self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
         return self._journal.safety(self._journal.round, name)
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
@@ -62,12 +69,17 @@ class FeedbackController:
         self._journal.once("compare", lambda: self._collect_comparisons(pairs))
         return [entry.labelled for entry in self._journal.pairs(self._journal.round)]
 
+    def _safety_phase(self, name: str) -> str:
+        return "safety" if name == next(iter(self._labellers)) else f"safety-{name}"
+
+    def _safety_seed(self, name: str, attempt: int = 0) -> int:
+        return seed_of(self._seed, self._journal.round, "safety", name, attempt)
+
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> int:
         counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
         open_items = list(items)
         for attempt in range(self._attempts):
-            seed = seed_of(self._seed, self._journal.round, "safety", name, attempt)
-            for labels in self._labellers[name].safety(open_items, labels_each, seed):
+            for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
                 kept = counted.get(labels.response.id)
                 if kept is None:
                     raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")

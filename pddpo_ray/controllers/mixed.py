@@ -64,15 +64,13 @@ class MixedFeedbackController(FeedbackController):
         self._plan = plan
         self._screened: tuple[list[str], Array, Sample] | None = None
 
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """The model screens the items; people may begin with those that they are asked about."""
+        super().open_safety(self._asked(items), labels_each)
+
     def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
         """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
-        rows = self._journal.once("screen", lambda: self._screen(items))
-        if [row["item"] for row in rows] != [item.id for item in items]:
-            raise RunError(f"round {self._journal.round}: the answers are not those that the model screened")
-        asked = np.array([row["asked"] for row in rows], dtype=bool)
-        sample = Sample(asked, np.array([row["chance"] for row in rows]))
-        self._screened = [item.id for item in items], np.array([row["cost"] for row in rows]), sample
-        return super().safety([item for item, one in zip(items, asked, strict=True) if one], labels_each, constraint)
+        return super().safety(self._asked(items), labels_each, constraint)
 
     def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
         """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
@@ -96,6 +94,18 @@ class MixedFeedbackController(FeedbackController):
         if self._plan.signal == "unsafe_rate":
             return np.asarray(expit(costs), dtype=np.float64)
         return np.clip(costs, -self._plan.cost_max, self._plan.cost_max)
+
+    def _asked(self, items: Sequence[Response]) -> list[Response]:
+        """The items that people are asked about; the model screens the answers of a round once."""
+        names = [item.id for item in items]
+        if self._screened is None or self._screened[0] != names:
+            rows = self._journal.once("screen", lambda: self._screen(items))
+            if [row["item"] for row in rows] != names:
+                raise RunError(f"round {self._journal.round}: the answers are not those that the model screened")
+            shown = np.array([row["asked"] for row in rows], dtype=bool)
+            sample = Sample(shown, np.array([row["chance"] for row in rows]))
+            self._screened = names, np.array([row["cost"] for row in rows]), sample
+        return [item for item, one in zip(items, self._screened[2].asked, strict=True) if one]
 
     def _screen(self, items: Sequence[Response]) -> list[dict[str, str | float | bool]]:
         """The model's cost of every answer, and whom people are asked about."""

@@ -47,9 +47,15 @@ class ScoredFeedbackController(FeedbackController):
         super().__init__({constraint: labeller}, journal, seed=seed, source="model")
         self._models, self._settings, self._cost_max = labeller, settings, cost_max
 
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        super().open_safety(items, self._wanted(labels_each))
+
     def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+        return super().safety(items, self._wanted(labels_each), constraint)
+
+    def _wanted(self, labels_each: int) -> int:
         # A fixed number of labels from one deterministic source says no more than one.
-        return super().safety(items, 1 if self._from_scores else labels_each, constraint)
+        return 1 if self._from_scores else labels_each
 
     def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
         """The recipe's signal, of answers that were labelled."""

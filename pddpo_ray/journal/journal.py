@@ -160,6 +160,10 @@ class Journal:
         self._tell("phase-finished", phase, time.monotonic() - began)
         return payload
 
+    def is_finished(self, phase: str) -> bool:
+        """Whether `once` would read this phase of the round back."""
+        return self._finished_phase(phase) is not None
+
     def _finished_phase(self, phase: str) -> PhaseEntry | None:
         found = self.phases(self.round, phase)
         return found[0] if found else None

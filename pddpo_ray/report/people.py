@@ -31,13 +31,13 @@ def _total(run: RunData, name: str) -> float:
 def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: float) -> str:
     """Labels asked and used so far, and a person's time for them."""
     hours = (safety + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
-    waited = _total(run, "safety_seconds") + _total(run, "compare_seconds")
+    waited = _total(run, "safety_waited_seconds") + _total(run, "compare_waited_seconds")
     rows = [
         ["safe-or-unsafe labels", number(safety, "people_safety_labels")],
         ["pairs compared (helpfulness, harm, and safety of both)", number(pairs, "people_pairs")],
         ["refusals (skipped, flagged, cannot tell)", number(_refusals(run), "people_refusals")],
         ["a person's time for them, by the recipe's minutes per label", f"{number(hours, 'people_hours')} h"],
-        ["time that the run waited for people", seconds(waited)],
+        ["time that the run waited for people, parked time left out", seconds(waited)],
     ]
     return "<h3>Label budget</h3>" + table(["what people gave", "so far"], rows, kind="words")
 

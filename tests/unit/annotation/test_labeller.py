@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from pddpo_ray.annotation.labeller import Patience, PeopleLabeller
 from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from tests.annotation_desk import Desk
+from tests.annotation_desk import Desk, safety_questions
 
 PROMPT = Prompt("p0", (1, 2), "how do i sleep ?")
 
@@ -149,6 +150,101 @@ def test_a_batch_that_a_lead_cancelled_or_closed_early_stops_the_run(desk: Desk)
     desk.rounds.cancel(open_.id, by="lead")
     with pytest.raises(RunError, match="cancelled"):
         labeller(desk, Patience(10.0), never).compare(PAIRS, seed=0)
+
+
+def test_pairs_are_open_for_people_while_safety_labels_are_missing_and_a_crash_between_loses_neither(
+    desk: Desk,
+) -> None:
+    crowd = Crowd(desk)
+    waiting = labeller(desk, Patience(1000.0), crowd)
+    waiting.open_safety(ITEMS, 3, seed=0)
+    assert [(one.purpose, one.counted, one.wanted) for one in desk.rounds.all()] == [("safety", 0, 9)]
+
+    def die(seconds: float) -> None:
+        crowd(seconds)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        labeller(desk, Patience(1000.0), die).compare(PAIRS, seed=0)
+    left = {one.purpose: one.missing for one in desk.rounds.all() if one.state == "open"}
+    assert left == {"safety": 6, "compare": 2}, "both are open, and safety questions are handed out first"
+    resumed = labeller(desk, Patience(1000.0), crowd)
+    resumed.open_safety(ITEMS, 3, seed=0)
+    assert len(resumed.compare(PAIRS, seed=0)) == 2
+    assert [len(labels.labels) for labels in resumed.safety(ITEMS, 3, seed=0)] == [3, 3, 3]
+    assert crowd.given == 9 + 2
+    assert {(one.purpose, one.state) for one in desk.rounds.all()} == {("safety", "frozen"), ("compare", "frozen")}
+
+
+def test_who_can_label_no_answer_twice_compares_pairs_meanwhile(desk: Desk) -> None:
+    people = labeller(desk, Patience(1000.0), never)
+    people.open_safety(ITEMS[:1], 2, seed=0)
+    with pytest.raises(ParkedError, match="compare: waiting for people, 0 of 2 labels"):
+        labeller(desk, Patience(1000.0, park_after_s=0.0), never).compare(PAIRS, seed=0)
+    only = desk.person("only one")
+    kinds = []
+    for number in range(3):
+        lease = desk.queue.lease(only)
+        assert isinstance(lease, Lease)
+        kinds.append(lease.kind)
+        given = {"safety": "safe"}
+        if lease.kind == "pair":
+            given = {"more_helpful": "left", "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
+        desk.queue.answer(only, f"alone-{number:04d}", lease.id, Submission("label", given))
+    assert kinds == ["safety", "pair", "pair"]
+    assert {one.purpose: one.missing for one in desk.rounds.all()} == {"safety": 1, "compare": 0}
+
+
+def test_a_batch_opened_early_that_a_lead_ended_or_whose_deadline_passed_is_named_when_it_is_collected(
+    desk: Desk,
+) -> None:
+    people = labeller(desk, Patience(20.0), Crowd(desk, answers=2))
+    people.open_safety(ITEMS, 3, seed=0)
+    desk.rounds.cancel(desk.rounds.all()[0].id, by="lead")
+    people.open_safety(ITEMS, 3, seed=0)
+    assert len(people.compare(PAIRS, seed=0)) == 2
+    with pytest.raises(RunError, match="round 2, safety: a lead cancelled"):
+        people.safety(ITEMS, 3, seed=0)
+
+
+def test_a_deadline_counts_from_the_early_opening(desk: Desk) -> None:
+    people = labeller(desk, Patience(20.0), never)
+    people.open_safety(ITEMS, 3, seed=0)
+    desk.wait(21.0)
+    with pytest.raises(RunError, match="round 2, safety: 9 of 9 labels are missing at the deadline"):
+        people.safety(ITEMS, 3, seed=0)
+
+
+def test_opening_early_waits_for_no_backlog_and_says_what_does_not_agree(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = Crowd(desk)
+    desk.rules = replace(desk.rules, backlog_max=3)
+    desk.rounds.open(1, "safety", safety_questions(2), labels_each=2)
+    people = labeller(desk, Patience(1000.0), crowd)
+    with caplog.at_level("INFO", logger="pddpo_ray.annotation"):
+        people.open_safety(ITEMS, 3, seed=0)
+    assert "safety waits for them" in caplog.text
+    assert len(desk.rounds.all()) == 1
+    assert len(people.safety(ITEMS, 3, seed=0)) == 3, "the people catch up, then the batch is opened"
+    with pytest.raises(RunError, match="do not agree"):
+        people.open_safety(ITEMS[:2], 3, seed=0)
+
+
+def test_how_long_people_took_does_not_count_what_the_run_waited_for_meanwhile(desk: Desk) -> None:
+    numbers: dict[str, float] = {}
+    crowd = Crowd(desk)
+    people = PeopleLabeller(
+        desk.engine, "demo", lambda: 2, desk.rules, Patience(1000.0),
+        record=numbers.update, clock=lambda: desk.now_ms, sleep=crowd,
+    )  # fmt: skip
+    people.open_safety(ITEMS, 3, seed=0)
+    for _ in range(3):
+        crowd(1.0)
+    desk.wait(500.0)
+    people.safety(ITEMS, 3, seed=0)
+    assert numbers["people/safety_seconds"] == 3.0
+    assert numbers["people/safety_waited_seconds"] < 3.0
 
 
 def test_a_real_wait_ends_as_soon_as_the_labels_are_there(desk: Desk) -> None:

@@ -107,6 +107,22 @@ def broken(self: object, pairs: object) -> int:
     raise RunError("broken off")
 
 
+def test_people_begin_with_the_answers_that_the_model_screened_for_them(tmp_path: Path, people: Counting) -> None:
+    opened: list[list[Response]] = []
+    people.open_safety = lambda items, labels_each, seed: opened.append(list(items))  # type: ignore[attr-defined]
+    config = load("tabular", SETTINGS)
+    world = tabular_world(config.world)  # type: ignore[arg-type]
+    responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
+    with Journal.open(tmp_path / "journal.sqlite", "demo", create=config.model_dump(mode="json")) as journal:
+        journal.add_samples("cost", responses)
+        feedback = mixed_feedback("cost", config, journal)
+        feedback.open_safety(responses, 6)
+        verdicts = feedback.safety(responses, 6)
+        assert feedback.estimate_cost(verdicts).responses == 64
+    assert [[item.response for item in verdicts]] == opened
+    assert len(opened[0]) == 24
+
+
 def estimate_of_round(config: Config, folder: Path, people: Labeller, responses: list[Response]) -> tuple[float, bool]:
     """One round's mixed estimate of the unsafe rate, and whether its interval holds the true one."""
     folder.mkdir(parents=True)

@@ -91,8 +91,8 @@ def test_a_parked_run_goes_on_by_itself_when_its_questions_are_answered(tmp_path
             process.send_signal(signal.SIGTERM)
             process.wait(30)
     assert json.loads((run / "result.json").read_text())["labels_safety"] == 8 * 3
-    # Two batches: the run parked at each, and each time the page took it up again.
-    assert (run / "resume.log").read_text().count("Parked") == 1
+    # Both batches of the round were open when the run parked, so one resumption finds all labels.
+    assert "Parked" not in (run / "resume.log").read_text()
 
 
 def test_a_run_is_not_resumed_while_somebody_drives_it_or_answers_are_missing(tmp_path: Path) -> None:

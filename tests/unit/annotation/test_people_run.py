@@ -42,7 +42,7 @@ SETTINGS = [
 @pytest.mark.slow
 def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    with pytest.raises(ParkedError, match="waiting for people, 0 of 24 labels"):
+    with pytest.raises(ParkedError, match="compare: waiting for people, 0 of 4 labels"):
         run_recipe(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder)
     config = load("tabular", SETTINGS)
     engine = open_database(folder / "journal.sqlite")

@@ -179,6 +179,36 @@ def test_a_pair_without_an_answer_is_asked_again_and_then_named(journal: Journal
     assert all(item.helpful in (Verdict.FIRST, Verdict.SECOND) for item in labelled)
 
 
+class Early(Unreliable):
+    """Begins when it is told to, and notes what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(failures=0)
+        self.opened: list[tuple[int, int, int]] = []
+        self.seeds: list[int] = []
+
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
+        self.opened.append((len(items), labels_each, seed))
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        self.seeds.append(seed)
+        return super().safety(items, labels_each, seed)
+
+
+def test_every_labeller_that_can_begins_early_with_the_question_that_is_collected_later(journal: Journal) -> None:
+    journal.add_samples("cost", ANSWERS)
+    early, late = Early(), Unreliable(failures=0)
+    feedback = FeedbackController({"cost": early, "mirror": early, "third": late}, journal, seed=0)
+    feedback.open_safety(ANSWERS, 5)
+    assert late.calls == 0
+    for name in ("cost", "mirror", "third"):
+        feedback.safety(ANSWERS, 5, name)
+    assert early.opened == [(6, 5, seed) for seed in early.seeds]
+    assert len(set(early.seeds)) == 2
+    feedback.open_safety(ANSWERS, 5)
+    assert len(early.opened) == 2, "what a resumed run has already is not asked again"
+
+
 def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, tmp_path: Path) -> None:
     """A second constraint whose cost is minus the first's: its costlier answers are the other ones, mostly."""
     journal.add_samples("cost", [*ANSWERS, *(answer for pair in PAIRS for answer in (pair.first, pair.second))])

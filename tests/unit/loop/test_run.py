@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of
 from pddpo_ray.backends import Backends
 from pddpo_ray.config import Config, load
+from pddpo_ray.controllers.dual import DualController
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
-from pddpo_ray.run import JOURNAL, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
+from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Response, UniformMixture
+from pddpo_ray.run import JOURNAL, PAGES, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
 from tests.unit.loop.small_run import finish, small, story
@@ -48,6 +53,62 @@ def test_a_result_has_every_promised_key_and_agrees_with_the_oracle(tmp_path: Pa
     assert isinstance(heard[0], RunStarted)
     assert [event.round for event in heard if isinstance(event, RoundFinished) and event.run == "run"] == [1, 2]
     assert heard[-1] == RunFinished("run", result)
+
+
+@pytest.mark.parametrize("algorithm", ["o-pd-dpo", "o-pd-dpo-paper"])
+def test_choosing_pairs_before_or_after_the_dual_step_changes_no_number(
+    tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The explorer's weight in round k is lambda_k, whether the round's step was taken already or not."""
+    config = small(f"algorithm={algorithm}", rounds=3)
+    weights: list[tuple[float, float]] = []
+    ascend = DualController.ascend
+
+    def seen(dual: DualController, estimate: CostEstimate) -> float:
+        before, following, after = dual.multiplier, ascend(dual, estimate), dual.multiplier
+        weights.append((before, after))
+        return following
+
+    monkeypatch.setattr(DualController, "ascend", seen)
+    shipped = finish(config, tmp_path / "shipped" / "run")
+    monkeypatch.setattr(DualController, "ascend", ascend)
+    page = PAGES[algorithm]
+    step_first, read = with_the_step_first(page)
+    monkeypatch.setattr(page, "run", step_first)
+    other = finish(config, tmp_path / "other" / "run")
+    assert other == shipped
+    before = [step.multiplier_before for step in shipped["dual"]]
+    assert len(set(before)) == 3, "a multiplier that stands still would show nothing"
+    assert weights == [(value, value) for value in before]
+    assert read == before
+
+
+def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[float]]:
+    """The page, but the dual step is taken as soon as there are answers; and the weights of its choices."""
+    shipped, read = page.run, []
+
+    def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+        choose = parts.exploration.choose
+        estimates: list[CostEstimate] = []
+
+        def ask(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[Response]:
+            answers = asked_answers(parts, policy, sizes)
+            estimates[:] = estimates_of(parts, answers, sizes)
+            for estimate in estimates:
+                parts.dual.ascend(estimate)
+            return answers
+
+        def choose_and_note(candidates: Sequence[CandidateSet]) -> list[Pair]:
+            read.append(parts.exploration._explorer._multiplier())  # type: ignore[attr-defined]
+            return choose(candidates)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(page, "asked_answers", ask)
+            patch.setattr(page, "estimates_of", lambda *_: [])
+            patch.setattr(parts.exploration, "choose", choose_and_note)
+            return shipped(parts, sizes, reference)
+
+    return run, read
 
 
 def test_exploring_online_halves_the_merit_of_offline_training_in_the_trap(tmp_path: Path) -> None:
