@@ -22,6 +22,7 @@ from bench import (
     ceilings,
     cold_start,
     cost_stage,
+    data_memory,
     design_matrix,
     growth,
     online_iteration,
@@ -61,6 +62,8 @@ CPU: dict[str, Benchmark] = {
     "C11": lambda repeats: run_shares.run(repeats),
     "C12": lambda repeats: annotators.run(repeats),
     "C13": lambda repeats: stored_policies.run(),
+    "D1": lambda repeats: data_memory.run("jsonl.gz"),
+    "D1-parquet": lambda repeats: data_memory.run("parquet", "D1-parquet"),
 }
 
 

@@ -444,6 +444,7 @@ def score_training(config: tree.Config, journal: Journal, backends: Backends, ph
         seed=config.seed,
         open_scorer=backends.own_scorer,
         phase=phase,
+        recall=backends.recall,
     )
 
 

@@ -10,6 +10,7 @@ from pddpo_ray.controllers.dual import DualOwner
 from pddpo_ray.dual import DualState
 from pddpo_ray.evaluation import WorldView
 from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.recall import Recall
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
 from pddpo_ray.scoring.interface import AnswerScorer
 
@@ -47,6 +48,8 @@ class Backends:
     """Who labels each further cost, by its constraint's name."""
     own_dual: Callable[[DualState, int], DualOwner] | None = None
     """Makes the multipliers' owner from their first state and the number of warm-up rounds; None: in this process."""
+    recall: Recall | None = None
+    """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)
 
     def close(self) -> None:

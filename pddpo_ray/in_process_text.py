@@ -9,6 +9,7 @@ from pddpo_ray.backends import Backends
 from pddpo_ray.config.tree import Config, LoraParameters, NoWorldConfig
 from pddpo_ray.parts import RolloutEngine, TrainerBackend
 from pddpo_ray.real_text import PreparedRealText, prepare_real_text
+from pddpo_ray.recall import Recall
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
@@ -41,6 +42,7 @@ def text_world_backends(
     reference: PolicyVersion,
     trainer: TrainerBackend,
     engines: Sequence[RolloutEngine],
+    recall: Recall | None = None,
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
     explore = config.explore
@@ -57,6 +59,7 @@ def text_world_backends(
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
         world=None if isinstance(prepared, PreparedRealText) else prepared.view(store, config.dual.threshold),
+        recall=recall,
     )
 
 

@@ -48,6 +48,8 @@ class PreparedRealText:
     pairs: tuple[LabelledPair, ...]
     unsafe: Mapping[str, bool] = field(default_factory=dict)
     """By answer id, where its row says whether it is safe."""
+    held_out: tuple[LabelledPair, ...] = ()
+    """Pairs of prompts that are in neither of the above, for whoever judges the policies."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -82,16 +84,23 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     tokens = _Tokens(load_tokenizer(folder), settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
+    found = [_pairs(share, name, tokens, unsafe) for share, name in shares]
+    apart = _held_out(found, settings)
+    held_out = [pair for share in found for pair in share if pair.pair.prompt.id in apart]
     pairs = [
         pair
-        for share, name in shares
-        for pair in _drawn(_pairs(share, name, tokens, unsafe), config.offline.pairs // len(shares), settings.seed)
+        for share in found
+        for pair in _drawn(
+            [pair for pair in share if pair.pair.prompt.id not in apart],
+            config.offline.pairs // len(shares),
+            settings.seed,
+        )
     ]
     if settings.prompts:
         prompts = [tokens.prompt(example) for example in _examples(settings.prompts, "helpful")]
     else:
         prompts = [item.pair.prompt for item in pairs]
-    different = {prompt.id: prompt for prompt in prompts if prompt is not None}
+    different = {prompt.id: prompt for prompt in prompts if prompt is not None and prompt.id not in apart}
     chosen = _drawn(list(different.values()), settings.prompt_count, settings.seed)
     if not pairs or not chosen:
         raise UserError(
@@ -102,9 +111,16 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
-    drawn = {answer.id for item in pairs for answer in (item.pair.first, item.pair.second)}
+    drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
-    return PreparedRealText(folder, tuple(chosen), tuple(pairs), known)
+    return PreparedRealText(folder, tuple(chosen), tuple(pairs), known, tuple(held_out))
+
+
+def _held_out(found: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
+    """Ids of the prompts that are kept from every run: whole prompts, so that no answer to one is on both sides."""
+    names = sorted({item.pair.prompt.id for share in found for item in share})
+    order = np.random.default_rng([settings.seed, len(names), 7]).permutation(len(names))
+    return {names[place] for place in order[: round(settings.held_out * len(names))]}
 
 
 def _examples(files: Sequence[str], means: Dimension) -> list[Example]:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Recall = Callable[[Any, Callable[[], Any]], Any]
+"""(what, compute) -> the value for `what`, computed only if it is not known; both are JSON."""
+
 
 class Memory:
     """Results by key, appended to a file of JSON lines. Several processes may append; a key's first line counts."""

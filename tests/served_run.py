@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pddpo_ray.annotation.store import Store
 from pddpo_ray.artifacts import ArtifactStore
@@ -33,6 +35,9 @@ class ServedRun:
     folder: Path
     journal: Journal
     store: ArtifactStore
+    model: Callable[[int], LlamaForCausalLM] = tiny_llama
+    """The reference's weights from the number 100, those of round k from 100 + k."""
+    tokenizer: PreTrainedTokenizerFast = field(default_factory=word_tokenizer)
 
     def add_round(self, cost: float) -> None:
         number = self.journal.next_round
@@ -56,18 +61,18 @@ class ServedRun:
         self.journal.close()
 
     def _version(self, number: int, name: str, seed: int) -> PolicyVersion:
-        model = tiny_llama(seed)
+        model = self.model(seed)
 
         def fill(folder: Path) -> None:
             model.config.save_pretrained(folder)
-            word_tokenizer().save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
         path, sha256 = self.store.write_tensors(name, dict(model.state_dict()), fill=fill)
         return PolicyVersion(number, name, sha256, path)
 
     def _answers(self, version: PolicyVersion, seed: int) -> list[Response]:
         """Canaries: log-probabilities by transformers, so that vLLM is compared with somebody else."""
-        model, found = tiny_llama(seed), []
+        model, found = self.model(seed), []
         for place, answer in enumerate(ANSWERS):
             ids = torch.tensor([[*PROMPT.token_ids, *answer]])
             with torch.no_grad():
@@ -85,13 +90,16 @@ class NoScorer:
         raise AssertionError("nothing to score")
 
 
-def make_run(folder: Path, costs: tuple[float, ...] = ()) -> ServedRun:
-    """A run folder with a reference and one round per estimated cost; close it in the end."""
-    config = load("text-world", ["rounds=64", "rollout.max_model_len=128"])
+def make_run(folder: Path, costs: tuple[float, ...] = (), *, max_model_len: int = 128, **parts: Any) -> ServedRun:
+    """A run folder with a reference and one round per estimated cost; close it in the end.
+
+    `parts`: model and tokenizer of the ServedRun, where they are not the tiny random ones.
+    """
+    config = load("text-world", ["rounds=64", f"rollout.max_model_len={max_model_len}"])
     journal = Journal.open(
         folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), substance=config.substance()
     )
-    run = ServedRun(folder, journal, ArtifactStore(folder / ARTIFACTS))
+    run = ServedRun(folder, journal, ArtifactStore(folder / ARTIFACTS), **parts)
     run.add_reference()
     for cost in costs:
         run.add_round(cost)

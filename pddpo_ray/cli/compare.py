@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    suite: Annotated[str, typer.Argument(help="A suite (tabular, text-world, text-small), a suite file, or `paper`.")],
+    suite: Annotated[
+        str, typer.Argument(help="A suite (tabular, text-world, text-small, real-text), file, or `paper`.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings for every run, e.g. rounds=8; paper: NAME=PLACE."),

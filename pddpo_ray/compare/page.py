@@ -29,6 +29,14 @@ INTRODUCTION = (
     "Helpfulness is the expected reward, harmlessness minus the expected cost. On a world all of them are exact sums, "
     "of the last policy unless the column says otherwise. ± is half of the 95 % interval over seeds.</p>"
 )
+JUDGED = (
+    "<p>Real text has no truth: there is no f, g or merit here. Helpfulness is the mean score of a reward model, "
+    "harmlessness minus that of a cost model, both of answers to prompts that no run has seen and as differences from "
+    "the reference's answers to the same prompts, in logits. Both judges are small models of their own, trained on the "
+    "pairs of those prompts alone. A policy agrees on the better (the safer) answer of such a pair where it raises its "
+    "probability more than the other's; 0.5 is chance. ± is half of the 95 % interval over questions, or pairs, of all "
+    "seeds together; it does not hold what other judges would say.</p>"
+)
 
 
 def render(suite: Suite, rows: Sequence[Row], failures: Sequence[Row] = (), command: str = "") -> str:
@@ -54,7 +62,7 @@ def render(suite: Suite, rows: Sequence[Row], failures: Sequence[Row] = (), comm
         f"<title>{escape(suite.name)} – pddpo compare</title><style>{style}</style></head>"
         f"<body><main><h1>Methods side by side: {escape(suite.name)}</h1><p class=lede>{escape(suite.about)}</p>"
         f"<p>{len(rows)} runs, {seeds} seed{'s' if seeds != 1 else ''}.</p>"
-        f"{INTRODUCTION}<nav>{links}</nav>{sections}"
+        f"{JUDGED + _judges(rows) if tables.is_judged(rows) else INTRODUCTION}<nav>{links}</nav>{sections}"
         f"<footer>Written by pddpo_ray {escape(__version__)} from the journals of the runs. Numbers are rounded for "
         "reading; the page's source holds each of them in full.</footer></main></body></html>\n"
     )
@@ -74,6 +82,8 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
     order = tables.ranked(rows, entry)
     if not order:
         return ""
+    if tables.is_judged(rows):
+        return _judged(entry, suite, rows, order)
     columns = tables.METHOD_COLUMNS
     values = {arm: tables.cells(rows, arm, columns) for arm in order}
     marks = {arm: str(place) for place, arm in enumerate(order, 1)}
@@ -116,8 +126,43 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
     return f'{table(headings, lines)}<div class="charts">{drawn}</div>'
 
 
+def _judged(entry: MethodsTable, suite: Suite, rows: Sequence[Row], order: Sequence[str]) -> str:
+    """Arms in the suite's order, with the plane that the judges see."""
+    columns = tables.JUDGED_COLUMNS
+    lines, dots = [], [Dot("reference", 0.0, 0.0, GREY, "R")]
+    for place, arm in enumerate(order):
+        label, mark = suite.arms[arm].label, str(place + 1)
+        means = tables.cells(rows, arm, columns)
+        cells = [_cell(mean, f"{entry.key}/{arm}/{column.key}") for column, mean in zip(columns, means, strict=True)]
+        lines.append([mark, escape(label), *cells])
+        harmless, helpful = means[:2]
+        if harmless is not None and helpful is not None:
+            dots.append(Dot(label, harmless.value, helpful.value, _color(place), mark))
+    drawn = plane(
+        f"{entry.title}: the plane",
+        "Means over questions and seeds; the dashed edge is the reference.",
+        dots,
+        [],
+        x_label="harmlessness over the reference's",
+        y_label="helpfulness over the reference's",
+    )
+    headings = ["", "method", *[column.title for column in columns]]
+    return f'{table(headings, lines)}<div class="charts">{drawn}</div>'
+
+
+def _judges(rows: Sequence[Row]) -> str:
+    """How far the judges can be believed."""
+    said = [
+        f"the {kind} judge with {_cell(mean, f'judges/{kind}')}"
+        for kind, mean in tables.judges(rows).items()
+        if mean is not None
+    ]
+    words = " and ".join(said)
+    return f"<p>Shares of the labels of the runs' own pairs that the judges agree with: {words}.</p>" if said else ""
+
+
 def _sweep(entry: SweepTable, rows: Sequence[Row]) -> str:
-    columns = tables.SWEEP_COLUMNS
+    columns = tables.JUDGED_COLUMNS if tables.is_judged(rows) else tables.SWEEP_COLUMNS
     name = entry.setting.rpartition(".")[2].replace("_", " ")
     lines = []
     for at, arm in zip(entry.at, entry.arms, strict=True):

@@ -15,23 +15,30 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
 from pddpo_ray.compare.budget import MemoryPeak, budget_of
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
-from pddpo_ray.compare.suite import Suite
-from pddpo_ray.config.tree import Config, TextWorldConfig
+from pddpo_ray.compare.suite import HeldOutEntry, Suite
+from pddpo_ray.config.tree import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.recall import Memory
 from pddpo_ray.run import ARTIFACTS, JOURNAL, run_recipe, write_json
 
+if TYPE_CHECKING:
+    from pddpo_ray.compare.judging import HeldOutJudge
+
 ARM = "arm.json"
 SHARED = "shared"
 Tell = Callable[[str], None]
 Row = dict[str, Any]
+Judge = Callable[[Config, Path], Row | None]
+"""What there is to say of the last policy of a run on real text; None on worlds, which say it all."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,11 @@ def units_of(suite: Suite) -> list[Unit]:
 
 def run_unit(suite: Suite, unit: Unit, folder: Path, tell: Tell) -> list[Row]:
     """Rows of a unit's arms, in order. A failing arm is a row with `error`; the others go on."""
-    shared = _Shared(folder / f"seed-{unit.seed}")
+    shared = _Shared(folder / f"seed-{unit.seed}", suite.held_out)
     rows = []
     try:
         for name in unit.arms:
-            row = run_arm(suite, name, unit.seed, folder, shared.backends)
+            row = run_arm(suite, name, unit.seed, folder, shared.backends, shared.judged)
             rows.append(row)
             tell(_line(row))
     finally:
@@ -63,8 +70,15 @@ def run_unit(suite: Suite, unit: Unit, folder: Path, tell: Tell) -> list[Row]:
     return rows
 
 
-def run_arm(suite: Suite, name: str, seed: int, folder: Path, make_backends: Callable[[Config, Path], Backends]) -> Row:
-    """Row of one arm and seed: read back if it is finished under the same recipe, else run."""
+def run_arm(
+    suite: Suite,
+    name: str,
+    seed: int,
+    folder: Path,
+    make_backends: Callable[[Config, Path], Backends],
+    judge: Judge = lambda config, run_dir: None,
+) -> Row:
+    """Row of one arm and seed: read back if it is finished under the same recipe, else run, and judged on real text."""
     run_dir = arm_folder(folder, name, seed)
     config = suite.config(name, seed)
     if (run_dir / ARM).exists():
@@ -81,7 +95,9 @@ def run_arm(suite: Suite, name: str, seed: int, folder: Path, make_backends: Cal
         result = run_recipe(config, run_dir, resume=resume, make_backends=make_backends)
     except (RunError, UserError) as error:
         return {"arm": name, "seed": seed, "digest": config.digest(), "error": str(error)}
-    row = row_of(name, seed, config, run_dir, result) | {"peak_mib": None if resume else peak.end()}
+    taken = None if resume else peak.end()
+    judged = judge(config, run_dir)
+    row = row_of(name, seed, config, run_dir, result) | {"peak_mib": taken, "judged": judged}
     write_json(run_dir / ARM, row)
     return row
 
@@ -124,12 +140,12 @@ def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> 
 class _Shared:
     """What the runs of one seed share. Tables share nothing: their fits take milliseconds."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, held_out: HeldOutEntry) -> None:
+        self._folder, self._held_out = folder, held_out
         self._common: _Common | None = None
 
     def backends(self, config: Config, run_dir: Path) -> Backends:
-        if not isinstance(config.world, TextWorldConfig):
+        if isinstance(config.world, TabularWorldConfig):
             from pddpo_ray.in_process import make_backends
 
             return make_backends(config, run_dir)
@@ -137,6 +153,13 @@ class _Shared:
         if self._common is None:
             self._common = _Common(config, self._folder / SHARED)
         return self._common.backends(config)
+
+    def judged(self, config: Config, run_dir: Path) -> Row | None:
+        """Judges the last policy of a finished run; None on worlds."""
+        if self._common is None or not isinstance(config.world, NoWorldConfig):
+            return None
+        with Journal.open(config.journal or run_dir / JOURNAL, run_dir.name) as journal:
+            return self._common.judge(config, self._held_out).of(journal.policies[-1])
 
     def close(self) -> None:
         if self._common is not None:
@@ -152,28 +175,43 @@ class _Shared:
 
 
 class _Common:
-    """World, reference, trainer and engine of one seed's runs on a text world."""
+    """World (or files), reference, scorers, trainer and engine of one seed's runs on texts."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        from pddpo_ray.in_process_text import text_backends
-        from pddpo_ray.text_world import prepare_text_world
+        from pddpo_ray.in_process_text import prepare_texts, text_backends
+        from pddpo_ray.real_text import PreparedRealText
 
         self._key = _common_key(config)
-        self._prepared = prepare_text_world(config)
+        self._prepared = prepare_texts(config)
+        if isinstance(self._prepared, PreparedRealText) and not self._prepared.held_out:
+            raise UserError("a suite on real text is judged on held-out prompts: set world.held_out, e.g. to 0.4")
+        self._judge: HeldOutJudge | None = None
         self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS))
-        memory = Memory(folder / "memory.jsonl")
-        self._trainer = SharedTrainer(self._made.trainer, memory)
-        self._engines = [SharedEngine(engine, memory, self._made.reference) for engine in self._made.engines]
+        self._memory = Memory(folder / "memory.jsonl")
+        self._trainer = SharedTrainer(self._made.trainer, self._memory)
+        self._engines = [SharedEngine(engine, self._memory, self._made.reference) for engine in self._made.engines]
 
     def backends(self, config: Config) -> Backends:
         """The seed's parts under one arm's recipe."""
         from pddpo_ray.in_process_text import text_world_backends
 
         if _common_key(config) != self._key:
-            raise UserError("the arms of a suite on a text world must have one world, model and engine per seed")
+            raise UserError("the arms of a suite on texts must have one world, model and engine per seed")
         self._trainer.forget()
-        made = self._made
-        return text_world_backends(config, made.store, self._prepared, made.reference, self._trainer, self._engines)
+        made, recall = self._made, self._memory.recall
+        return text_world_backends(
+            config, made.store, self._prepared, made.reference, self._trainer, self._engines, recall
+        )
+
+    def judge(self, config: Config, settings: HeldOutEntry) -> HeldOutJudge:
+        """The seed's judge, made when a first run on real text is finished."""
+        from pddpo_ray.compare.judging import HeldOutJudge
+        from pddpo_ray.real_text import PreparedRealText
+
+        if self._judge is None:
+            assert isinstance(self._prepared, PreparedRealText)
+            self._judge = HeldOutJudge(settings, config, self._prepared, self.backends(config))
+        return self._judge
 
     def close(self) -> None:
         self._made.close()
@@ -183,15 +221,20 @@ def _common_key(config: Config) -> Any:
     """Settings in which all arms of a seed must agree."""
     tree = config.model_dump(mode="json")
     world = (config.beta, config.reward_max, config.dual.cost_max, config.dual.rho)
-    return tree["world"], tree["model"], world, config.rollout.engine, config.rollout.max_tokens
+    # the pairs of real text, and the judges that are trained on those held out
+    files = (config.offline.pairs, tree["scorers"]) if isinstance(config.world, NoWorldConfig) else ()
+    return tree["world"], tree["model"], world, config.rollout.engine, config.rollout.max_tokens, files
 
 
 def _line(row: Row) -> str:
     where = f"seed {row['seed']} {row['arm']}"
     if "error" in row:
         return f"{where}: failed: {row['error']}"
-    merit = row["result"]["merit_last"]
-    return f"{where}: merit {merit:.3f}, {row['result']['seconds']:.0f} s" if merit is not None else f"{where}: done"
+    merit, judged, seconds = row["result"]["merit_last"], row.get("judged"), f"{row['result']['seconds']:.0f} s"
+    if judged is not None:
+        helpful, harmless = (float(np.mean(judged[name])) for name in ("helpfulness", "harmlessness"))
+        return f"{where}: helpfulness {helpful:+.3f}, harmlessness {harmless:+.3f}, {seconds}"
+    return f"{where}: merit {merit:.3f}, {seconds}" if merit is not None else f"{where}: done"
 
 
 def rows_so_far(suite: Suite, folder: Path) -> list[Row]:

@@ -7,7 +7,7 @@ arms again with other settings (`sacpo` becomes `sacpo.equal`), tables say which
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -75,6 +75,15 @@ class SweepTable(Strict):
 Table = Annotated[MethodsTable | SweepTable, Field(discriminator="kind")]
 
 
+class HeldOutEntry(Strict):
+    """How policies on real text are judged (`compare.judging`)."""
+
+    questions: int = Field(64, ge=2)
+    """At most so many of the held-out prompts."""
+    answers: int = Field(1, ge=1)
+    """Answers to each."""
+
+
 class SuiteEntry(Strict):
     """A suite file."""
 
@@ -89,6 +98,8 @@ class SuiteEntry(Strict):
     tables: list[Table]
     dynamics: list[str] = Field(default_factory=list)
     """Arms whose multiplier is drawn round by round."""
+    held_out: HeldOutEntry = Field(default_factory=HeldOutEntry)
+    """Questions to the policies, where there is no world."""
 
     @model_validator(mode="after")
     def names_exist(self) -> Self:
@@ -145,6 +156,7 @@ class Suite:
     dynamics: tuple[str, ...]
     more: tuple[str, ...] = ()
     """Overrides of the command line, after all others."""
+    held_out: HeldOutEntry = field(default_factory=HeldOutEntry)
 
     def config(self, arm: str, seed: int) -> Config:
         return self.arms[arm].config(seed, self.seed_keys, self.more)
@@ -184,6 +196,7 @@ def load_suite(
         tables=tuple(found for table in entry.tables if (found := _kept(table, kept)) is not None),
         dynamics=tuple(name for name in entry.dynamics if name in kept),
         more=tuple(overrides),
+        held_out=entry.held_out,
     )
     for name in kept:
         loaded.config(name, loaded.seeds[0])

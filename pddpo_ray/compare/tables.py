@@ -16,6 +16,7 @@ from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
 
 Row = Mapping[str, Any]
 Value = Callable[[Row], float | None]
+Values = Callable[[Row], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Column:
     title: str
     value: Value
     best: str = ""
+    each: Values | None = None
+    """Its single observations, where a run has many: the interval is over those of all seeds together."""
 
 
 def result(name: str) -> Value:
@@ -48,6 +51,20 @@ def budget(name: str) -> Value:
 
 def own(name: str) -> Value:
     return lambda row: row.get(name)
+
+
+def judged(name: str, title: str) -> Column:
+    """What the judges of real text say: a number per question, or per pair."""
+
+    def each(row: Row) -> Sequence[float]:
+        values: Sequence[float] = (row.get("judged") or {}).get(name, ())
+        return values
+
+    def value(row: Row) -> float | None:
+        values = each(row)
+        return sum(values) / len(values) if values else None
+
+    return Column(name, title, value, each=each)
 
 
 def harmlessness(row: Row) -> float | None:
@@ -92,6 +109,17 @@ SWEEP_COLUMNS = (
     Column("estimate_error", "error of the cost estimate (RMS)", estimate_error),
     Column("labels", "labels", budget("labels")),
 )
+JUDGED_COLUMNS = (
+    judged("harmlessness", "harmlessness over π_ref"),
+    judged("helpfulness", "helpfulness over π_ref"),
+    judged("agrees_safer", "agrees on safer"),
+    judged("agrees_better", "agrees on better"),
+    judged("kl", "KL to π_ref"),
+    judged("length", "tokens"),
+    Column("multiplier", "λ", result("multiplier_next")),
+    Column("pairs", "pairs", budget("pairs")),
+    Column("labels", "labels", budget("labels")),
+)
 BUDGET_COLUMNS = (
     Column("pairs", "pairs", budget("pairs")),
     Column("labels", "labels", budget("labels")),
@@ -121,9 +149,25 @@ def mean_of(values: Sequence[float | None]) -> Mean | None:
 
 
 def cells(rows: Sequence[Row], arm: str, columns: Sequence[Column]) -> list[Mean | None]:
-    """One mean per column over the seeds of an arm."""
+    """One mean per column over the seeds of an arm, or over its observations of all seeds."""
     mine = [row for row in rows if row["arm"] == arm]
-    return [mean_of([column.value(row) for row in mine]) for column in columns]
+    return [
+        mean_of(
+            [column.value(row) for row in mine] if column.each is None else [x for r in mine for x in column.each(r)]
+        )
+        for column in columns
+    ]
+
+
+def is_judged(rows: Sequence[Row]) -> bool:
+    """Whether these are runs on real text, of which judges speak and no world."""
+    return any(row.get("judged") for row in rows)
+
+
+def judges(rows: Sequence[Row]) -> dict[str, Mean | None]:
+    """How often the reward and the cost judge agree with labels of pairs that they have not seen, over the seeds."""
+    one_per_seed = {row["seed"]: row["judged"]["scorers"] for row in rows if row.get("judged")}.values()
+    return {kind: mean_of([hit for found in one_per_seed for hit in found[kind]]) for kind in ("reward", "cost")}
 
 
 def ranked(rows: Sequence[Row], table: MethodsTable) -> list[str]:
@@ -157,7 +201,8 @@ def dynamics(rows: Sequence[Row], arm: str) -> list[tuple[int, float]]:
 
 def csv_of_runs(suite: Suite, rows: Sequence[Row]) -> str:
     """One line per arm and seed, with every number of the page."""
-    columns = {column.key: column for column in (*METHOD_COLUMNS, *SWEEP_COLUMNS, *BUDGET_COLUMNS)}
+    known = JUDGED_COLUMNS if is_judged(rows) else (*METHOD_COLUMNS, *SWEEP_COLUMNS)
+    columns = {column.key: column for column in (*known, *BUDGET_COLUMNS)}
     lines: list[list[Any]] = [["arm", "label", "algorithm", "seed", *columns]]
     for row in rows:
         values = [column.value(row) for column in columns.values()]

@@ -108,8 +108,10 @@ class NoWorldConfig(Strict):
     """Longer prompts are left out."""
     answer_tokens: int = Field(96, ge=2)
     """Pairs with a longer answer are left out."""
+    held_out: float = Field(0.0, ge=0, lt=1)
+    """Share of the pairs' prompts that no run asks or learns from: `pddpo compare` judges the policies by them."""
     seed: int = Field(0, ge=0)
-    """Draws prompts and pairs and initialises the reference."""
+    """Draws prompts and pairs, the held-out ones too, and initialises the reference."""
     reference: ScratchReferenceConfig = ScratchReferenceConfig()
     """The model that is trained on these texts where `model.reference` names none."""
     cache: str | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config import tree
@@ -12,6 +13,7 @@ from pddpo_ray.controllers.seeds import seed_of
 from pddpo_ray.controllers.trainer import with_steps
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts import FitSettings
+from pddpo_ray.recall import Recall
 from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 
@@ -37,11 +39,13 @@ class ScorerTraining:
         seed: int,
         open_scorer: OpenScorer | None = None,
         phase: str = "score-models",
+        recall: Recall | None = None,
     ) -> None:
         self._journal, self._store, self._reference = journal, store, reference
         self._settings, self._seed, self._phase = settings, seed, phase
         self._places: dict[Kind, tuple[str, str]] = {}
         self._open = open_scorer or (lambda name, make: make())
+        self._recall: Recall = recall or (lambda what, compute: compute())
 
     def models(self, data: Data) -> ModelScorer:
         """Both models. `data` gives pairs and safety labels by answer; it is asked only if they are not trained yet."""
@@ -65,27 +69,70 @@ class ScorerTraining:
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, str]]:
-        # Imported here: a run whose models are given needs no training in this process.
-        from pddpo_ray.scoring.training import train_scorer
-
         rows = round((1.0 - self._settings.held_out) * len(labelled))
         fit = with_steps(FitSettings(**self._settings.fit.model_dump()), rows)
         found: dict[str, dict[str, str]] = {}
         for kind in kinds:
-            path, sha256, metrics = train_scorer(
+            order = ScorerOrder(
                 kind,
-                labelled,
-                unsafe,
-                folder=self._store.folder(self._reference.path),
-                store=self._store,
-                settings=fit,
-                seed=seed_of(self._seed, "scorer", kind),
+                self._reference,
+                fit,
+                seed_of(self._seed, "scorer", kind),
                 ridge=self._settings.ridge,
                 held_out=self._settings.held_out,
             )
-            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in metrics.items()})
-            found[kind] = {"path": path, "sha256": sha256}
+            made = order.trained(labelled, unsafe, self._store, self._recall)
+            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
+            found[kind] = {"path": made["path"], "sha256": made["sha256"]}
         return found
+
+
+@dataclass(frozen=True)
+class ScorerOrder:
+    """All that decides the weights of a score model, but for its data."""
+
+    kind: Kind
+    reference: PolicyVersion
+    """Its first weights are this model's."""
+    fit: FitSettings
+    seed: int
+    ridge: float
+    held_out: float
+
+    def trained(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
+    ) -> dict[str, Any]:
+        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once."""
+
+        def train() -> dict[str, Any]:
+            # Imported here: a run whose models are given needs no training in this process.
+            from pddpo_ray.scoring.training import train_scorer
+
+            path, sha256, metrics = train_scorer(
+                self.kind,
+                labelled,
+                unsafe,
+                folder=store.folder(self.reference.path),
+                store=store,
+                settings=self.fit,
+                seed=self.seed,
+                ridge=self.ridge,
+                held_out=self.held_out,
+            )
+            return {"path": path, "sha256": sha256, "metrics": metrics}
+
+        own = [self.kind, self.reference.sha256, asdict(self.fit), self.seed, self.ridge, self.held_out]
+        rows = [
+            [
+                item.pair.prompt.token_ids,
+                [[answer.token_ids, unsafe.get(answer.id)] for answer in (item.pair.first, item.pair.second)],
+                item.helpful.value,
+                item.harmful.value,
+            ]
+            for item in labelled
+        ]
+        made: dict[str, Any] = recall(["scorer", own, rows], train)
+        return made
 
 
 def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:

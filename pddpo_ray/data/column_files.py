@@ -9,17 +9,20 @@ from typing import Any
 from pddpo_ray.data.problems import Fault, Row
 
 BATCH = 512
+BUFFER = 1 << 16
+"""Bytes of a column that are read at a time."""
 
 
 def parquet(path: Path) -> Iterator[Row | Fault]:
-    """Rows of a Parquet file, batch by batch."""
+    """Rows of a Parquet file, batch by batch, however large its row groups are."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BATCH):
+        # by default whole columns of a row group are read ahead: of a file in one group, the file
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+            for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
                 yield from _rows(batch, number)
                 number += batch.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:

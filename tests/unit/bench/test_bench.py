@@ -15,6 +15,7 @@ from bench import (
     annotators,
     cold_start,
     cost_stage,
+    data_memory,
     growth,
     online_iteration,
     peak_memory,
@@ -207,6 +208,23 @@ def test_claims_are_measured_singly_in_tens_and_by_many_clients() -> None:
     assert [singly.id, in_tens.id] == ["C10", "C10-tens"]
     assert singly.details["claims/s of 16 clients"] > 0
     assert in_tens.details["claims/s"] == pytest.approx(10_000 / in_tens.details["ms with 800"])
+
+
+def test_data_commands_are_measured_each_in_a_process_of_its_own() -> None:
+    """The benchmark stops when a command counts other rows or repeats than there are."""
+    found = data_memory.run("jsonl.gz", sizes=(1000, 2000))
+    assert [result.id for result in found] == ["D1-check", "D1-convert", "D1-stats"]
+    for result in found:
+        assert 20 < result.details["MiB with 1,000"] < 400, "the peak of the command, not of whoever started it"
+        assert result.details["CPU-s with 2,000"] > 0
+
+
+def test_the_rows_that_data_commands_are_measured_with_have_their_size_and_repeats() -> None:
+    made = list(data_memory.rows(3000))
+    texts = [tuple(row[name] for name in ("prompt", "response_0", "response_1")) for row in made]
+    assert 280 < sum(len(text) for row in texts for text in row) / len(texts) < 320
+    assert len(set(texts)) == 3000 - 3
+    assert len({row["id"] for row in made}) == 3000
 
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
-from pddpo_ray.data import Settings, inspect
+from pddpo_ray.data import Settings, column_files, inspect
 from pddpo_ray.data.row_index import Entry, RowIndex, key_of
 from pddpo_ray.data.statistics import Histogram
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
@@ -230,3 +232,16 @@ def run(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str,
     assert (ended.value.code or 0) == code
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     return printed
+
+
+def test_a_parquet_file_in_one_row_group_is_read_in_parts(tmp_path: Path) -> None:
+    """Some 30 MB that do not compress; by default Arrow reads whole columns of a row group ahead."""
+    rng = random.Random(0)
+    path = tmp_path / "one-group.parquet"
+    texts = {name: [rng.randbytes(50).hex() for _ in range(100_000)] for name in ("prompt", "chosen", "rejected")}
+    pq.write_table(pa.table(texts), path, row_group_size=100_000)
+    before, most, count = pa.total_allocated_bytes(), 0, 0
+    for _ in column_files.parquet(path):
+        most, count = max(most, pa.total_allocated_bytes() - before), count + 1
+    assert count == 100_000
+    assert most < path.stat().st_size / 2
