@@ -174,7 +174,7 @@ def test_a_model_without_the_form_labels_nothing_and_all_is_counted(
     monkeypatch.setenv("JUDGE_KEY", endpoint.key)
     world = trap_world()
     pairs = [Pair(f"q{x}", world.response(x, 0, f"f{x}"), world.response(x, 1, f"s{x}")) for x in range(2)]
-    answers = [pair.first for pair in pairs]
+    answers = [world.response(x, 0, f"a{x}") for x in range(2)]
     with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
         for _ in journal.rounds(1):
             journal.add_samples("cost", answers)
