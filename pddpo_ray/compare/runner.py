@@ -41,6 +41,10 @@ Judge = Callable[[Config, Path], Row | None]
 """What there is to say of the last policy of a run on real text; None on worlds, which say it all."""
 
 
+class SuiteError(UserError):
+    """The suite itself is wrong, so that none of its arms can run."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """Arms of one seed that one process works through."""
@@ -93,6 +97,8 @@ def run_arm(
     resume = (run_dir / JOURNAL).exists()
     try:
         result = run_recipe(config, run_dir, resume=resume, make_backends=make_backends)
+    except SuiteError:
+        raise
     except (RunError, UserError) as error:
         return {"arm": name, "seed": seed, "digest": config.digest(), "error": str(error)}
     taken = None if resume else peak.end()
@@ -184,7 +190,7 @@ class _Common:
         self._key = _common_key(config)
         self._prepared = prepare_texts(config)
         if isinstance(self._prepared, PreparedRealText) and not self._prepared.held_out:
-            raise UserError("a suite on real text is judged on held-out prompts: set world.held_out, e.g. to 0.4")
+            raise SuiteError("a suite on real text is judged on held-out prompts: set world.held_out, e.g. to 0.4")
         self._judge: HeldOutJudge | None = None
         self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS))
         self._memory = Memory(folder / "memory.jsonl")
@@ -196,7 +202,7 @@ class _Common:
         from pddpo_ray.in_process_text import text_world_backends
 
         if _common_key(config) != self._key:
-            raise UserError("the arms of a suite on texts must have one world, model and engine per seed")
+            raise SuiteError("the arms of a suite on texts must have one world, model and engine per seed")
         self._trainer.forget()
         made, recall = self._made, self._memory.recall
         return text_world_backends(
