@@ -103,7 +103,7 @@ def stored(office: Office) -> list[Any]:
 
 
 def wait_for_answers(screen: Screen, office: Office, count: int) -> list[Any]:
-    for _ in range(100):
+    for _ in range(400):  # twenty seconds: a busy machine is no fault of the page
         rows = stored(office)
         if len(rows) >= count:
             return rows
