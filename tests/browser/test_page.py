@@ -147,6 +147,7 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, scr
     assert second.given["more_helpful"] == "tie"
     assert (second.given["first_safety"], second.given["second_safety"]) == ("unsafe", "unsafe")
     for number in range(4):
+        page.wait_for_timeout(1000)  # the question just answered is veiled as well until the next one is there
         expect(page.locator("#left")).to_have_class("text veiled")
         screen.keys("r", "2", "1", "s", "s", "Enter")
         wait_for_answers(screen, office, 3 + number)
