@@ -147,7 +147,6 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, scr
     assert second.given["more_helpful"] == "tie"
     assert (second.given["first_safety"], second.given["second_safety"]) == ("unsafe", "unsafe")
     for number in range(4):
-        page.wait_for_timeout(1000)  # the question just answered is veiled as well until the next one is there
         expect(page.locator("#left")).to_have_class("text veiled")
         screen.keys("r", "2", "1", "s", "s", "Enter")
         wait_for_answers(screen, office, 3 + number)
@@ -160,6 +159,41 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, scr
     expect(page.locator("#progress")).to_contain_text("10 today")
     assert all(status.complete for status in office.desk.rounds.all())
     assert imbalances(office.desk.store) == []
+    assert screen.clean()
+
+
+SLOW_LEASES = """
+const send = window.fetch;
+window.fetch = async (path, options) => {
+  if (path.endsWith("/lease") && window.slow) await new Promise((resume) => setTimeout(resume, 1000));
+  return send(path, options);
+};
+"""
+
+
+def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(office: Office, screen: Screen) -> None:
+    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+    screen.page.add_init_script(SLOW_LEASES)
+    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    expect(page.locator("#progress")).to_contain_text("0 today")
+    page.wait_for_load_state("networkidle")  # the second question is here
+    first = page.locator("#prompt").inner_text()
+    page.evaluate("window.slow = true")
+    screen.keys("r", "s")
+    wait_for_answers(screen, office, 1)
+    screen.keys("z")
+    expect(page.locator("#toast")).to_contain_text("Taken back")
+    page.wait_for_timeout(1500)  # what was on its way has come
+    seen = []
+    for number in range(3):
+        expect(page.locator("#left")).to_have_class("text veiled")
+        seen.append(page.locator("#prompt").inner_text())
+        screen.keys("r", "u")
+        wait_for_answers(screen, office, number + 1)
+    assert seen[0] == first
+    assert len(set(seen)) == 3
     assert screen.clean()
 
 

@@ -205,20 +205,25 @@ function empty(title, text) {
   view("empty");
 }
 
-async function undo() {
-  if (!history.length) return;
+function undo() {
+  const lease = history.pop();
+  $("undo").disabled = !history.length;
+  return lease && inTurn(() => takeBack(lease));
+}
+
+// In turn: a question asked for meanwhile would be the one that is open again, and be shown twice.
+async function takeBack(lease) {
   await outbox.send();
-  const lease = history.at(-1);
   try {
     const answer = await call("POST", `/leases/${lease}/undo`);
-    history.pop();
-    $("undo").disabled = !history.length;
     if (task) next = task;
     clearTimeout(waitTimer);
     showTask(answer.task);
     toast("Taken back. Answer it again.");
     refreshProgress();
   } catch (problem) {
+    history.push(lease);
+    $("undo").disabled = false;
     toast(problem.message);
   }
 }
