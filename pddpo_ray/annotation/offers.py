@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, FromClause, Select, bindparam, exists, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from pddpo_ray.annotation.rounds import GOLD
@@ -27,6 +27,7 @@ from pddpo_ray.journal.prepared import Prepared
 DAY_MS = 24 * 3600 * 1000
 
 MINE = lease.c.annotator == bindparam("person")
+MET = (lease.c.state == "leased") | (lease.c.state == "answered")
 OPEN_HERE = (question_round.c.run == bindparam("run")) & (question_round.c.state == "open")
 
 LOCK_PERSON = Prepared(select(annotator.c.id).where(annotator.c.id == bindparam("person")).with_for_update())
@@ -59,8 +60,7 @@ DESK = Prepared(
 
 
 def _unseen(question: FromClause) -> ColumnElement[bool]:
-    known = (lease.c.state == "leased") | (lease.c.state == "answered")
-    seen = exists().where(lease.c.task == question.c.id, MINE, known)
+    seen = exists().where(lease.c.task == question.c.id, MINE, MET)
     return (question.c.risk <= bindparam("risk_max")) & ~seen
 
 
@@ -96,54 +96,55 @@ FRONTS = Prepared(_fronts())
 """The most urgent question of every open batch that has one for the person."""
 
 
-def _taking(chosen: Any) -> Prepared:
-    """Counts `chosen` questions as handed out and returns what a person sees of them."""
-    # Between choosing and counting nobody else may take the place; what others are taking right now is passed over.
-    picked = chosen.with_for_update(of=task, skip_locked=True).cte("picked")
-    return Prepared(
-        update(task)
-        .where(task.c.id.in_(select(picked.c.id)))
-        .values(leased=task.c.leased + 1)
-        .returning(
+def _offer(*where: ColumnElement[bool]) -> Select[Any]:
+    """Questions with what a person sees of them, and the lease that this person once let run out."""
+    return (
+        select(
             task.c.id,
             task.c.kind,
             task.c.prompt,
             task.c.first,
             task.c.second,
             task.c.risk,
+            lease.c.id.label("lease"),
+            lease.c.swap,
         )
+        .select_from(task.outerjoin(lease, (lease.c.task == task.c.id) & MINE))
+        .where(*where)
+        # Until it is counted nobody else may take the place; what others are taking right now is passed over.
+        .with_for_update(of=task, skip_locked=True)
     )
 
 
-_offered = (
-    select(task.c.id)
-    .where(task.c.question_round == bindparam("in_round"), _unseen(task))
-    .order_by(*_urgency(task))
-    .limit(bindparam("count"))
+def _urgent(*where: ColumnElement[bool]) -> Any:
+    here = task.c.question_round == bindparam("in_round")
+    return _offer(here, _NEW, *where).order_by(*_urgency(task)).limit(bindparam("count")).subquery()
+
+
+_NEW = (task.c.risk <= bindparam("risk_max")) & (lease.c.id.is_(None) | ~MET)
+_FROM_START = (
+    (task.c.balance == bindparam("at_balance"))
+    & (task.c.priority == bindparam("at_priority"))
+    & (task.c.id <= bindparam("start"))
 )
 
-TAKE_FROM_START = _taking(
-    _offered.where(
-        task.c.balance == bindparam("at_balance"),
-        task.c.priority == bindparam("at_priority"),
-        task.c.id <= bindparam("start"),
-    )
+OFFER = Prepared(
+    select(_urgent(_FROM_START)).union_all(select(_urgent(task.c.balance < 0, ~_FROM_START))).limit(bindparam("count"))
 )
-"""Among equally urgent questions, from the place where this person starts."""
+"""Among equally urgent questions from the place where this person starts, then in the order of the index."""
 
-TAKE_FROM_FRONT = _taking(_offered.where(task.c.balance < 0))
-"""In the order of the index, whoever asks."""
-
-TAKE_GOLD = _taking(
-    select(task.c.id)
+OFFER_GOLD = Prepared(
+    _offer(OPEN_HERE, question_round.c.purpose.startswith(GOLD), task.c.gold.is_not(None), _NEW)
     .join(question_round, question_round.c.id == task.c.question_round)
-    .where(OPEN_HERE, question_round.c.purpose.startswith(GOLD), task.c.gold.is_not(None), _unseen(task))
     .order_by(task.c.id)
     .limit(bindparam("count"))
 )
 
-TAKE_AGAIN = _taking(select(task.c.id).where(task.c.id == bindparam("question")))
+OFFER_AGAIN = Prepared(_offer(task.c.id == bindparam("question")))
 """A question that the person gets back."""
+
+COUNT_OUT = Prepared(update(task).where(task.c.id == bindparam("task")).values(leased=task.c.leased + 1))
+"""One more person has the question in their hands."""
 
 
 def _holding(insert: Any) -> Prepared:
@@ -152,7 +153,7 @@ def _holding(insert: Any) -> Prepared:
     renewed = new.on_conflict_do_update(
         index_elements=[lease.c.task, lease.c.annotator], set_={name: new.excluded[name] for name in times}
     )
-    return Prepared(renewed.returning(lease.c.id, lease.c.swap))
+    return Prepared(renewed)
 
 
 HOLD = {"sqlite": _holding(sqlite.insert), "postgresql": _holding(postgresql.insert)}

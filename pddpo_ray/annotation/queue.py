@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,16 +23,16 @@ from sqlalchemy import Connection, delete, exists, func, insert, select, update
 from pddpo_ray.annotation.audit import record_event
 from pddpo_ray.annotation.offers import (
     ANSWERED_TODAY,
+    COUNT_OUT,
     DAY_MS,
     DESK,
     FRONTS,
     HOLD,
     LOCK_PERSON,
+    OFFER,
+    OFFER_AGAIN,
+    OFFER_GOLD,
     OVERDUE,
-    TAKE_AGAIN,
-    TAKE_FROM_FRONT,
-    TAKE_FROM_START,
-    TAKE_GOLD,
 )
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
@@ -40,7 +41,6 @@ from pddpo_ray.annotation.rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.prepared import Prepared
 
 NOTE_MAX = 2000
 REPLIES = ("label", "abstain", "skip", "flag")
@@ -156,31 +156,22 @@ class Queue:
         """The most urgent questions that lack a label and that this person has not met; now and then a known one."""
         risk_max = math.inf if person.sees_harmful else self._rules.risk_max
         who = {"person": person.id, "run": self._store.run, "risk_max": risk_max}
-        found: list[Lease] = []
-
-        def take(statement: Prepared, number: int, **where: Any) -> None:
-            rows = statement.run(connection, **who, **where, count=number)
-            found.extend(self._hand_out(connection, rows, person.id, guideline))
-
-        if gold := self._gold_due(person, count, done_today):
-            take(TAKE_GOLD, gold)
-        if len(found) == count:
-            return found
-        fronts = FRONTS.run(connection, **who)
+        gold = self._gold_due(person, count, done_today)
+        rows = OFFER_GOLD.run(connection, **who, count=gold) if gold else []
+        fronts = FRONTS.run(connection, **who) if len(rows) < count else []
         for front in sorted(fronts, key=lambda row: (-row.urgency, row.due, -row.balance, -row.priority)):
-            take(
-                TAKE_FROM_START,
-                count - len(found),
+            rows += OFFER.run(
+                connection,
+                **who,
+                count=count - len(rows),
                 in_round=front.in_round,
                 at_balance=front.balance,
                 at_priority=front.priority,
                 start=self._start(person),
             )
-            if len(found) < count:
-                take(TAKE_FROM_FRONT, count - len(found), in_round=front.in_round)
-            if len(found) == count:
+            if len(rows) == count:
                 break
-        return found
+        return self._hand_out(connection, rows, person.id, guideline)
 
     def _start(self, person: Person) -> str:
         """Everybody starts elsewhere among questions of equal urgency, at the same place after a restart."""
@@ -192,20 +183,24 @@ class Queue:
         draws = (_draw(self._rules.seed, person.id, day, done_today + number) for number in range(count))
         return sum(draw < self._rules.gold_rate for draw in draws)
 
-    def _hand_out(self, connection: Connection, rows: Any, person_id: str, guideline: int) -> list[Lease]:
-        """Makes the leases of questions just taken, or wakes those that this person once let run out."""
+    def _hand_out(self, connection: Connection, rows: Sequence[Any], person_id: str, guideline: int) -> list[Lease]:
+        """Makes the leases of questions just chosen, or wakes those that this person once let run out."""
         now = self._store.clock()
-        times = {"leased_ms": now, "expires_ms": now + self._lease_ms}
-        every = {"annotator": person_id, "state": "leased", "guideline": guideline, **times}
-        fresh = [
-            {"id": uuid.uuid4().hex, "task": row.id, "swap": _draw(self._rules.seed, row.id, person_id) < 0.5, **every}
-            for row in rows
-        ]
-        held = HOLD[connection.dialect.name].run_each(connection, fresh)
-        return [
-            _shown(row, mine.id, mine.swap, now + self._lease_ms, guideline)
-            for row, mine in zip(rows, held, strict=True)
-        ]
+        expires = now + self._lease_ms
+        every = {"annotator": person_id, "state": "leased", "guideline": guideline}
+        every |= {"leased_ms": now, "expires_ms": expires}
+        held = [self._held(row, person_id, now) | every for row in rows]
+        COUNT_OUT.run_each(connection, held)
+        HOLD[connection.dialect.name].run_each(connection, held)
+        return [_shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)]
+
+    def _held(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
+        """Who met the question before sees its sides where they were."""
+        if row.lease is not None:
+            return {"task": row.id, "id": row.lease, "swap": row.swap}
+        # The time in front: ten new leases lie on one page of their index, not on ten that must all be written.
+        id_, swap = f"{now:012x}{secrets.token_hex(10)}", _draw(self._rules.seed, row.id, person_id) < 0.5
+        return {"task": row.id, "id": id_, "swap": swap}
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
         """Still at it: the lease runs from now again. Returns when it ends."""
@@ -387,7 +382,7 @@ class Queue:
             self._withdraw(connection, asked, last, person.id, "undo", "")
             fresh = connection.execute(select(task).where(task.c.id == asked.id)).one()
             if fresh.seats + fresh.leased < fresh.needed:
-                again = TAKE_AGAIN.run(connection, question=asked.id)
+                again = OFFER_AGAIN.run(connection, question=asked.id)
                 self._hand_out(connection, again, person.id, held.guideline)
             else:
                 # The place went to someone else meanwhile; what follows is kept as surplus.

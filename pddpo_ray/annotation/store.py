@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -30,8 +29,8 @@ class Store:
     """The database of one run's queue and the clock it goes by.
 
     SQLite lets one writer in at a time and makes the others poll; with many threads that poll is unfair and slow, so
-    they queue here instead, in front of the database. Whoever comes through takes all that wait along in one
-    transaction: the disk is waited for once.
+    they queue here instead, in front of the database. One of them leads: it does what all that wait ask for in one
+    transaction, so the disk is waited for once, while those who come meanwhile gather for the next.
     """
 
     def __init__(self, engine: Engine, run: str, clock: Clock = now_ms) -> None:
@@ -39,8 +38,9 @@ class Store:
         self.run = run
         self.clock = clock
         self.one_writer = engine.dialect.name == "sqlite"
-        self._gate = threading.Lock()
-        self._waiting: deque[_Turn] = deque()
+        self._moved_on = threading.Condition()
+        self._waiting: list[_Turn] = []
+        self._led = False
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in one write transaction, committed to disk when this returns."""
@@ -62,25 +62,32 @@ class Store:
             with self.engine.begin() as connection:
                 return work(connection)
         turn = _Turn(work)
-        self._waiting.append(turn)
-        with self._gate:
+        with self._moved_on:
+            self._waiting.append(turn)
+            self._moved_on.wait_for(lambda: turn.done or not self._led)
             if not turn.done:
-                self._commit([self._waiting.popleft() for _ in range(len(self._waiting))])
+                self._led = True
+                turns, self._waiting = self._waiting, []
+        if not turn.done:
+            self._lead(turns)
         if turn.error is not None:
             raise turn.error
         return cast(Result, turn.result)
 
-    def _commit(self, turns: list[_Turn]) -> None:
+    def _lead(self, turns: list[_Turn]) -> None:
         try:
             with self.engine.begin() as connection:
                 for turn in turns:
-                    turn.take(connection)
+                    turn.take(connection, alone=len(turns) == 1)
         except BaseException as error:
             # Nothing was stored of any of them.
             for turn in turns:
                 turn.error = turn.error or error
-        for turn in turns:
-            turn.done = True
+        with self._moved_on:
+            for turn in turns:
+                turn.done = True
+            self._led = False
+            self._moved_on.notify_all()
 
 
 @dataclass(eq=False)
@@ -92,8 +99,11 @@ class _Turn:
     error: BaseException | None = None
     done: bool = False
 
-    def take(self, connection: Connection) -> None:
+    def take(self, connection: Connection, *, alone: bool) -> None:
         """Does the work or leaves no trace of it; what others did in this transaction stays."""
+        if alone:
+            self.result = self.work(connection)
+            return
         with driver_cursor(connection) as cursor:
             cursor.execute("SAVEPOINT turn")
             try:

@@ -6,52 +6,56 @@ takes to find a row. Values are passed and returned as the driver has them: SQLi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections import namedtuple
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
 
 class Prepared:
-    """A statement that returns rows, without lists among its values. Rows have columns as attributes."""
+    """A statement without lists among its values. Rows have columns as attributes."""
 
     def __init__(self, statement: Any) -> None:
         self._statement = statement
-        self._columns = [column.name for column in statement.exported_columns]
-        self._compiled: dict[str, tuple[str, dict[str, Any], list[str] | None]] = {}
+        self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])  # type: ignore[misc]
+        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def run(self, connection: Connection, **values: Any) -> list[Any]:
-        return self.run_each(connection, [values])
-
-    def run_each(self, connection: Connection, many: Sequence[dict[str, Any]]) -> list[Any]:
-        """Once for each of `many`, and the rows of all."""
-        sql, constants, order = self._compile(connection.dialect)
-        rows: list[Any] = []
+        """The rows of a statement that returns some."""
+        sql, constants = self._compile(connection.dialect)
         with driver_cursor(connection) as cursor:
-            for values in many:
-                named = constants | values
-                cursor.execute(sql, named if order is None else [named[name] for name in order])
-                found = cursor.fetchall()
-                rows.extend(SimpleNamespace(**dict(zip(self._columns, row, strict=True))) for row in found)
-        return rows
+            cursor.execute(sql, constants | values)
+            return [self._row._make(row) for row in cursor.fetchall()]
 
-    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any], list[str] | None]:
+    def run_each(self, connection: Connection, many: Sequence[dict[str, Any]]) -> None:
+        """Once for each of `many`, of a statement that returns nothing."""
+        sql, constants = self._compile(connection.dialect)
+        with driver_cursor(connection) as cursor:
+            cursor.executemany(sql, [constants | values for values in many])
+
+    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
         if dialect.name not in self._compiled:
-            compiled = self._statement.compile(dialect=dialect)
-            self._compiled[dialect.name] = (compiled.string, compiled.params, compiled.positiontup)
+            # Values by name for either driver, so that one dictionary serves both.
+            named = sqlite.dialect(paramstyle="named") if dialect.name == "sqlite" else dialect
+            compiled = self._statement.compile(dialect=named)
+            self._compiled[dialect.name] = (compiled.string, compiled.params)
         return self._compiled[dialect.name]
 
 
-@contextmanager
-def driver_cursor(connection: Connection) -> Iterator[Any]:
+class driver_cursor:
     """The driver's own cursor. Its errors are raised as SQLAlchemy raises them."""
-    cursor = connection.connection.cursor()
-    try:
-        yield cursor
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise DBAPIError.instance("", None, error, connection.dialect.loaded_dbapi.Error) from error
-    finally:
-        cursor.close()
+
+    def __init__(self, connection: Connection) -> None:
+        self._errors = connection.dialect.loaded_dbapi.Error
+        self._cursor = connection.connection.cursor()
+
+    def __enter__(self) -> Any:
+        return self._cursor
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._cursor.close()
+        if isinstance(error, self._errors):
+            raise DBAPIError.instance("", None, error, self._errors) from error
