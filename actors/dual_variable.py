@@ -27,7 +27,7 @@ class UnrestoredError(RunError):
 
 
 class DualVariableActor:
-    """`LocalDual` behind a name. A new process answers nothing before it was restored: its multipliers would be old."""
+    """`LocalDual` behind a name. A new process refuses to answer before `restore`, knowing the first values only."""
 
     def __init__(self, state: DualState, warmup_rounds: int) -> None:
         self._start = (state, warmup_rounds)

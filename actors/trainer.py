@@ -185,7 +185,7 @@ class TrainerGroup:
         outcome: Outcome | None = None
         submitted = False
         deadline = time.monotonic() + self._settings.deadline_s
-        while outcome is None:
+        while True:
             try:
                 if not submitted:
                     self.wait_ready()
@@ -195,10 +195,12 @@ class TrainerGroup:
             except ray.exceptions.RayActorError as error:
                 self._replace_group(error)
                 submitted = False
-            if outcome is None and self._group_ended():
+            if outcome is not None:
+                break
+            if self._group_ended():
                 self._replace_group(self._failure)
                 submitted = False
-            if outcome is None and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise RunError(self._overdue(what))
             release_superseded_places()
             self._raise_if_cluster_shrank(what)

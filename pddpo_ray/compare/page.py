@@ -122,8 +122,7 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
         x_label="limit minus expected cost (−g)",
         y_label="f",
     )
-    headings = ["", "method", *[column.title for column in columns]]
-    return f'{table(headings, lines)}<div class="charts">{drawn}</div>'
+    return _table_with_plane(columns, lines, drawn)
 
 
 def _judged(entry: MethodsTable, suite: Suite, rows: Sequence[Row], order: Sequence[str]) -> str:
@@ -146,6 +145,10 @@ def _judged(entry: MethodsTable, suite: Suite, rows: Sequence[Row], order: Seque
         x_label="harmlessness over the reference's",
         y_label="helpfulness over the reference's",
     )
+    return _table_with_plane(columns, lines, drawn)
+
+
+def _table_with_plane(columns: Sequence[tables.Column], lines: list[list[str]], drawn: str) -> str:
     headings = ["", "method", *[column.title for column in columns]]
     return f'{table(headings, lines)}<div class="charts">{drawn}</div>'
 

@@ -19,24 +19,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.real_text import prepare_real_text
 from pddpo_ray.run import JOURNAL, PAGES
+from tests.small_real_text import SMALL_REAL_TEXT
 
-REFERENCE = (
-    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}"
-)
-SMALL = [
-    "rounds=1",
-    REFERENCE,
-    "world.prompt_tokens=128",
-    "world.answer_tokens=128",
-    "world.prompt_count=6",
-    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2}",
-    "feedback.responses=12",
-    "feedback.labels_each=5",
-    "offline.pairs=40",
-    "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
-    "scorers={fit: {steps: 20, learning_rate: 1.0e-3, batch_pairs: 8}}",
-    *[f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")],
-]
+SMALL = ["rounds=1", *SMALL_REAL_TEXT]
 
 
 def small(cache: Path, *only: str) -> Suite:

@@ -20,35 +20,14 @@ from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
 from tests.data_rows import lines, pku
+from tests.small_real_text import SMALL_REAL_TEXT
 
 TEXTS = [(f"\n\nHuman: what is {n} and {n}?\n\nAssistant:", f" It is {2 * n}, of course — “sure”.") for n in range(60)]
 SMALL = ScratchSpec(vocabulary=320, context=64, hidden=32, heads=1, intermediate=64, steps=12, batch=8)
-REFERENCE = (
-    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}"
-)
 
 
 def tiny(cache: Path, *overrides: str) -> Config:
-    fits = [f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")]
-    return load(
-        "real-text",
-        [
-            "rounds=2",
-            f"world.cache={cache}",
-            REFERENCE,
-            "world.prompt_tokens=128",
-            "world.answer_tokens=128",
-            "world.prompt_count=6",
-            "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2}",
-            "feedback.responses=12",
-            "feedback.labels_each=5",
-            "offline.pairs=40",
-            "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
-            "scorers={fit: {steps: 20, learning_rate: 1.0e-3, batch_pairs: 8}}",
-            *fits,
-            *overrides,
-        ],
-    )
+    return load("real-text", ["rounds=2", f"world.cache={cache}", *SMALL_REAL_TEXT, *overrides])
 
 
 def test_a_tokenizer_from_texts_gives_every_text_back() -> None:
