@@ -6,13 +6,17 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import ray
 
 from pddpo_ray.errors import RunError, UserError
+
+STARTS = 3
+"""How often a session of this machine is tried."""
 
 
 @contextmanager
@@ -44,31 +48,57 @@ def ray_session(
 def _start_local(namespace: str, cpus: int | None) -> None:
     """A session of this machine, reachable from this machine alone.
 
-    Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
-    address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
+    Ray gives a node half a minute and its dashboard a minute, too little on a busy machine now and then; or somebody
+    took the port meanwhile. Then the start is tried again.
     """
     # It warns at every start that token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    before = _children()
+    for _ in range(STARTS):
+        try:
+            return _start_once(namespace, cpus)
+        except Exception as error:  # Ray raises bare ones here
+            failure = error
+            ray.shutdown()
+            _end(_children() - before)
+    reason = " ".join(str(failure).split())[:160] or type(failure).__name__
+    raise RunError(
+        f"Ray did not start on this machine, {STARTS} times ({reason}): if it is busy, give the command again"
+    ) from failure
+
+
+def _start_once(namespace: str, cpus: int | None) -> None:
+    """Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
+    address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
+    """
     port = _free_port()
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")
-    try:
-        ray.init(
-            address="local",
-            namespace=namespace,
-            num_cpus=cpus,
-            dashboard_host="127.0.0.1",
-            dashboard_port=port,
-            include_dashboard=True,
-            logging_level=logging.WARNING,
-            log_to_driver=False,
-        )
-    except Exception as error:  # Ray raises bare ones here, for instance when its dashboard takes half a minute
-        ray.shutdown()
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise RunError(
-            f"Ray did not start on this machine ({reason}): if it is busy, give the command again"
-        ) from error
+    ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=cpus,
+        dashboard_host="127.0.0.1",
+        dashboard_port=port,
+        include_dashboard=True,
+        logging_level=logging.WARNING,
+        log_to_driver=False,
+    )
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    """Those of them that are Ray's: a start that fails leaves what it had started so far."""
+    ended = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if any("/ray/" in part for part in process.cmdline()):
+                process.kill()
+                ended.append(process)
+    psutil.wait_procs(ended, timeout=10)
 
 
 def write_token(path: Path) -> Path:

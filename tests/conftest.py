@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
@@ -16,10 +17,23 @@ INSTALLED_IN_CI = ("ray", "vllm", "deepspeed", "browser", "postgres")
 """Markers of tests whose needs `.ci/run` installs: with CI=true such a skip is a failure."""
 
 
+def starts_others(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in THIRD_PARTY)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.get_closest_marker(name) for name in THIRD_PARTY):
+        if starts_others(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """What other people's programs leave open is found under the rule for them, not during a later test of ours."""
+    done = yield
+    if starts_others(item) and (nextitem is None or not starts_others(nextitem)):
+        gc.collect()
+    return done
 
 
 @pytest.hookimpl(wrapper=True)

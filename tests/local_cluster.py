@@ -35,8 +35,6 @@ class LocalCluster:
 
 def local_cluster(*, nodes: int, cpus: int) -> Iterator[LocalCluster]:
     """For a fixture: a head and `nodes` nodes of `cpus` CPUs each. CPUs are places, not cores."""
-    from ray.cluster_utils import Cluster
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -44,9 +42,7 @@ def local_cluster(*, nodes: int, cpus: int) -> Iterator[LocalCluster]:
     # Ray's state API ignores the driver's connection and would read a stale address file.
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True, "dashboard_port": port}
-    )
+    cluster = _started_head(port)
     try:
         ray.init(address=cluster.address, namespace="pddpo-nodes", log_to_driver=False)
         local = LocalCluster(cluster)
@@ -59,3 +55,15 @@ def local_cluster(*, nodes: int, cpus: int) -> Iterator[LocalCluster]:
         os.environ.pop("RAY_API_SERVER_ADDRESS")
         if before is not None:
             os.environ["RAY_API_SERVER_ADDRESS"] = before
+
+
+def _started_head(dashboard_port: int) -> Any:
+    """Ray gives a node half a minute, too little on a busy machine now and then."""
+    from ray.cluster_utils import Cluster
+
+    arguments = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": dashboard_port}
+    try:
+        return Cluster(initialize_head=True, head_node_args=arguments)
+    except Exception:
+        ray.shutdown()
+        return Cluster(initialize_head=True, head_node_args=arguments)

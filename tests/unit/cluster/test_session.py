@@ -1,4 +1,4 @@
-"""A session of this machine that does not start is one line, not Ray's traceback."""
+"""A session of this machine that does not start is tried again; in the end it is one line, not Ray's traceback."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from pddpo_ray.errors import RunError
 
 
 def test_ray_that_does_not_start_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
     def fail(**options: Any) -> None:
+        tries.append(options["dashboard_port"])
         raise Exception("Failed to read dashboard.err file:\n no such file")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "restored")
     monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setattr(ray, "init", fail)
-    with (
-        pytest.raises(RunError, match=r"did not start .*dashboard.err file: no such file\): .* give the command again"),
-        ray_session("test"),
-    ):
+    said = r"did not start on this machine, 3 times .*dashboard.err file: no such file\): .* give the command again"
+    with pytest.raises(RunError, match=said), ray_session("test"):
         pass
+    assert len(tries) == 3
