@@ -46,10 +46,11 @@ def run(
             desk.claim(claims, 1)
         singly = _compared(name, "a claim", few, many, claims, 1, repeats)
         in_tens = _compared(f"{name}-tens", "a claim of ten", few, many, claims // TENS, TENS, repeats)
-        at_once = float(np.median([many.claim_at_once() for _ in range(repeats)]))
+        at_once = [float(np.median([many.claim_at_once(each) for _ in range(repeats)])) for each in (1, TENS)]
         for desk in (few, many):
             desk.close()
-    return [singly.noting({f"claims/s of {CLIENTS} clients": at_once}), in_tens]
+    found = zip((singly, in_tens), at_once, strict=True)
+    return [ratio.noting({f"claims/s of {CLIENTS} clients": speed}) for ratio, speed in found]
 
 
 def _compared(name: str, what: str, few: Desk, many: Desk, claims: int, each: int, repeats: int) -> Ratio:
@@ -113,24 +114,24 @@ class Desk:
             self._answer(person, found)
         return seconds
 
-    def claim_at_once(self) -> float:
-        """Claims a second of several clients, each of whom takes one question after the other."""
+    def claim_at_once(self, each: int) -> float:
+        """Questions a second that several clients get who take `each` at a time."""
         clients = self._people[:CLIENTS]
         with ThreadPoolExecutor(CLIENTS) as pool:
             began = time.perf_counter()
-            taken = list(pool.map(self._take, clients))
+            taken = list(pool.map(lambda person: self._take(person, each), clients))
             seconds = time.perf_counter() - began
         for person, found in zip(clients, taken, strict=True):
             self._answer(person, found)
         return CLIENTS * EACH / seconds
 
-    def _take(self, person: Person) -> list[Lease]:
+    def _take(self, person: Person, each: int) -> list[Lease]:
         found: list[Lease] = []
         while len(found) < EACH:
-            held = self._queue.lease(person, [one.id for one in found])
+            held = self._queue.leases(person, each, [one.id for one in found])
             if isinstance(held, Nothing):
-                raise RuntimeError(f"a question was asked for, the queue gave {held}")
-            found.append(held)
+                raise RuntimeError(f"{each} questions were asked for, the queue gave {held}")
+            found += held
         return found
 
     def _answer(self, person: Person, found: Sequence[Lease]) -> None:
