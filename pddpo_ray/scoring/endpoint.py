@@ -36,13 +36,10 @@ class ChatEndpoint:
     """One model behind an endpoint. `asked` and `unanswered` count its questions since the start."""
 
     def __init__(self, settings: EndpointSettings, sleep: Callable[[float], None] = time.sleep) -> None:
-        headers = {} if settings.key is None else {"Authorization": f"Bearer {settings.key}"}
         self.settings = settings
         self.asked = 0
         self.unanswered = 0
         self._sleep = sleep
-        limits = httpx.Limits(max_connections=settings.workers)
-        self._client = httpx.Client(headers=headers, timeout=settings.request_timeout_s, limits=limits)
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | None]:
         """Answers to (system, question, seed), in order; None where there is none after all tries.
@@ -51,8 +48,8 @@ class ChatEndpoint:
         """
         if not questions:
             return []
-        with ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
-            found = list(threads.map(self._one, questions))
+        with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
+            found = list(threads.map(lambda question: self._one(client, question), questions))
         self.asked += len(questions)
         lost = [answer for answer in found if isinstance(answer, _Lost)]
         self.unanswered += len(lost)
@@ -63,10 +60,12 @@ class ChatEndpoint:
             )
         return [None if isinstance(answer, _Lost) else answer for answer in found]
 
-    def close(self) -> None:
-        self._client.close()
+    def _client(self) -> httpx.Client:
+        headers = {} if self.settings.key is None else {"Authorization": f"Bearer {self.settings.key}"}
+        limits = httpx.Limits(max_connections=self.settings.workers)
+        return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
 
-    def _one(self, question: tuple[str, str, int]) -> str | _Lost:
+    def _one(self, client: httpx.Client, question: tuple[str, str, int]) -> str | _Lost:
         system, text, seed = question
         body = {
             "model": self.settings.model,
@@ -80,7 +79,7 @@ class ChatEndpoint:
         for attempt in range(self.settings.tries):
             pause = min(self.settings.first_pause_s * 2**attempt, LONGEST_PAUSE_S)
             try:
-                response = self._client.post(f"{self.settings.endpoint.rstrip('/')}/chat/completions", json=body)
+                response = client.post(f"{self.settings.endpoint.rstrip('/')}/chat/completions", json=body)
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:

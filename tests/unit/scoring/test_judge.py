@@ -80,10 +80,8 @@ def pauses() -> list[float]:
 
 
 @pytest.fixture
-def judge(server: Server, pauses: list[float]) -> Iterator[Judge]:
-    endpoint = ChatEndpoint(EndpointSettings(server.url, "judge-1", key="secret-key", tries=3), pauses.append)
-    yield Judge(endpoint)
-    endpoint.close()
+def judge(server: Server, pauses: list[float]) -> Judge:
+    return Judge(ChatEndpoint(EndpointSettings(server.url, "judge-1", key="secret-key", tries=3), pauses.append))
 
 
 def between(text: str, name: str) -> str:
