@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.config.tree import Config, LoraParameters, TabularWorldConfig
+from pddpo_ray.config.tree import Config, TabularWorldConfig
 from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 
@@ -17,31 +17,19 @@ def text_trainer(
     config: Config, folder: Path, store: str, reference: PolicyVersion, rank: int, ranks: int
 ) -> TrainerBackend:
     """A rank of the trainer for the model in `folder`, with the recipe's engine."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from actors.engines import make_engine, make_lora_engine
+    from pddpo_ray.recipe_trainer import recipe_trainer
     from pddpo_ray.training.fit import Shard
-    from pddpo_ray.training.local import LocalTrainer
-    from pddpo_ray.training.log_probs import ResponseScorer
-    from pddpo_ray.training.lora import load_lora_trainer
 
-    name, dtype, shard, artifacts = config.trainer.engine, config.model.dtype, Shard(rank, ranks), ArtifactStore(store)
-    parameters = config.model.parameters
-    if isinstance(parameters, LoraParameters):
-        return load_lora_trainer(
-            folder,
-            artifacts,
-            reference,
-            rank=parameters.rank,
-            alpha=parameters.alpha,
-            dropout=parameters.dropout,
-            dtype=dtype,
-            make_engine=lambda scorer: make_lora_engine(name, scorer, shard, dtype=dtype),
-        )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    return LocalTrainer(make_engine(name, ResponseScorer(model), shard, dtype=dtype), artifacts, reference)
+    name, dtype, shard = config.trainer.engine, config.model.dtype, Shard(rank, ranks)
+    return recipe_trainer(
+        config.model,
+        folder,
+        ArtifactStore(store),
+        reference,
+        whole=lambda scorer: make_engine(name, scorer, shard, dtype=dtype),
+        adapters=lambda scorer: make_lora_engine(name, scorer, shard, dtype=dtype),
+    )
 
 
 def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:

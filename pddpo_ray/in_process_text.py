@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.backends import Backends
-from pddpo_ray.config.tree import Config, LoraParameters, NoWorldConfig
+from pddpo_ray.config.tree import Config, NoWorldConfig
 from pddpo_ray.parts import RolloutEngine, TrainerBackend
 from pddpo_ray.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.recall import Recall
@@ -20,12 +20,13 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     """Trainer, engine, prompts and, on a world, labels and truth."""
     import torch
 
+    from pddpo_ray.recipe_trainer import recipe_trainer
     from pddpo_ray.training.local import store_reference
 
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_texts(config)
     reference = store_reference(store, prepared.reference_folder)
-    trainer = _trainer(config, prepared, store, reference)
+    trainer = recipe_trainer(config.model, prepared.reference_folder, store, reference)
     engine = language_engine(config, f"{config.rollout.engine}-0", prepared.reference_folder, store)
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
 
@@ -61,23 +62,3 @@ def text_world_backends(
         world=None if isinstance(prepared, PreparedRealText) else prepared.view(store, config.dual.threshold),
         recall=recall,
     )
-
-
-def _trainer(
-    config: Config, prepared: PreparedTextWorld | PreparedRealText, store: ArtifactStore, reference: PolicyVersion
-) -> TrainerBackend:
-    from pddpo_ray.training.local import load_trainer
-    from pddpo_ray.training.lora import load_lora_trainer
-
-    folder, dtype, parameters = prepared.reference_folder, config.model.dtype, config.model.parameters
-    if isinstance(parameters, LoraParameters):
-        return load_lora_trainer(
-            folder,
-            store,
-            reference,
-            rank=parameters.rank,
-            alpha=parameters.alpha,
-            dropout=parameters.dropout,
-            dtype=dtype,
-        )
-    return load_trainer(folder, store, reference, dtype)

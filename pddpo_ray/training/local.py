@@ -229,7 +229,7 @@ def load_trainer(
     store: ArtifactStore,
     reference: PolicyVersion,
     dtype: str = "float32",
-    progress: Progress | None = None,
+    make_engine: Callable[[ResponseScorer], Engine] | None = None,
 ) -> LocalTrainer:
     """A trainer of this process for the model in `folder`, on a GPU where there is one."""
     import torch
@@ -237,4 +237,4 @@ def load_trainer(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    return LocalTrainer(TorchEngine(ResponseScorer(model)), store, reference, progress)
+    return LocalTrainer((make_engine or TorchEngine)(ResponseScorer(model)), store, reference)

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = """
+import gc
+import socket
 import warnings
 import pytest
 
@@ -33,6 +35,17 @@ def test_third_party_may_warn():
 
 def test_ours_may_not_warn():
     warnings.warn("ours", UserWarning)
+
+class Holder:
+    pass
+
+@pytest.mark.ray
+def test_third_party_may_leave_a_socket_open():
+    holder = Holder()
+    holder.itself, holder.socket = holder, socket.socket()
+
+def test_ours_is_not_blamed_for_it():
+    gc.collect()
 """
 
 
@@ -58,6 +71,8 @@ def test_skips_of_what_ci_installs_fail_in_ci_alone(tmp_path: Path, ci: bool) ->
         "test_skips_for_its_own_reason": "SKIPPED",
         "test_third_party_may_warn": "PASSED",
         "test_ours_may_not_warn": "FAILED",
+        "test_third_party_may_leave_a_socket_open": "PASSED",
+        "test_ours_is_not_blamed_for_it": "PASSED",
     }
     assert "no chromium here" in output
     assert ("CI installs what browser tests need" in output) == ci

@@ -1,0 +1,46 @@
+"""The trainer of a recipe's model: in this process, or on a rank of a group with another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import Engine
+from pddpo_ray.training.local import LocalTrainer, load_trainer
+from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
+
+MakeEngine = Callable[[ResponseScorer], Engine]
+
+
+def recipe_trainer(
+    model: ModelConfig,
+    folder: Path,
+    store: ArtifactStore,
+    reference: PolicyVersion,
+    *,
+    whole: MakeEngine = TorchEngine,
+    adapters: MakeEngine = LoraEngine,
+) -> LocalTrainer:
+    """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
+    `adapters`."""
+    torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
+    parameters = model.parameters
+    if not isinstance(parameters, LoraParameters):
+        return load_trainer(folder, store, reference, model.dtype, make_engine=whole)
+    return load_lora_trainer(
+        folder,
+        store,
+        reference,
+        rank=parameters.rank,
+        alpha=parameters.alpha,
+        dropout=parameters.dropout,
+        dtype=model.dtype,
+        make_engine=adapters,
+    )

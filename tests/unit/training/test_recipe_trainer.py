@@ -1,0 +1,59 @@
+"""The trainer of a recipe's model: all weights or adapters, and how matrices are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.recipe_trainer import recipe_trainer
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import Engine
+from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.lora import LoraEngine, LoraTrainer
+from tests.tiny_language_model import save_policy
+
+
+@pytest.fixture(autouse=True)
+def precision_as_before() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_parameters_decide_the_trainer_and_which_engine_is_made(tmp_path: Path, adapters: bool) -> None:
+    store, folder = ArtifactStore(tmp_path / "store"), save_policy(tmp_path / "reference", seed=4)
+    made: list[str] = []
+
+    def whole(scorer: ResponseScorer) -> Engine:
+        made.append("whole")
+        return TorchEngine(scorer)
+
+    def low_rank(scorer: ResponseScorer) -> Engine:
+        made.append("adapters")
+        return LoraEngine(scorer)
+
+    model = ModelConfig(parameters=LoraParameters(kind="lora", rank=4, alpha=8.0)) if adapters else ModelConfig()
+    trainer = recipe_trainer(model, folder, store, store_reference(store, folder), whole=whole, adapters=low_rank)
+    assert made == ["adapters" if adapters else "whole"]
+    assert type(trainer) is (LoraTrainer if adapters else LocalTrainer)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("device", [False, True])
+def test_tf32_is_used_where_it_was_asked_for_and_a_device_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf32: bool, device: bool
+) -> None:
+    """A stand-in for the model's way to a device that is not here; the setting itself is torch's own."""
+    store, folder = ArtifactStore(tmp_path / "store"), save_policy(tmp_path / "reference", seed=4)
+    reference = store_reference(store, folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
+    recipe_trainer(ModelConfig(tf32=tf32), folder, store, reference)
+    assert torch.get_float32_matmul_precision() == ("high" if tf32 and device else "highest")
