@@ -53,8 +53,9 @@ def browser() -> Iterator[Any]:
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("Chromium is not installed (Debian package chromium)")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=20_000)  # five seconds are too few where other work runs beside it
     quiet = [f"--disable-{name}" for name in ("gpu", "quic", "background-networking", "component-update", "sync")]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--no-first-run", *quiet])
