@@ -233,7 +233,7 @@ def _facts(suite: Suite, rows: Sequence[Row]) -> str:
     note = (
         "<p>Resident counts models in memory while one of them trains; log-probabilities of frozen policies are "
         "columns of numbers. Peak memory is measured: the process's high-water mark during a run, above what it held "
-        "when the run began.</p>"
+        "when the run's parts, which the runs of a seed share, were there.</p>"
     )
     return note + table(headings, lines, kind="words") if lines else ""
 

@@ -93,10 +93,16 @@ def run_arm(
     # What a method's λ does is on the page; hundreds of warnings about it would hide a real one.
     logging.getLogger("pddpo_ray.run").setLevel(logging.ERROR)
     peak = MemoryPeak()
-    peak.begin()
+
+    def parts(config: Config, run_dir: Path) -> Backends:
+        """From here on memory counts: a seed's first run also makes what all of its runs share."""
+        made = make_backends(config, run_dir)
+        peak.begin()
+        return made
+
     resume = (run_dir / JOURNAL).exists()
     try:
-        result = run_recipe(config, run_dir, resume=resume, make_backends=make_backends)
+        result = run_recipe(config, run_dir, resume=resume, make_backends=parts)
     except SuiteError:
         raise
     except (RunError, UserError) as error:

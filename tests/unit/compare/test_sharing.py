@@ -7,12 +7,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.backends import Backends
 from pddpo_ray.compare.budget import MemoryPeak, budget_of
+from pddpo_ray.compare.runner import run_arm
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
+from pddpo_ray.compare.suite import load_suite
+from pddpo_ray.config import Config
+from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
 from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.recall import Memory
@@ -167,3 +173,20 @@ def test_the_peak_of_memory_is_what_was_taken_meanwhile() -> None:
     """In a fresh process: a long-lived one may give memory back in the same moment, and its peak is then an old one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         assert 30 < process.submit(taken_for_a_block).result(timeout=120) < 200
+
+
+def first_runs_peak(folder: Path) -> float:
+    """Of a run whose parts take 200 MiB that are given back in the end."""
+    shared: list[Any] = []
+
+    def make(config: Config, run_dir: Path) -> Backends:
+        shared.append(np.ones(200 * 2**20 // 8))
+        return make_backends(config, run_dir)
+
+    row = run_arm(load_suite("tabular", seeds=[0], overrides=["offline.pairs=40"]), "sacpo", 0, folder, make)
+    return float(row["peak_mib"])
+
+
+def test_what_all_runs_share_is_in_no_runs_memory(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        assert process.submit(first_runs_peak, tmp_path).result(timeout=120) < 150
