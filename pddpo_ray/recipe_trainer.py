@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,12 +10,8 @@ from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import LoraParameters, ModelConfig
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import Engine
-from pddpo_ray.training.local import LocalTrainer, load_trainer
-from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
 from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
-
-MakeEngine = Callable[[ResponseScorer], Engine]
 
 
 def recipe_trainer(

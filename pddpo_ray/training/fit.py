@@ -9,7 +9,7 @@ number, computed once and passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,7 +89,6 @@ def run_fit(
     columns: FrozenColumns,
     settings: FitSettings,
     seed: int,
-    progress: Callable[[int], None] | None = None,
     optimism: LossOptimism | None = None,
 ) -> dict[str, float]:
     """Run the steps of one fit on an engine that already holds the start weights. Returns metrics `fit/...`.
@@ -116,8 +115,6 @@ def run_fit(
         loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
         totals += [loss, accuracy, norm, off_support]
         last.append(loss)
-        if progress:
-            progress(step + 1)
     mean = totals / max(1, settings.steps)
     return {
         "fit/loss": final_loss(last),

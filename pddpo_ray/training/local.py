@@ -27,8 +27,7 @@ from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, s
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
 Array = NDArray[np.float64]
-Progress = Callable[[str, int, int], None]
-"""(stage, step, steps)"""
+MakeEngine = Callable[[ResponseScorer], Engine]
 
 
 class LocalTrainer:
@@ -37,13 +36,10 @@ class LocalTrainer:
     What frozen models say about a text (log-probability, support, features) is computed once per run (`row_store`).
     """
 
-    def __init__(
-        self, engine: Engine, store: ArtifactStore, reference: PolicyVersion, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, store: ArtifactStore, reference: PolicyVersion) -> None:
         self.engine = engine
         self.store = store
         self.reference = reference
-        self._progress = progress
         self._resident: str | None = None
         dtype = str(next(engine.scorer.parameters()).dtype).removeprefix("torch.")
         self._rows = RowStore(store, dtype, writes=engine.shard.rank == 0)
@@ -58,7 +54,6 @@ class LocalTrainer:
         prepared = time.perf_counter()
         self._load_start(command.start)
         self.engine.begin(command.settings)
-        progress = self._progress
         metrics = run_fit(
             self.engine,
             command.objective,
@@ -66,7 +61,6 @@ class LocalTrainer:
             columns,
             command.settings,
             command.seed,
-            progress and (lambda step: progress(command.objective.stage, step, command.settings.steps)),
             command.optimism,
         )
         version = self._store(command)
@@ -229,7 +223,7 @@ def load_trainer(
     store: ArtifactStore,
     reference: PolicyVersion,
     dtype: str = "float32",
-    make_engine: Callable[[ResponseScorer], Engine] | None = None,
+    make_engine: MakeEngine = TorchEngine,
 ) -> LocalTrainer:
     """A trainer of this process for the model in `folder`, on a GPU where there is one."""
     import torch
@@ -237,4 +231,4 @@ def load_trainer(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    return LocalTrainer((make_engine or TorchEngine)(ResponseScorer(model)), store, reference)
+    return LocalTrainer(make_engine(ResponseScorer(model)), store, reference)

@@ -7,7 +7,7 @@ adapter is trusted because merging it again gives this hash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.training.adapter_files import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Tensors
-from pddpo_ray.training.local import LocalTrainer, Progress
+from pddpo_ray.training.local import LocalTrainer, MakeEngine
 from pddpo_ray.training.log_probs import ResponseScorer
 
 
@@ -50,7 +50,7 @@ def load_lora_trainer(
     alpha: float,
     dropout: float = 0.0,
     dtype: str = "float32",
-    make_engine: Callable[[ResponseScorer], Engine] | None = None,
+    make_engine: MakeEngine = LoraEngine,
 ) -> LoraTrainer:
     """A trainer of adapters on the model in `folder`, on a GPU where there is one."""
     from transformers import AutoModelForCausalLM
@@ -58,7 +58,7 @@ def load_lora_trainer(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     scorer = ResponseScorer(add_adapters(base, rank=rank, alpha=alpha, dropout=dropout))
-    return LoraTrainer((make_engine or LoraEngine)(scorer), store, reference, alpha / rank)
+    return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
 
 
 class LoraTrainer(LocalTrainer):
@@ -70,9 +70,8 @@ class LoraTrainer(LocalTrainer):
         store: ArtifactStore,
         reference: PolicyVersion,
         scale: float,
-        progress: Progress | None = None,
     ) -> None:
-        super().__init__(engine, store, reference, progress)
+        super().__init__(engine, store, reference)
         self._scale = scale
         self._frozen = store.read_torch(reference.path, reference.sha256)
         self._off = switched_off(engine.weights())
