@@ -57,13 +57,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves.
+# Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves, and a process
+# beside pytest's own, whose crash ends none but the test that caused it.
 OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
 FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos)"
 
 test: lint
 	$(FAST) $(ARGS)
-	$(BIN)/pytest -m "($(OTHERS)) and not chaos" $(ARGS)
+	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not chaos" $(ARGS)
 
 fast: setup
 	$(FAST) $(ARGS)

@@ -20,6 +20,7 @@ from actors.calls import wait_for, wait_for_actor
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts import Array, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.draws import Count, counts
 
 Draw = tuple[tuple[int, ...], str, float]
 MakeEngine = Callable[[], RolloutEngine]
@@ -73,7 +74,7 @@ class RolloutActor:
         return self._engine.deliver(policy)
 
     def sample(
-        self, version: int, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+        self, version: int, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
     ) -> list[list[Draw]]:
         self._demand(version)
         return self._engine.sample(prompts, seeds, n, decoding)
@@ -216,10 +217,10 @@ class RolloutHandle:
         self._held = policy
         return delivery
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         self._wake()
         draws: list[list[Draw]] = self._call(
-            "sample", self._number(), prompts, seeds, n, decoding, what=f"{len(prompts)} x {n} answers"
+            "sample", self._number(), prompts, seeds, n, decoding, what=f"{sum(counts(n, len(prompts)))} answers"
         )
         return draws
 

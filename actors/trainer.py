@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,30 @@ class TrainerGroup:
         self._lost_groups = 0
         self._short_since: float | None = None
         self._one_at_a_time = threading.Lock()
+        self._begun: tuple[FitCommand, Future[FitResult]] | None = None
+        self._closed = False
         self._start_group()
 
     # --- TrainerBackend -----------------------------------------------------------------------------------------
 
     def execute(self, command: FitCommand) -> FitResult:
-        result: FitResult = self._call("execute", command, what=f"fit {command.result}")
-        return replace(result, workers=tuple(worker.pid for worker in self.workers()))
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == command:
+            return begun[1].result()
+        return self._execute(command)
+
+    def begin(self, command: FitCommand) -> None:
+        """Starts a fit; `execute` with an equal command collects it. Other calls wait until it is done."""
+        fit: Future[FitResult] = Future()
+
+        def run() -> None:
+            try:
+                fit.set_result(self._execute(command))
+            except BaseException as error:
+                fit.set_exception(error)
+
+        self._begun = command, fit
+        threading.Thread(target=run, daemon=True, name="fit-begun").start()
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
         result: PpoResult = self._call("reinforce", command, what=f"update {command.result}")
@@ -96,6 +114,7 @@ class TrainerGroup:
 
     def close(self, patience_s: float = 60.0) -> None:
         """End the loop of every rank, which ends the group; what is left after `patience_s` ends with the driver."""
+        self._closed = True
         try:
             ray.get(self._mailbox.stop.remote(), timeout=patience_s)
         except (ray.exceptions.RayError, TimeoutError):
@@ -128,6 +147,10 @@ class TrainerGroup:
         return int(ray.get(self._mailbox.restarts.remote()))
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: FitCommand) -> FitResult:
+        result: FitResult = self._call("execute", command, what=f"fit {command.result}")
+        return replace(result, workers=tuple(worker.pid for worker in self.workers()))
 
     def _start_group(self) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -244,7 +267,7 @@ class TrainerGroup:
         """FailureConfig covers the ranks; a lost controller or mailbox is replaced together with the whole group."""
         self._failure = failure
         lost = isinstance(failure, ray.exceptions.RayActorError)
-        if not lost or self._lost_groups >= self._settings.max_failures:
+        if self._closed or not lost or self._lost_groups >= self._settings.max_failures:
             raise RunError(f"the trainer group ended: {_one_line(failure)}") from failure
         self._lost_groups += 1
         ray.kill(self._mailbox)

@@ -28,6 +28,7 @@ from bench.workload import Shape, endless, prompts_of
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.parts import Array, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.draws import Count, counts
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
@@ -287,9 +288,10 @@ class ReadyEngine:
         return Delivery(self.name, policy.number, policy.sha256, 0, 0.0)
 
     def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
     ) -> list[list[tuple[tuple[int, ...], str, float]]]:
-        return [[(tuple(range(self._tokens)), "word " * self._tokens, 0.0)] * n for _ in prompts]
+        answer = (tuple(range(self._tokens)), "word " * self._tokens, 0.0)
+        return [[answer] * count for count in counts(n, len(prompts))]
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         return np.zeros(len(answers))

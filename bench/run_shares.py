@@ -102,13 +102,22 @@ def round_of(data: RunData, number: int) -> Round:
     metrics = data.metrics[number]
     seconds = {phase.phase: phase.seconds for phase in data.phases if phase.round == number}
     named = {*FITS, *WORK, "publish", "evaluate", "release"}
+    # The next reward fit may begin before the round ends; evaluation and release rule then cost what it does not cover.
+    covered = min(_ahead(data, number + 1), seconds["evaluate"] + seconds["release"])
+    watched = max(0.0, seconds["evaluate"] - covered)
     parts = {
         "delivery": seconds["publish"],
-        WATCHED: seconds["evaluate"],
-        "release rule": seconds["release"],
-        "way to the trainer": sum(seconds[phase] - metrics[own] for phase, own in FITS.items()),
+        WATCHED: watched,
+        "release rule": seconds["evaluate"] + seconds["release"] - covered - watched,
+        "way to the trainer": sum(max(0.0, seconds[phase] - metrics[own]) for phase, own in FITS.items()),
         "other phases": sum(spent for phase, spent in seconds.items() if phase not in named),
         "between phases": metrics[WALL] - sum(seconds.values()),
     }
     alone = sum(entry.delivery.seconds for entry in data.deliveries if entry.round == number)
     return Round(metrics[WALL], parts, alone)
+
+
+def _ahead(data: RunData, number: int) -> float:
+    """Seconds of a round's reward fit that had passed when the round began."""
+    spent = sum(phase.seconds for phase in data.phases if phase.round == number and phase.phase == "fit-reward")
+    return max(0.0, data.metrics[number][FITS["fit-reward"]] - spent) if number <= data.finished else 0.0

@@ -28,6 +28,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Stage,
 )
+from pddpo_ray.rollout.draws import Count
 
 Array = NDArray[np.float64]
 
@@ -54,7 +55,9 @@ class Rollout(Protocol):
 
     def publish(self, policy: PolicyVersion) -> None: ...
 
-    def sample(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[Response]: ...
+    def sample(
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = ()
+    ) -> list[Response]: ...
 
     def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]: ...
 
@@ -174,6 +177,15 @@ class TrainerBackend(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class EarlyTrainer(Protocol):
+    """A trainer backend that can run a fit while its caller waits for something else."""
+
+    def begin(self, command: FitCommand) -> None:
+        """Starts a fit; `execute` with an equal command collects it. What else it is asked for waits meanwhile."""
+        ...
+
+
 @dataclass(frozen=True)
 class Delivery:
     """What an engine states after it took over a version."""
@@ -189,7 +201,7 @@ class Delivery:
 
 
 class RolloutEngine(Protocol):
-    """One inference engine. `sample` draws `n` answers per prompt; `seeds[i]` alone decides the draws of prompt i."""
+    """One inference engine. `sample` draws `n` answers per prompt, or `n[i]` for prompt i, whose seed alone decides."""
 
     name: str
 
@@ -199,7 +211,7 @@ class RolloutEngine(Protocol):
     def version(self) -> int: ...
 
     def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
     ) -> list[list[tuple[tuple[int, ...], str, float]]]:
         """Per prompt n triples (token ids incl. end of sequence, text, log-probability at temperature 1)."""
         ...

@@ -1,4 +1,4 @@
-"""Rules for all tests: which may warn, and which skips continuous integration does not accept."""
+"""Rules for all tests: which may warn, which skips continuous integration does not accept, and what a crash means."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ THIRD_PARTY = ("ray", "vllm", "deepspeed", "browser", "postgres", "chaos", "gpu"
 
 INSTALLED_IN_CI = ("ray", "vllm", "deepspeed", "browser", "postgres")
 """Markers of tests whose needs `.ci/run` installs: with CI=true such a skip is a failure."""
+
+
+CRASHED = pytest.StashKey[set[str]]()
+"""Tests whose process crashed."""
 
 
 def starts_others(item: pytest.Item) -> bool:
@@ -45,6 +49,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         report.outcome = "failed"
         report.longrepr = f"CI installs what {', '.join(needed)} tests need, but this one was skipped: {reason}"
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+    """Ray aborts the process that asks it where its own daemons do not answer in time: such a test is tried once more.
+
+    That holds for `-n 1`, which runs the tests that start something. Those that run a file at a time may not crash.
+    """
+    crashed = sched.config.stash.setdefault(CRASHED, set())
+    if crashitem in crashed or sched.config.getoption("dist") != "load":
+        return
+    crashed.add(crashitem)
+    report.outcome = "skipped"
+    report.longrepr = (report.location[0], 0, f"Tried again, its process crashed: {crashitem}")
+    sched.mark_test_pending(crashitem)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ The behaviour policy is optimistic and only chooses what gets labelled. The poli
 one whose cost is estimated, that moves the multiplier, that enters the mixture and that may be released.
 
 The round's multiplier weighs its cost bonus, before the dual step and after it. So pairs are chosen while the answers
-are being labelled for cost, and people have both kinds of questions at once.
+are being labelled for cost, and people have both kinds of questions at once. The labels decide the next multiplier,
+which no reward fit reads: the next one may begin while they are still being given.
 """
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of, lagrangian_chain, reward_objective
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -21,11 +22,13 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         reward_policy = trainer.fit(reward_objective(reference, sizes.beta), preferences.reward)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
         rollout.publish(policy)  # proven before anything is sampled
-        answers = asked_answers(parts, policy, sizes)  # N_ce of pi_k; from here on they are being labelled
-        pairs = explorer.choose(rollout.candidates(prompts.draw(sizes.pair_prompts), policy))  # optimistic at lambda_k
-        labelled = feedback.compare(pairs)  # the same pair for reward and for cost
+        asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
+        answers = rollout.sample(asked, policy, paired)  # N_ce of pi_k, with candidates for pairs in the same batch
+        feedback.open_safety(answers, sizes.labels_each)  # whoever labels them may begin
+        pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
+        preferences.extend(feedback.compare(pairs))  # the same pair for reward and for cost
+        explorer.update(pairs)  # design matrices
+        trainer.begin(reward_objective(reference, sizes.beta), preferences.reward)  # the next one needs no lambda
         for estimate in estimates_of(parts, answers, sizes):  # M_ce labels of each answer
             dual.ascend(estimate)
-        preferences.extend(labelled)
-        explorer.update(pairs)  # design matrices
     return UniformMixture(tuple(journal.policies))

@@ -124,15 +124,8 @@ def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) ->
 
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
-    """One estimate per constraint, all from the same fresh answers of the round's policy (A5)."""
-    return estimates_of(parts, asked_answers(parts, policy, sizes), sizes)
-
-
-def asked_answers(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[Response]:
-    """N_ce fresh answers of the round's policy. Whoever labels them may begin; nobody waits for the labels yet."""
-    answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
-    parts.feedback.open_safety(answers, sizes.labels_each)
-    return answers
+    """One estimate per constraint, all from the same N_ce fresh answers of the round's policy (A5)."""
+    return estimates_of(parts, parts.rollout.sample(parts.prompts.draw(sizes.responses), policy), sizes)
 
 
 def estimates_of(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> list[CostEstimate]:

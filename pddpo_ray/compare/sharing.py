@@ -17,6 +17,7 @@ from pddpo_ray.parts import Array, Delivery, FitCommand, FitResult, RolloutEngin
 from pddpo_ray.ppo import PpoCommand, PpoResult, reinforce
 from pddpo_ray.recall import Memory
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.rollout.draws import Count
 
 Draws = list[list[tuple[tuple[int, ...], str, float]]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]
@@ -96,13 +97,19 @@ class SharedEngine:
     def version(self) -> int:
         return self._engine.version
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> Draws:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> Draws:
         def draw() -> Draws:
             return self._engine.sample(prompts, seeds, n, decoding)
 
         if self._holds != self._reference.sha256:
             return draw()
-        what = [self._holds, [prompt.token_ids for prompt in prompts], list(seeds), n, asdict(decoding)]
+        what = [
+            self._holds,
+            [prompt.token_ids for prompt in prompts],
+            list(seeds),
+            n if isinstance(n, int) else list(n),
+            asdict(decoding),
+        ]
         kept = self._memory.recall(what, draw)
         return [[(tuple(ids), text, value) for ids, text, value in answers] for answers in kept]
 

@@ -1,13 +1,14 @@
 """Rollouts as the pages see them: answers from policies whose delivery was proven, the same on one engine or many.
 
-The seed of a prompt decides its draws, and prompts go out in shards of a fixed size, so the number of engines changes
-nothing. Samples are in the journal before anybody labels them; as many come back as were asked for, or the run stops.
+The seed of a prompt decides its draws, so neither the number of engines nor the size of a batch changes anything.
+Samples are in the journal before anybody labels them; as many come back as were asked for, or the run stops.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,8 +20,8 @@ from pddpo_ray.parts import Array, Delivery, RolloutEngine
 from pddpo_ray.records import CandidateSet, Decoding, PolicyVersion, Prompt, Response
 
 Draw = tuple[tuple[int, ...], str, float]
-FULL_BATCH = 128
-"""Answers in one call from which on an engine is as fast as it gets."""
+LARGEST_BATCH = 2048
+"""Answers in one call of an engine at most: what has to be drawn again when it is lost."""
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
@@ -33,6 +34,15 @@ class Proven(Protocol):
 
 Prove = Callable[[RolloutEngine, Delivery, PolicyVersion], Proven]
 """Shows that an engine holds a version, or raises RunError (`rollout.proof.Prover`)."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """n answers per prompt for one purpose, which their seeds follow from."""
+
+    purpose: str
+    prompts: Sequence[Prompt]
+    n: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Proposal:
 class RolloutController:
     """Samples through any number of engines. `log_probs` is the trainer's scorer.
 
-    `shard`: prompts per call of an engine; None: enough of them for a full batch, and at least 32.
+    What is wanted at a time goes out in one batch per engine of at most `largest_batch` answers.
     """
 
     def __init__(
@@ -71,7 +81,7 @@ class RolloutController:
         proposal: Proposal,
         log_probs: LogProbs,
         prove: Prove,
-        shard: int | None = None,
+        largest_batch: int = LARGEST_BATCH,
     ) -> None:
         self._engines = tuple(engines)
         self._journal = journal
@@ -81,7 +91,7 @@ class RolloutController:
         self._proposal = proposal
         self._log_probs = log_probs
         self._prove = prove
-        self._shard = shard
+        self._largest_batch = largest_batch
         self._proven: dict[str, int] = {}
         self._published: set[int] = set()
         self._announced: set[tuple[int, int]] = set()
@@ -131,9 +141,17 @@ class RolloutController:
 
     # --- sampling -----------------------------------------------------------------------------------------------
 
-    def sample(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[Response]:
-        """One answer per prompt, in order: what the cost estimate labels."""
-        self._journal.once("sample", lambda: self._draw_and_add("cost", prompts, policy, 1, self._decoding))
+    def sample(
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = ()
+    ) -> list[Response]:
+        """One answer per prompt, in order: what the cost estimate labels.
+
+        The policy's own candidates for `pair_prompts` are drawn in the same batch; `candidates` finds them.
+        """
+        wanted = [Wanted("cost", prompts, 1)]
+        if pair_prompts:
+            wanted.append(self._own_candidates(pair_prompts))
+        self._journal.once("sample", lambda: len(self._draw_and_add(wanted, policy, self._decoding)))
         return self._journal.samples(self._journal.round, "cost")
 
     def pool(
@@ -141,7 +159,7 @@ class RolloutController:
     ) -> list[Response]:
         """n answers per prompt, prompt by prompt, drawn once for a purpose (baseline, calibration, proposals)."""
         phase = f"pool-{purpose}"
-        self._journal.once(phase, lambda: self._draw_and_add(purpose, prompts, policy, n, decoding))
+        self._journal.once(phase, lambda: len(self._draw_and_add([Wanted(purpose, prompts, n)], policy, decoding)))
         return self._journal.samples(self._journal.round, purpose)
 
     def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]:
@@ -150,8 +168,8 @@ class RolloutController:
         Both log-probabilities are at temperature 1: exact resampling weights need a proposal at temperature 1.
         """
         payload = self._journal.once("candidates", lambda: self._propose(prompts, policy))
-        known = {response.id: response for response in self._journal.samples(self._journal.round, "candidate")}
-        known |= {response.id: response for pool in self._proposals().values() for response in pool}
+        drawn = [self._journal.samples(self._journal.round, purpose) for purpose in ("candidate", "proposal")]
+        known = {response.id: response for responses in [*drawn, *self._proposals().values()] for response in responses}
         return [
             CandidateSet(
                 prompt,
@@ -162,21 +180,29 @@ class RolloutController:
             for prompt, entry in zip(prompts, payload, strict=True)
         ]
 
+    def _own_candidates(self, prompts: Sequence[Prompt]) -> Wanted:
+        return Wanted("candidate", prompts, self._proposal.candidates - self._proposal.from_reference)
+
     def _propose(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[dict[str, list[str] | list[float]]]:
-        proposed = self._proposal.from_reference
-        own = self._draw(
-            "candidate", prompts, policy, self._proposal.candidates - proposed, self._decoding, self._journal.round
-        )
+        own, proposed = self._own_candidates(prompts), self._proposal.from_reference
+        mine = self._journal.samples(self._journal.round, own.purpose)
+        if not mine:
+            mine = self._draw_and_add([own], policy, self._decoding)
+        if [response.prompt.id for response in mine] != [prompt.id for prompt in prompts for _ in range(own.n)]:
+            raise RunError(
+                f"round {self._journal.round}: candidates were drawn for other prompts than are asked for now"
+            )
         if proposed and not self._proposal.pool:
             wide = replace(self._decoding, temperature=self._proposal.temperature)
             self._published.add(self._reference.number)
-            other = self._draw("proposal", prompts, self._reference, proposed, wide, self._journal.round)
+            theirs = self._draw_and_add([Wanted("proposal", prompts, proposed)], self._reference, wide)
         else:
-            other = self._from_pool(prompts, proposed)
-        sets = [[*mine, *theirs] for mine, theirs in zip(own, other, strict=True)]
+            theirs = self._from_pool(prompts, proposed)
+        sets = [
+            [*mine[place * own.n : (place + 1) * own.n], *theirs[place * proposed : (place + 1) * proposed]]
+            for place in range(len(prompts))
+        ]
         answers = [response for responses in sets for response in responses]
-        fresh = [response for response in answers if response.id.startswith(f"{self._journal.round}-")]
-        self._journal.add_samples("candidate", fresh)
         log_policy = [float(value) for value in self._log_probs(policy, answers)]
         log_proposal = [float(value) for value in self._log_probs(self._reference, answers)]
         size = self._proposal.candidates
@@ -189,10 +215,10 @@ class RolloutController:
             for index, responses in enumerate(sets)
         ]
 
-    def _from_pool(self, prompts: Sequence[Prompt], count: int) -> list[list[Response]]:
+    def _from_pool(self, prompts: Sequence[Prompt], count: int) -> list[Response]:
         """`count` answers per prompt out of the pool of proposals, without repetition within a round's set."""
         if not count:
-            return [[] for _ in prompts]
+            return []
         chosen = []
         for index, prompt in enumerate(prompts):
             pool = self._proposals().get(prompt.id, [])
@@ -201,7 +227,7 @@ class RolloutController:
                     f"the pool of proposals has {len(pool)} answers to prompt {prompt.id}, {count} are needed"
                 )
             draws = generator(self._seed, self._journal.round, "proposal", index)
-            chosen.append([pool[place] for place in draws.choice(len(pool), count, replace=False)])
+            chosen += [pool[place] for place in draws.choice(len(pool), count, replace=False)]
         return chosen
 
     def _proposals(self) -> dict[str, list[Response]]:
@@ -212,58 +238,87 @@ class RolloutController:
                 self._pool.setdefault(response.prompt.id, []).append(response)
         return self._pool
 
-    def _draw_and_add(
-        self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding
-    ) -> int:
-        drawn = self._draw(purpose, prompts, policy, n, decoding, self._journal.round)
-        responses = [response for answers in drawn for response in answers]
-        self._journal.add_samples(purpose, responses)
-        return len(responses)
-
-    def _draw(
-        self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding, round_: int
-    ) -> list[list[Response]]:
-        """n answers per prompt from a published policy. -> per prompt"""
+    def _draw_and_add(self, wanted: Sequence[Wanted], policy: PolicyVersion, decoding: Decoding) -> list[Response]:
+        """Draws from a published policy in one batch per engine and journals the answers. -> those, prompt by prompt"""
         self._hold(policy)
-        seeds = [seed_of(self._seed, round_, purpose, index) for index in range(len(prompts))]
-        began = time.monotonic()
-        draws = self._spread(prompts, seeds, n, decoding)
-        seconds = time.monotonic() - began
-        tokens = sum(len(draw[0]) for answers in draws for draw in answers)
-        self._journal.add_metrics({f"rollout/{purpose}_tokens": tokens, f"rollout/{purpose}_seconds": seconds})
-        if seconds > 0:
-            self._journal.add_metrics({"rollout/tokens_per_second": tokens / seconds})
-        return [
-            [
-                Response(f"{round_}-{purpose}-{index}-{place}", prompt, tuple(ids), text, policy.number, seed, log_prob)
-                for place, (ids, text, log_prob) in enumerate(answers)
-            ]
-            for index, (prompt, seed, answers) in enumerate(zip(prompts, seeds, draws, strict=True))
+        round_, began = self._journal.round, time.monotonic()
+        requests = [
+            _Request(prompt, seed_of(self._seed, round_, one.purpose, index), one.n)
+            for one in wanted
+            for index, prompt in enumerate(one.prompts)
         ]
+        answered = zip(requests, self._spread(requests, decoding), strict=True)
+        seconds = time.monotonic() - began
+        drawn: dict[str, list[Response]] = {}
+        for one in wanted:
+            drawn[one.purpose] = [
+                Response(
+                    f"{round_}-{one.purpose}-{index}-{place}",
+                    prompt,
+                    tuple(ids),
+                    text,
+                    policy.number,
+                    request.seed,
+                    value,
+                )
+                for index, prompt in enumerate(one.prompts)
+                for request, draws in [next(answered)]
+                for place, (ids, text, value) in enumerate(draws)
+            ]
+            self._journal.add_samples(one.purpose, drawn[one.purpose])
+        self._add_speed(drawn, seconds)
+        return [response for responses in drawn.values() for response in responses]
 
-    def _spread(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
-        """Shards of a fixed size to the engines in turn; each engine works through its own in order."""
-        size = self._shard or max(32, FULL_BATCH // n)
-        starts = range(0, len(prompts), size)
-        shards: list[list[list[Draw]]] = [[] for _ in starts]
+    def _add_speed(self, drawn: Mapping[str, Sequence[Response]], seconds: float) -> None:
+        """Tokens of each purpose, and its part of a batch's seconds by its part of the tokens."""
+        tokens = {purpose: sum(len(one.token_ids) for one in answers) for purpose, answers in drawn.items()}
+        total = max(1, sum(tokens.values()))
+        for purpose, count in tokens.items():
+            spent = seconds * count / total
+            self._journal.add_metrics({f"rollout/{purpose}_tokens": count, f"rollout/{purpose}_seconds": spent})
+        if seconds > 0:
+            self._journal.add_metrics({"rollout/tokens_per_second": total / seconds})
+
+    def _spread(self, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
+        """Batches of about the same number of answers to the engines in turn; each works through its own in order."""
+        batches = _batches(requests, len(self._engines), self._largest_batch)
+        drawn: list[list[list[Draw]]] = [[] for _ in batches]
 
         def work(place: int) -> None:
-            for number, start in list(enumerate(starts))[place :: len(self._engines)]:
-                part = slice(start, start + size)
-                shards[number] = self._ask(self._engines[place], prompts[part], seeds[part], n, decoding)
+            for number in range(place, len(batches), len(self._engines)):
+                drawn[number] = self._ask(self._engines[place], batches[number], decoding)
 
         if len(self._engines) == 1:
             work(0)
         else:
             with ThreadPoolExecutor(len(self._engines)) as threads:
                 list(threads.map(work, range(len(self._engines))))
-        return [answers for shard in shards for answers in shard]
+        return [answers for batch in drawn for answers in batch]
 
-    def _ask(
-        self, engine: RolloutEngine, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
-    ) -> list[list[Draw]]:
-        answers = engine.sample(prompts, seeds, n, decoding)
-        if len(answers) != len(prompts) or any(len(draws) != n for draws in answers):
+    def _ask(self, engine: RolloutEngine, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:
+        each = [request.n for request in requests]
+        answers = engine.sample([one.prompt for one in requests], [one.seed for one in requests], each, decoding)
+        if [len(draws) for draws in answers] != each:
             found = sum(len(draws) for draws in answers)
-            raise RunError(f"engine {engine.name} was asked for {len(prompts)} x {n} answers and returned {found}")
+            raise RunError(f"engine {engine.name} was asked for {sum(each)} answers and returned {found}")
         return answers
+
+
+@dataclass(frozen=True)
+class _Request:
+    """n answers to one prompt; the seed decides them."""
+
+    prompt: Prompt
+    seed: int
+    n: int
+
+
+def _batches(requests: Sequence[_Request], engines: int, largest: int) -> list[list[_Request]]:
+    """One batch per engine, or more of about `largest` answers, all of about one size; a prompt's stay together."""
+    total = max(1, sum(request.n for request in requests))
+    batches: list[list[_Request]] = [[] for _ in range(max(engines, math.ceil(total / largest)))]
+    before = 0
+    for request in requests:
+        batches[int((before + request.n / 2) / total * len(batches))].append(request)
+        before += request.n
+    return [batch for batch in batches if batch]

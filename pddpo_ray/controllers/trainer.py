@@ -14,7 +14,16 @@ from typing import Any, Literal
 from pddpo_ray.controllers.seeds import generator, seed_of
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, LossOptimism, Start, TrainerBackend
+from pddpo_ray.parts import (
+    Array,
+    EarlyTrainer,
+    FitCommand,
+    FitResult,
+    FitSettings,
+    LossOptimism,
+    Start,
+    TrainerBackend,
+)
 from pddpo_ray.ppo import Critics, PpoCommand, PpoSettings, ScoredAnswer, reinforce
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
@@ -96,6 +105,14 @@ class TrainerController:
         number = self._journal.once(phase, lambda: self._fit(objective, rows, place))
         return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
 
+    def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
+        """Starts the next round's reward fit, if the backend can work while labels are waited for; `fit` collects it.
+
+        Without this call the version is the same, only later. After the last round there is nothing to start.
+        """
+        if isinstance(self._backend, EarlyTrainer) and self._journal.round < self._plan.rounds:
+            self._backend.begin(self._command(objective, rows, 0, self._journal.round + 1))
+
     def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion:
         """The round's policy (1 - share) base + share other, weight by weight; `merge` makes and stores it.
 
@@ -170,15 +187,13 @@ class TrainerController:
         return _counted(self._backend.features(responses), responses, "features")
 
     def _fit(self, objective: Objective, rows: Sequence[PairRow], place: int) -> int:
-        entries = self._journal.versions()
-        number = max((entry.version.number for entry in entries), default=0) + 1
-        name = self._name(objective, place)
-        price = objective.multiplier
+        round_, price = self._journal.round, objective.multiplier
         if objective.stage == "cost" and price is not None and price <= self._plan.skip_below:
             # The base itself under a number of its own: every round has a policy.
-            result = FitResult(replace(objective.base, number=number, name=name), {"fit/skipped": 1.0})
+            name = self._name(objective, place, round_)
+            result = FitResult(replace(objective.base, number=self._next_number(), name=name), {"fit/skipped": 1.0})
         else:
-            result = self._execute(self._command(objective, rows, place, number, name, entries))
+            result = self._execute(self._command(objective, rows, place, round_))
         self._journal.add_version(
             result.version,
             objective.stage,
@@ -189,45 +204,41 @@ class TrainerController:
         )
         prefix = objective.stage if place < 2 else f"{objective.stage}_{place}"
         self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
-        return number
+        return result.version.number
 
-    def _name(self, objective: Objective, place: int) -> str:
+    def _next_number(self) -> int:
+        return max((entry.version.number for entry in self._journal.versions()), default=0) + 1
+
+    def _name(self, objective: Objective, place: int, round_: int) -> str:
         if objective.stage == "reward":
-            return f"reward-{self._journal.round}"
+            return f"reward-{round_}"
         last = place == self._constraints
-        return f"policy-{self._journal.round}" if last else f"policy-{self._journal.round}-{place}"
+        return f"policy-{round_}" if last else f"policy-{round_}-{place}"
 
-    def _command(
-        self,
-        objective: Objective,
-        rows: Sequence[PairRow],
-        place: int,
-        number: int,
-        name: str,
-        entries: Sequence[VersionEntry],
-    ) -> FitCommand:
+    def _command(self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int) -> FitCommand:
         if not rows:
             raise RunError(
-                f"round {self._journal.round}: there is no usable {objective.stage} pair to fit; check the labels that"
-                " abstained or failed"
+                f"round {round_}: there is no usable {objective.stage} pair to fit; check the labels that abstained or"
+                " failed"
             )
+        entries = self._journal.versions()
         previous = previous_fit(entries, objective.stage, place)
-        kept, margins, cold = self._rows(objective, rows, place)
+        kept, margins, cold = self._rows(objective, rows, place, round_)
         if cold:
             previous = None
         return FitCommand(
-            sequence=number,
+            sequence=self._next_number(),
             start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
             objective=replace(objective, margins=margins),
             rows=kept,
-            settings=with_steps(self._plan.settings(objective.stage, previous is None, self._journal.round), len(kept)),
-            seed=seed_of(self._seed, self._journal.round, objective.stage, place, "fit"),
-            result=name,
+            settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept)),
+            seed=seed_of(self._seed, round_, objective.stage, place, "fit"),
+            result=self._name(objective, place, round_),
             optimism=self._optimism(place),
         )
 
     def _rows(
-        self, objective: Objective, rows: Sequence[PairRow], place: int
+        self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int
     ) -> tuple[tuple[PairRow, ...], tuple[float, ...], bool]:
         """What the round's fit sees: rows with their margins, and whether it starts from its base as a first fit."""
         kept, margins = tuple(rows), tuple(objective.margins)
@@ -236,8 +247,8 @@ class TrainerController:
         newest = max(row.round for row in kept)
         known = self._journal.metrics().items()
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
-        refit = decide(self._plan.refit, self._journal.round, sum(row.round == newest for row in kept), logdets)
-        draws = generator(self._seed, self._journal.round, objective.stage, place, "replay")
+        refit = decide(self._plan.refit, round_, sum(row.round == newest for row in kept), logdets)
+        draws = generator(self._seed, round_, objective.stage, place, "replay")
         return *limit_rows(kept, margins, refit.older, draws), refit.cold
 
     def _optimism(self, place: int) -> LossOptimism | None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+Count = int | Sequence[int]
+"""Answers per prompt: one number for all prompts, or one each."""
+
+
+def counts(n: Count, prompts: int) -> list[int]:
+    """How many answers each of so many prompts gets. Raises ValueError unless there is one number per prompt."""
+    each = [n] * prompts if isinstance(n, int) else list(n)
+    if len(each) != prompts:
+        raise ValueError(f"{len(each)} counts of answers for {prompts} prompts")
+    return each
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:

@@ -26,7 +26,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_shapes,
     stored_tensors,
 )
-from pddpo_ray.rollout.draws import draw_seeds
+from pddpo_ray.rollout.draws import Count, counts, draw_seeds
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, Draw
 
 if TYPE_CHECKING:
@@ -78,20 +78,21 @@ class TransformersEngine:
             self.name, self._version, tensors_sha256(consumed), len(consumed), time.monotonic() - begin, self.tokenizer
         )
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n answers per prompt; a draw follows from weights, prompt, seed and decoding, not from its neighbours."""
         self._demand_version()
+        each = counts(n, len(prompts))
         wanted = [
             (list(prompt.token_ids), draw_seed)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-            for draw_seed in draw_seeds(seed, n)
+            for prompt, seed, count in zip(prompts, seeds, each, strict=True)
+            for draw_seed in draw_seeds(seed, count)
         ]
         draws: list[Draw | None] = [None] * len(wanted)
         for indices in _equal_length_batches([prompt for prompt, _ in wanted], self._batch_size):
             for index, draw in zip(indices, self._generate([wanted[i] for i in indices], decoding), strict=True):
                 draws[index] = draw
-        complete = [draw for draw in draws if draw is not None]
-        return [complete[i * n : (i + 1) * n] for i in range(len(prompts))]
+        complete = iter([draw for draw in draws if draw is not None])
+        return [[next(complete) for _ in range(count)] for count in each]
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         """Sum log-probability of each answer under the loaded version. -> [n]"""

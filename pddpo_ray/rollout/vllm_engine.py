@@ -29,7 +29,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_shapes,
     stored_tensors,
 )
-from pddpo_ray.rollout.draws import draw_seeds
+from pddpo_ray.rollout.draws import Count, counts, draw_seeds
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ class VllmEngine:
             tokenizer=self.tokenizer,
         )
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n answers per prompt. A draw follows from weights, prompt, seed and decoding, not from its neighbours.
 
         Raises RunError when the engine holds no version or an answer is missing.
@@ -142,9 +142,9 @@ class VllmEngine:
         from vllm import SamplingParams
 
         self._demand_version()
-        requests, parameters = [], []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            for draw_seed in draw_seeds(seed, n):
+        requests, parameters, each = [], [], counts(n, len(prompts))
+        for prompt, seed, count in zip(prompts, seeds, each, strict=True):
+            for draw_seed in draw_seeds(seed, count):
                 requests.append({"prompt_token_ids": list(prompt.token_ids)})
                 parameters.append(
                     SamplingParams(
@@ -159,8 +159,8 @@ class VllmEngine:
         outputs = self._generate(requests, parameters) if requests else []
         if len(outputs) != len(requests):
             raise RunError(f"engine {self.name} returned {len(outputs)} answers for {len(requests)} requests")
-        draws = [self._draw(output.outputs[0]) for output in outputs]
-        return [draws[i * n : (i + 1) * n] for i in range(len(prompts))]
+        draws = iter([self._draw(output.outputs[0]) for output in outputs])
+        return [[next(draws) for _ in range(count)] for count in each]
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         """Sum log-probability of each answer under the loaded version. -> [n]"""

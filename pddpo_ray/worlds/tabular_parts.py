@@ -23,6 +23,7 @@ from pddpo_ray.optimistic_mle import optimistic_mle
 from pddpo_ray.parts import Delivery, FitCommand, FitResult
 from pddpo_ray.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.rollout.draws import Count, counts
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 
 Array = NDArray[np.float64]
@@ -166,15 +167,16 @@ class TabularEngine:
         return self._version
 
     def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
     ) -> list[list[tuple[tuple[int, ...], str, float]]]:
         """n draws per prompt; log-probabilities are those of the table itself (temperature 1, no truncation)."""
         table = self._table()
         draws: list[list[tuple[tuple[int, ...], str, float]]] = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
+        for prompt, seed, count in zip(prompts, seeds, counts(n, len(prompts)), strict=True):
             row = table[prompt.token_ids[0]]
             chances = decoded(row, decoding)
-            answers = draw_answers(np.broadcast_to(chances, (n, len(row))), np.random.default_rng(seed).random(n))
+            uniform = np.random.default_rng(seed).random(count)
+            answers = draw_answers(np.broadcast_to(chances, (count, len(row))), uniform)
             draws.append([((int(y),), f"answer {y}", float(row[y])) for y in answers])
         return draws
 

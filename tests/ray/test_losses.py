@@ -21,6 +21,7 @@ from pddpo_ray.dual import DualState, ProjectedFixed, constraint_state
 from pddpo_ray.errors import RunError
 from pddpo_ray.parts import Array, Delivery
 from pddpo_ray.records import CostEstimate, Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.draws import Count, counts
 from tests.ray_session import session
 from tests.summing_backend import command, make
 
@@ -43,12 +44,13 @@ class FrailEngine:
         self.version = policy.number
         return Delivery(self.name, policy.number, policy.sha256, tensors=1, seconds=0.0)
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         left = self._deaths.read_bytes()
         if left:
             self._deaths.write_bytes(left[1:])
             os._exit(1)
-        return [[((seed,), f"answer {seed}", 0.0)] * n for seed in seeds]
+        each = counts(n, len(prompts))
+        return [[((seed,), f"answer {seed}", 0.0)] * count for seed, count in zip(seeds, each, strict=True)]
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         return np.zeros(len(answers))

@@ -65,6 +65,30 @@ def test_an_expected_error_is_an_answer_and_the_group_goes_on(group: TrainerGrou
     assert group.execute(command(4)).workers == tuple(worker.pid for worker in before)
 
 
+def test_a_fit_that_was_begun_is_collected_once_and_others_wait_for_it(group: TrainerGroup, folder: Path) -> None:
+    begun = command(10, steps=6, pause_s=0.2)
+    began = time.monotonic()
+    group.begin(begun)
+    assert time.monotonic() - began < 1, "the caller goes on"
+    while not (folder / "fit-10-rank0-step0").exists():
+        time.sleep(0.02)
+    assert group.log_probs(PolicyVersion(4, "p", "", ""), []).shape == (0,)
+    last = folder / "fit-10-rank0-step5"
+    made = last.stat().st_mtime_ns
+    assert group.execute(begun).version.sha256 == group.execute(command(11, steps=6)).version.sha256
+    assert last.stat().st_mtime_ns == made, "it ran once"
+    # Another command than the one that was begun is a fit of its own, and what was begun is forgotten.
+    group.begin(begun)
+    assert group.execute(command(12)).version.name == "fit-12"
+    assert group.execute(begun).version.name == "fit-10"
+
+
+def test_an_expected_error_of_a_fit_that_was_begun_is_its_answer(group: TrainerGroup) -> None:
+    group.begin(command(13, seed=-1))
+    with pytest.raises(RunError, match="trainer, fit fit-13: and that is that"):
+        group.execute(command(13, seed=-1))
+
+
 def test_a_rank_killed_in_mid_fit_comes_back_and_the_result_is_the_same(group: TrainerGroup, folder: Path) -> None:
     unbroken = group.execute(command(5, steps=12))
     victim = group.workers()[1].pid

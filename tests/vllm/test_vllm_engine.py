@@ -123,6 +123,10 @@ def test_a_draw_depends_on_its_seed_and_not_on_the_batch(engine: Any) -> None:
     ids = [[draw[0] for draw in draws] for draws in together]
     assert ids == [[draw[0] for draw in draws] for draws in backwards]
     assert ids == [[draw[0] for draw in draws] for draws in alone]
+    each = [1, 4, 2, 0, 3, 4]
+    uneven = engine.sample(PROMPTS, [7, 8, 9, 10, 11, 12], each, DECODING)
+    expected = [draws[:count] for draws, count in zip(ids, each, strict=True)]
+    assert [[draw[0] for draw in draws] for draws in uneven] == expected
     assert ids != [[d[0] for d in draws] for draws in engine.sample(PROMPTS, [1, 2, 3, 4, 5, 6], 4, DECODING)]
     assert len({tuple(draw) for draws in ids for draw in draws}) > 20
 

@@ -182,6 +182,26 @@ def test_what_is_no_computation_of_a_round_is_all_but_fit_sample_score_label_and
     assert unwatched.ratio == pytest.approx(9 / 3.5)
 
 
+def test_what_a_reward_fit_begun_ahead_covers_is_no_idle_part_of_the_round_before() -> None:
+    """By hand: round 2's fit takes 3.2 s, 2 of them in round 2; the other 1.2 cover evaluation and part of the rule."""
+    seconds = {"fit-reward": 2.0, "fit-cost": 3.0, "publish": 0.25, "evaluate": 1.0, "release": 0.5} | dict.fromkeys(
+        ("sample", "safety"), 1.0
+    )
+    metrics = {"fit/reward_seconds": 2.0, "fit/cost_seconds": 3.0, "time/wall": 10.0}
+    data: Any = SimpleNamespace(
+        finished=2,
+        metrics={0: {"time/start": 30.0, "time/wall": 5.0}, 1: metrics, 2: metrics | {"fit/reward_seconds": 3.2}},
+        phases=tuple(
+            PhaseEntry(n, name, 0, int(1000 * spent), None) for n in (1, 2) for name, spent in seconds.items()
+        ),
+        deliveries=(),
+    )
+    first, second = (run_shares.round_of(data, number).parts for number in (1, 2))
+    assert (first["exact evaluation"], first["release rule"]) == pytest.approx((0.0, 0.3))
+    assert (second["exact evaluation"], second["release rule"]) == pytest.approx((1.0, 0.5))
+    assert second["way to the trainer"] == 0.0
+
+
 @pytest.mark.ray
 @pytest.mark.vllm
 def test_the_shares_are_read_from_a_run_that_the_benchmark_starts() -> None:

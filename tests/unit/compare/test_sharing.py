@@ -23,6 +23,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.recall import Memory
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt
+from pddpo_ray.rollout.draws import Count
 from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
@@ -115,7 +116,7 @@ def test_draws_from_the_reference_are_kept_and_others_are_not(tmp_path: Path) ->
         asked = 0
 
         def sample(
-            self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding
+            self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
         ) -> list[list[tuple[tuple[int, ...], str, float]]]:
             self.asked += 1
             return super().sample(prompts, seeds, n, decoding)

@@ -22,6 +22,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.parts import Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.records import (
+    CandidateSet,
     CostEstimate,
     Decoding,
     LabelledPair,
@@ -34,9 +35,10 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from pddpo_ray.rollout.draws import Count, counts
 from pddpo_ray.rollout.proof import Prover
 from pddpo_ray.worlds.labeller import WorldLabeller
-from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular import TabularWorld, trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 
 WORLD = trap_world()
@@ -347,15 +349,20 @@ def test_several_constraints_make_a_chain_whose_last_link_is_the_policy(journal:
 
 
 class Faulty(TabularEngine):
-    """Delivers under another hash, or loses a draw, when told to."""
+    """Delivers under another hash, or loses a draw, when told to. Notes how many answers each call asked for."""
 
     fault = ""
+
+    def __init__(self, world: TabularWorld, store: ArtifactStore, name: str) -> None:
+        super().__init__(world, store, name)
+        self.asked: list[int] = []
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         delivery = super().deliver(policy)
         return replace(delivery, sha256="0" * 64) if self.fault == "hash" else delivery
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: int, decoding: Decoding) -> list[list[Draw]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
+        self.asked.append(sum(counts(n, len(prompts))))
         draws = super().sample(prompts, seeds, n, decoding)
         return draws[:-1] if self.fault == "count" else draws
 
@@ -366,7 +373,11 @@ def backend(tmp_path: Path) -> TabularTrainer:
 
 
 def rollout_of(
-    journal: Journal, backend: TabularTrainer, engines: Sequence[RolloutEngine], proposal: Proposal
+    journal: Journal,
+    backend: TabularTrainer,
+    engines: Sequence[RolloutEngine],
+    proposal: Proposal,
+    largest_batch: int = 3,
 ) -> RolloutController:
     canaries = [WORLD.response(x, 1, f"canary{x}") for x in range(4)]
     return RolloutController(
@@ -378,7 +389,7 @@ def rollout_of(
         proposal=proposal,
         log_probs=backend.log_probs,
         prove=Prover(backend.log_probs, canaries),
-        shard=3,
+        largest_batch=largest_batch,
     )
 
 
@@ -415,7 +426,7 @@ def test_an_engine_that_loses_an_answer_stops_the_round(
     rollout = rollout_of(journal, backend, [engine], Proposal())
     rollout.publish(backend.reference)
     engine.fault = "count"
-    with pytest.raises(RunError, match="asked for 3 x 1 answers and returned 2"):
+    with pytest.raises(RunError, match="asked for 2 answers and returned 1"):
         rollout.sample(WORLD.prompts, backend.reference)
 
 
@@ -456,6 +467,46 @@ def test_candidates_are_half_from_the_policy_and_half_from_the_reference(
         )
         if pool:
             assert len({response.id for response in candidates.responses}) == 6
+
+
+@pytest.mark.parametrize(
+    ("engines", "largest", "calls"),
+    [
+        (1, 2048, [[16]]),
+        (1, 7, [[4, 6, 6]]),
+        (2, 2048, [[7], [9]]),
+        (3, 2048, [[4], [6], [6]]),
+        (2, 5, [[4, 6], [3, 3]]),
+    ],
+)
+def test_answers_for_the_estimate_and_for_pairs_come_in_one_batch_of_any_cut(
+    tmp_path: Path, backend: TabularTrainer, engines: int, largest: int, calls: list[list[int]]
+) -> None:
+    """4 answers and 4 x 3 candidates; where they were drawn, and with what, changes none of them."""
+    asked, paired = WORLD.prompts, WORLD.prompts[::-1]
+
+    def drawn(name: str, made: list[Faulty], largest: int, ahead: bool) -> tuple[list[Response], list[CandidateSet]]:
+        with Journal.open(tmp_path / f"{name}.sqlite", "run", create={}) as journal:
+            rollout = rollout_of(journal, backend, made, Proposal(candidates=3, share=0.0), largest)
+            rollout.publish(backend.reference)
+            answers = rollout.sample(asked, backend.reference, paired if ahead else ())
+            return answers, rollout.candidates(paired, backend.reference)
+
+    made = [engine_of(tmp_path, f"tabular-{number}") for number in range(engines)]
+    found = drawn("together", made, largest, ahead=True)
+    assert [engine.asked for engine in made] == calls
+    assert found == drawn("apart", [engine_of(tmp_path)], 2048, ahead=False)
+    assert [[response.prompt for response in one.responses] for one in found[1]] == [[p] * 3 for p in paired]
+
+
+def test_candidates_for_other_prompts_than_were_drawn_for_are_refused(
+    journal: Journal, backend: TabularTrainer, tmp_path: Path
+) -> None:
+    rollout = rollout_of(journal, backend, [engine_of(tmp_path)], Proposal(candidates=3, share=0.0))
+    rollout.publish(backend.reference)
+    rollout.sample(WORLD.prompts, backend.reference, WORLD.prompts[:2])
+    with pytest.raises(RunError, match="drawn for other prompts"):
+        rollout.candidates(WORLD.prompts[1:3], backend.reference)
 
 
 def test_seeds_follow_from_names_alone_and_differ_between_them() -> None:

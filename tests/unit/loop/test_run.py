@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of
+from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of
 from pddpo_ray.backends import Backends
 from pddpo_ray.config import Config, load
 from pddpo_ray.controllers.dual import DualController
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Response, UniformMixture
+from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.run import JOURNAL, PAGES, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
@@ -88,13 +88,11 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     shipped, read = page.run, []
 
     def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-        choose = parts.exploration.choose
-        estimates: list[CostEstimate] = []
+        choose, draw = parts.exploration.choose, parts.rollout.sample
 
-        def ask(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[Response]:
-            answers = asked_answers(parts, policy, sizes)
-            estimates[:] = estimates_of(parts, answers, sizes)
-            for estimate in estimates:
+        def draw_and_step(asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt]) -> list[Response]:
+            answers = draw(asked, policy, paired)
+            for estimate in estimates_of(parts, answers, sizes):
                 parts.dual.ascend(estimate)
             return answers
 
@@ -103,7 +101,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
             return choose(candidates)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(page, "asked_answers", ask)
+            patch.setattr(parts.rollout, "sample", draw_and_step)
             patch.setattr(page, "estimates_of", lambda *_: [])
             patch.setattr(parts.exploration, "choose", choose_and_note)
             return shipped(parts, sizes, reference)

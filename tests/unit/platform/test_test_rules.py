@@ -1,4 +1,4 @@
-"""The rules of tests/conftest.py: what may warn, and which skips continuous integration does not accept."""
+"""The rules of tests/conftest.py: what may warn, which skips continuous integration does not accept, and crashes."""
 
 from __future__ import annotations
 
@@ -49,17 +49,56 @@ def test_ours_is_not_blamed_for_it():
 """
 
 
-def outcomes(folder: Path, ci: bool) -> tuple[dict[str, str], str]:
-    """Outcome by test of the sample, run under this project's configuration in a process of its own."""
+CRASHES = """
+import os
+import time
+from pathlib import Path
+
+def test_before():
+    pass
+
+def test_crashes_once():
+    if not Path("crashed").exists():
+        Path("crashed").touch()
+        crash()
+
+def test_between():
+    pass
+
+def test_crashes_always():
+    with Path("always").open("a") as file:
+        file.write("x")
+    crash()
+
+def crash():
+    time.sleep(1)  # so that what was reported before has arrived
+    os.abort()
+
+def test_after():
+    pass
+"""
+
+
+def output_of(folder: Path, sample: str, *options: str, ci: bool = False) -> str:
+    """What pytest prints of a sample under this project's configuration, run in a process of its own."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    (folder / "test_sample.py").write_text(SAMPLE)
-    environment = {key: value for key, value in os.environ.items() if key != "CI"} | ({"CI": "true"} if ci else {})
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_sample.py"]
+    (folder / "test_sample.py").write_text(sample)
+    hidden = ("CI", "PYTEST_XDIST_WORKER")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden} | (
+        {"CI": "true"} if ci else {}
+    )
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, "test_sample.py"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=120
     )
-    return dict(re.findall(r"(?m)^test_sample\.py::(\w+) (PASSED|FAILED|SKIPPED)", done.stdout)), done.stdout
+    return done.stdout
+
+
+def outcomes(folder: Path, ci: bool) -> tuple[dict[str, str], str]:
+    """Outcome by test of the sample."""
+    output = output_of(folder, SAMPLE, ci=ci)
+    return dict(re.findall(r"(?m)^test_sample\.py::(\w+) (PASSED|FAILED|SKIPPED)", output)), output
 
 
 @pytest.mark.parametrize("ci", [False, True])
@@ -76,3 +115,26 @@ def test_skips_of_what_ci_installs_fail_in_ci_alone(tmp_path: Path, ci: bool) ->
     }
     assert "no chromium here" in output
     assert ("CI installs what browser tests need" in output) == ci
+
+
+def test_a_test_whose_process_crashes_is_tried_once_more_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    output = output_of(tmp_path, CRASHES, "-n", "1")
+    found: dict[str, list[str]] = {}
+    for outcome, test in re.findall(r"(?m)^\[gw\d\] .*(PASSED|FAILED|SKIPPED) test_sample\.py::(\w+)", output):
+        found.setdefault(test, []).append(outcome)
+    assert found == {
+        "test_before": ["PASSED"],
+        "test_crashes_once": ["SKIPPED", "PASSED"],
+        "test_between": ["PASSED"],
+        "test_crashes_always": ["SKIPPED", "FAILED"],
+        "test_after": ["PASSED"],
+    }
+    assert (tmp_path / "always").read_text() == "xx"
+    assert "Tried again, its process crashed: test_sample.py::test_crashes_once" in output
+    assert "1 failed, 4 passed, 2 skipped" in output
+
+
+def test_where_files_run_side_by_side_a_crash_is_a_failure(tmp_path: Path) -> None:
+    output = output_of(tmp_path, CRASHES, "-n", "1", "--dist", "loadfile", "-k", "once")
+    assert "1 failed" in output
+    assert "crashed while running 'test_sample.py::test_crashes_once'" in output
