@@ -48,6 +48,7 @@ Benchmark = Callable[[int], Ratio | Sequence[Ratio]]
 CPU: dict[str, Benchmark] = {
     "C1": lambda repeats: reward_step.run(4096, repeats, "C1"),
     "C1-32k": lambda repeats: reward_step.run(32_000, repeats, "C1-32k", pairs=2, floor=2.7),
+    "C1-compiled": lambda repeats: alone(partial(reward_step.run_compiled, 4096, repeats)),
     "C2": lambda repeats: cost_stage.run(4096, repeats, "C2"),
     "C2-32k": lambda repeats: cost_stage.run(32_000, repeats, "C2-32k", pairs=2, floor=2.5),
     "C3": lambda repeats: peak_memory.run(),

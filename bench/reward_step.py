@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bench.device import wall_clock
 from bench.limits import SHEET_FLOPS, real_tokens, training_flops
-from bench.ratio import Clock, Ratio, assert_same, cpu_seconds, of_pairs
+from bench.ratio import Clock, Ratio, assert_same, cpu_seconds, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, tokenizer, trained_weights
 from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
@@ -75,6 +75,16 @@ def run(
             f"{name}-grouped", f"{what}, grouped by length / ours", grouped, details=rates(grouped, len(sides.rows))
         ),
     ]
+
+
+def run_compiled(vocabulary: int = 4096, repeats: int = 5, *, pairs: int = 8, steps: int = 2) -> list[Ratio]:
+    """CPU seconds of our steps over those with layers that torch compiled; compiling itself is not counted."""
+    torch.set_num_threads(1)
+    plain, compiled = (both(Shape(vocabulary), pairs, steps, compiled=compiled) for compiled in (False, True))
+    assert_same(plain.ours(), compiled.ours())
+    what = f"reward stage, vocabulary {vocabulary}: our layers as they are / compiled"
+    unit = ("pairs", float(len(plain.rows)))
+    return [interleaved("C1-compiled", what, plain.ours, compiled.ours, repeats, unit=unit)]
 
 
 def run_on_device(
@@ -135,7 +145,7 @@ def use(measured: Measured, rows: Sequence[PairRow], work: float) -> dict[str, f
     }
 
 
-def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False) -> Sides:
+def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False, compiled: bool = False) -> Sides:
     """Both sides at the same weights with the same frozen reference."""
     rows = preference_rows(shape.vocabulary, batch * steps)
     settings = FitSettings(
@@ -151,6 +161,8 @@ def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False) ->
     policy, peer = (shape.trained(1, adapters) for _ in range(2))
     weights = trained_weights(policy)
     engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
+    if compiled:
+        engine.scorer.compile_layers()
     objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)
     trl = TrlSteps(peer, rows, columns.base_log_probs, settings.learning_rate)
 

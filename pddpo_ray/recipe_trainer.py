@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import torch
 
 from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
@@ -28,8 +31,8 @@ def recipe_trainer(
     torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
     parameters = model.parameters
     if not isinstance(parameters, LoraParameters):
-        return load_trainer(folder, store, reference, model.dtype, make_engine=whole)
-    return load_lora_trainer(
+        return _compiled(model, load_trainer(folder, store, reference, model.dtype, make_engine=whole))
+    trainer = load_lora_trainer(
         folder,
         store,
         reference,
@@ -39,3 +42,14 @@ def recipe_trainer(
         dtype=model.dtype,
         make_engine=adapters,
     )
+    return _compiled(model, trainer)
+
+
+def _compiled(model: ModelConfig, trainer: LocalTrainer) -> LocalTrainer:
+    """The trainer, its layers compiled if the recipe says so. Raises UserError where torch cannot compile."""
+    if model.compile:
+        compiler = os.environ.get("CXX", "g++")
+        if not torch.cuda.is_available() and shutil.which(compiler) is None:
+            raise UserError(f"model.compile needs a C++ compiler on a CPU, and there is no {compiler}: install one")
+        trainer.engine.scorer.compile_layers()
+    return trainer

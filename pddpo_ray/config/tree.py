@@ -153,6 +153,8 @@ class ModelConfig(Strict):
     """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
     tf32: bool = False
     """The trainer multiplies float32 matrices in TF32 on CUDA: faster, with 10 bits of mantissa in place of 23."""
+    compile: bool = False
+    """The trainer's layers are compiled by torch when they are first used: a minute that hundreds of steps pay back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where training and inference run; auto: CUDA when there is a device."""
     parameters: Annotated[FullParameters | LoraParameters, Field(discriminator="kind")] = FullParameters()
@@ -923,6 +925,8 @@ class Config(Strict):
             self._one_engine_per_rank()
         self._rule_fits_the_method()
         self._constraints_fit()
+        if self.model.compile and self.trainer.engine != "torch":
+            raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
         if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:

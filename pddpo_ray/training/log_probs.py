@@ -48,6 +48,7 @@ class ResponseScorer(nn.Module):
         self.model = model
         self.vocabulary_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self._recomputed = 0
+        self._compiled: list[Any] = []
         self.way: Way = self._way() if way is None else way
         if way == "packed":
             switch_attention(self._causal_lm())
@@ -105,13 +106,26 @@ class ResponseScorer(nn.Module):
 
     def recompute(self, layers: int) -> None:
         """The first `layers` layers keep their input alone for the backward pass and are computed again there."""
-        if layers == self._recomputed:
-            return
+        if layers != self._recomputed:
+            self._recomputed = layers
+            self._set_layers()
+
+    def compile_layers(self) -> None:
+        """From now on torch compiles each layer, for batches of any size, when it is first used."""
+        layers: Any = self._decoder().layers
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+        self._compiled = [torch.compile(layer.forward, dynamic=True) for layer in layers]
+        self._set_layers()
+
+    def _set_layers(self) -> None:
+        """How each layer is called: as the model has it, or compiled, or computed again in the backward pass."""
         for index, layer in enumerate(self._decoder().layers):  # type: ignore[arg-type, union-attr]
             layer.__dict__.pop("forward", None)
-            if index < layers:
+            if self._compiled:
+                layer.forward = self._compiled[index]
+            if index < self._recomputed:
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        self._recomputed = layers
 
     def _packed_tokens(self, batch: PackedBatch, support: SupportIndex | None) -> tuple[Tensor, Tensor | None]:
         """Log-probability and supported log mass of each response token. -> [R], [R] or None"""
