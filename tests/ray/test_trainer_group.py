@@ -67,13 +67,12 @@ def test_an_expected_error_is_an_answer_and_the_group_goes_on(group: TrainerGrou
 
 def test_a_fit_that_was_begun_is_collected_once_and_others_wait_for_it(group: TrainerGroup, folder: Path) -> None:
     begun = command(10, steps=6, pause_s=0.2)
-    began = time.monotonic()
     group.begin(begun)
-    assert time.monotonic() - began < 1, "the caller goes on"
     while not (folder / "fit-10-rank0-step0").exists():
         time.sleep(0.02)
     assert group.log_probs(PolicyVersion(4, "p", "", ""), []).shape == (0,)
     last = folder / "fit-10-rank0-step5"
+    assert last.exists(), "what was asked for later waited"
     made = last.stat().st_mtime_ns
     assert group.execute(begun).version.sha256 == group.execute(command(11, steps=6)).version.sha256
     assert last.stat().st_mtime_ns == made, "it ran once"
