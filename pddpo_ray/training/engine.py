@@ -14,7 +14,7 @@ from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer
 
 ADAM_BETAS = (0.9, 0.99)
-FUSED_FROM = 1_000_000
+FUSED_FROM = 50_000
 """Trained parameters from which on the optimiser's fused step is used."""
 
 

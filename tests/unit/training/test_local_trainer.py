@@ -119,8 +119,10 @@ def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
 
 def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) -> None:
     """A second way: the loss written out with log_softmax, one AdamW step of torch."""
-    settings = replace(SETTINGS, steps=1, batch_pairs=len(ROWS), warmup=1.0, max_grad_norm=1e9)
-    version = trainer.execute(reward_command(trainer, settings=settings)).version
+    # No answer is both chosen and rejected: its gradient would be rounding, which Adam's first step makes full size.
+    rows = (ROWS[0], ROWS[2])
+    settings = replace(SETTINGS, steps=1, batch_pairs=len(rows), warmup=1.0, max_grad_norm=1e9)
+    version = trainer.execute(replace(reward_command(trainer, settings=settings), rows=rows)).version
     model = tiny_llama(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
 
@@ -134,14 +136,13 @@ def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) ->
             -torch.nn.functional.logsigmoid(
                 0.5 * ((log_prob(r.chosen) - frozen[r.chosen]) - (log_prob(r.rejected) - frozen[r.rejected]))
             )
-            for r in ROWS
+            for r in rows
         ]
     ).mean()
     loss.backward()
     optimizer.step()
     texts = [(PROMPT, answer) for answer in ANSWERS]
     expected = score_texts(ResponseScorer(model), texts)
-    # Adam's first step has the size of the rate whatever the gradient, so rounding in tiny gradients shows.
     np.testing.assert_allclose(trainer.score(version, texts), expected, atol=5e-3)
     assert np.abs(expected - trainer.score(trainer.reference, texts)).max() > 0.5
 
