@@ -127,9 +127,8 @@ def test_a_model_that_was_switched_still_scores_padded_batches_as_before() -> No
 
 
 def test_the_way_is_chosen_by_size_and_by_what_the_layers_allow() -> None:
-    assert ResponseScorer(tiny_llama(0)).way == "plain"
-    large = tiny_llama(0, hidden=128, layers=2, words=6000)
-    assert ResponseScorer(large).way == "packed"
+    assert ResponseScorer(tiny_llama(0, hidden=32, heads=1)).way == "plain"
+    assert ResponseScorer(tiny_llama(0)).way == "packed"
     windowed = Qwen2Config(
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1,
