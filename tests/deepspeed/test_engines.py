@@ -31,29 +31,25 @@ def run_ranks(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     output = folder / f"{ranks}.json"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.deepspeed.fit_rank", ",".join(ENGINES), str(output), str(folder)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "DS_ACCELERATOR": "cpu",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(text[-2000:] for text in said)
+    # Files, not pipes: a rank whose pipe is full waits for its reader, and the other ranks for it.
+    logs = [folder / f"{ranks}-rank{rank}.log" for rank in range(ranks)]
+    processes = [_start(rank, ranks, port, output, log) for rank, log in enumerate(logs)]
+    ends = [process.wait(timeout=600) for process in processes]
+    assert ends == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
     result: dict[str, dict[str, Any]] = json.loads(output.read_text())
     return result
+
+
+def _start(rank: int, ranks: int, port: int, output: Path, log: Path) -> subprocess.Popen[bytes]:
+    group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    settings = group | {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cpu"}
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.deepspeed.fit_rank", ",".join(ENGINES), str(output), str(output.parent)],
+            env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
 
 
 @pytest.fixture(scope="module")
