@@ -220,7 +220,13 @@ class RolloutHandle:
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         self._wake()
         draws: list[list[Draw]] = self._call(
-            "sample", self._number(), prompts, seeds, n, decoding, what=f"{sum(counts(n, len(prompts)))} answers"
+            "sample",
+            self._number(),
+            prompts,
+            seeds,
+            n,
+            decoding,
+            what=f"sampling {sum(counts(n, len(prompts)))} answer(s)",
         )
         return draws
 

@@ -75,7 +75,7 @@ def test_losses_are_counted_by_question_and_every_new_process_is_proven(ray_runn
             assert engine.sample(PROMPTS, [seed], 1, Decoding()) == [[((seed,), f"answer {seed}", 0.0)]]
         assert (engine.restarts, proven) == (2, [7, 7])
         deaths.write_bytes(b"xx")
-        with pytest.raises(RunError, match=r"rollout engine frail was lost 2 times during 1 x 1 answers"):
+        with pytest.raises(RunError, match=r"rollout engine frail was lost 2 times during sampling 1 answer\(s\)"):
             engine.sample(PROMPTS, [3], 1, Decoding())
     finally:
         engine.close()
