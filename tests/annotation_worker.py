@@ -1,14 +1,18 @@
 """One annotator as a process of its own, for tests of several processes on one database.
 
-    python -m tests.annotation_worker URL HANDLE_PREFIX PEOPLE ANSWERS
+    python -m tests.annotation_worker URL HANDLE_PREFIX PEOPLE ANSWERS GATE [LAST]
 
-Answers as `PEOPLE` people in turn until nothing is left, and appends every acknowledged key to the file ANSWERS after
-the queue has confirmed it, as a client would.
+Says with a file ANSWERS.ready that it could begin, and begins when the file GATE is there. Answers as `PEOPLE` people
+in turn until nothing is left, and appends every acknowledged key to the file ANSWERS after the queue has confirmed it,
+as a client would. With LAST it is killed while it holds a question, after so many answers.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 from pddpo_ray.annotation.people import People, Role
@@ -17,14 +21,22 @@ from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.database import open_database
 
+GATE_DEADLINE_S = 300
 
-def main(url: str, prefix: str, count: int, acknowledged: Path) -> None:
+
+def main(url: str, prefix: str, count: int, acknowledged: Path, gate: Path, last: int) -> None:
     engine = open_database(url)
     store = Store(engine, "demo")
     queue = Queue(store, Rules(gold_rate=0.0))
     people = [
         People(store).create(f"{prefix}-{n}", Role.ANNOTATOR, by="test", daily_cap=10**6)[0] for n in range(count)
     ]
+    acknowledged.with_suffix(".ready").touch()
+    deadline = time.monotonic() + GATE_DEADLINE_S
+    while not gate.exists():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{gate} was not opened")
+        time.sleep(0.005)
     with acknowledged.open("a", buffering=1) as file:
         working = True
         number = 0
@@ -34,6 +46,8 @@ def main(url: str, prefix: str, count: int, acknowledged: Path) -> None:
                 lease = queue.lease(person)
                 if isinstance(lease, Lease):
                     working = True
+                    if number == last:
+                        os.kill(os.getpid(), signal.SIGKILL)
                     number += 1
                     key = f"{prefix}-{number}"
                     queue.answer(person, key, lease.id, Submission("label", {"safety": "unsafe"}))
@@ -42,4 +56,5 @@ def main(url: str, prefix: str, count: int, acknowledged: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    answers, gate = Path(sys.argv[4]), Path(sys.argv[5])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), answers, gate, int(sys.argv[6]) if len(sys.argv) > 6 else -1)
