@@ -80,11 +80,12 @@ def run(
 def run_compiled(vocabulary: int = 4096, repeats: int = 5, *, pairs: int = 8, steps: int = 2) -> list[Ratio]:
     """CPU seconds of our steps over those with layers that torch compiled; compiling itself is not counted."""
     torch.set_num_threads(1)
-    plain, compiled = (both(Shape(vocabulary), pairs, steps, compiled=compiled) for compiled in (False, True))
-    assert_same(plain.ours(), compiled.ours())
+    stage = reward_stage(Shape(vocabulary), pairs, steps)
+    plain, compiled = (stage.steps_of(stage.shape.trained(1, False), compiled=compiled) for compiled in (False, True))
+    assert_same(plain(), compiled())
     what = f"reward stage, vocabulary {vocabulary}: our layers as they are / compiled"
-    unit = ("pairs", float(len(plain.rows)))
-    return [interleaved("C1-compiled", what, plain.ours, compiled.ours, repeats, unit=unit)]
+    unit = ("pairs", float(len(stage.rows)))
+    return [interleaved("C1-compiled", what, plain, compiled, repeats, unit=unit)]
 
 
 def run_on_device(
@@ -145,8 +146,33 @@ def use(measured: Measured, rows: Sequence[PairRow], work: float) -> dict[str, f
     }
 
 
-def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False, compiled: bool = False) -> Sides:
-    """Both sides at the same weights with the same frozen reference."""
+@dataclass(frozen=True)
+class RewardStage:
+    """Steps of a reward stage on rows whose reference is frozen."""
+
+    shape: Shape
+    rows: Sequence[PairRow]
+    columns: FrozenColumns
+    settings: FitSettings
+
+    def steps_of(self, policy: Any, adapters: bool = False, compiled: bool = False) -> Callable[[], float]:
+        """All steps of ours from the weights that `policy` has now; each call starts there again."""
+        weights = trained_weights(policy)
+        engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
+        if compiled:
+            engine.scorer.compile_layers()
+        objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)
+
+        def ours() -> float:
+            engine.load(weights)
+            engine.begin(self.settings)
+            return run_fit(engine, objective, self.rows, self.columns, self.settings, SEED)["fit/loss"]
+
+        return ours
+
+
+def reward_stage(shape: Shape, batch: int, steps: int) -> RewardStage:
+    """As many rows as the steps take, and what another model of this shape says about them."""
     rows = preference_rows(shape.vocabulary, batch * steps)
     settings = FitSettings(
         steps=steps,
@@ -157,22 +183,17 @@ def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False, co
         warmup=0.0,
         schedule="constant",
     )
-    columns = FrozenColumns(reference_log_probs(shape, rows), {})
+    return RewardStage(shape, rows, FrozenColumns(reference_log_probs(shape, rows), {}), settings)
+
+
+def both(shape: Shape, batch: int, steps: int = 2, *, adapters: bool = False) -> Sides:
+    """Both sides at the same weights with the same frozen reference."""
+    stage = reward_stage(shape, batch, steps)
     policy, peer = (shape.trained(1, adapters) for _ in range(2))
     weights = trained_weights(policy)
-    engine = (LoraEngine if adapters else TorchEngine)(ResponseScorer(policy))
-    if compiled:
-        engine.scorer.compile_layers()
-    objective = Objective("reward", PolicyVersion(0, "reference", "", ""), BETA)
-    trl = TrlSteps(peer, rows, columns.base_log_probs, settings.learning_rate)
-
-    def ours() -> float:
-        engine.load(weights)
-        engine.begin(settings)
-        return run_fit(engine, objective, rows, columns, settings, SEED)["fit/loss"]
-
-    drawn = [order.tolist() for order in minibatches(len(rows), steps, batch, SEED)]
-    return Sides(rows, drawn, ours, lambda batches: trl.run(weights, batches))
+    trl = TrlSteps(peer, stage.rows, stage.columns.base_log_probs, stage.settings.learning_rate)
+    drawn = [order.tolist() for order in minibatches(len(stage.rows), steps, batch, SEED)]
+    return Sides(stage.rows, drawn, stage.steps_of(policy, adapters), lambda batches: trl.run(weights, batches))
 
 
 def reference_log_probs(shape: Shape, rows: Sequence[PairRow]) -> dict[Text, float]:

@@ -27,29 +27,31 @@ def recipe_trainer(
     adapters: MakeEngine = LoraEngine,
 ) -> LocalTrainer:
     """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
-    `adapters`."""
+    `adapters`. Raises UserError where layers are to be compiled and cannot be."""
+    if model.compile:
+        _demand_compiler()
     torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
     parameters = model.parameters
-    if not isinstance(parameters, LoraParameters):
-        return _compiled(model, load_trainer(folder, store, reference, model.dtype, make_engine=whole))
-    trainer = load_lora_trainer(
-        folder,
-        store,
-        reference,
-        rank=parameters.rank,
-        alpha=parameters.alpha,
-        dropout=parameters.dropout,
-        dtype=model.dtype,
-        make_engine=adapters,
-    )
-    return _compiled(model, trainer)
-
-
-def _compiled(model: ModelConfig, trainer: LocalTrainer) -> LocalTrainer:
-    """The trainer, its layers compiled if the recipe says so. Raises UserError where torch cannot compile."""
+    trainer: LocalTrainer
+    if isinstance(parameters, LoraParameters):
+        trainer = load_lora_trainer(
+            folder,
+            store,
+            reference,
+            rank=parameters.rank,
+            alpha=parameters.alpha,
+            dropout=parameters.dropout,
+            dtype=model.dtype,
+            make_engine=adapters,
+        )
+    else:
+        trainer = load_trainer(folder, store, reference, model.dtype, make_engine=whole)
     if model.compile:
-        compiler = os.environ.get("CXX", "g++")
-        if not torch.cuda.is_available() and shutil.which(compiler) is None:
-            raise UserError(f"model.compile needs a C++ compiler on a CPU, and there is no {compiler}: install one")
         trainer.engine.scorer.compile_layers()
     return trainer
+
+
+def _demand_compiler() -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if not torch.cuda.is_available() and shutil.which(compiler) is None:
+        raise UserError(f"model.compile needs a C++ compiler on a CPU, and there is no {compiler}: install one")

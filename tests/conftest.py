@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -55,10 +56,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
     """Ray aborts the process that asks it where its own daemons do not answer in time: such a test is tried once more.
 
-    That holds for `-n 1`, which runs the tests that start something. Those that run a file at a time may not crash.
+    That holds for `-n 1`, which runs the tests that start something. Those that run a file at a time may not crash, and
+    a process that ended in any other way (a signal from outside, a test that ran too long) is a failure at once.
     """
     crashed = sched.config.stash.setdefault(CRASHED, set())
-    if crashitem in crashed or sched.config.getoption("dist") != "load":
+    aborted = report.node.gateway._io.popen.wait(timeout=60) == -signal.SIGABRT  # type: ignore[attr-defined]
+    if not aborted or crashitem in crashed or sched.config.getoption("dist") != "load":
         return
     crashed.add(crashitem)
     report.outcome = "skipped"

@@ -10,7 +10,7 @@ which no reward fit reads: the next one may begin while they are still being giv
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of, lagrangian_chain, reward_objective
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -23,8 +23,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
         rollout.publish(policy)  # proven before anything is sampled
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
-        answers = rollout.sample(asked, policy, paired)  # N_ce of pi_k, with candidates for pairs in the same batch
-        feedback.open_safety(answers, sizes.labels_each)  # whoever labels them may begin
+        answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
         preferences.extend(feedback.compare(pairs))  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices

@@ -10,7 +10,14 @@ than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural policy r
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of, lagrangian_objective, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    estimates_of,
+    lagrangian_objective,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -27,8 +34,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
             policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, margins), rows)
         rollout.publish(policy)
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
-        answers = rollout.sample(asked, policy, paired)
-        feedback.open_safety(answers, sizes.labels_each)
+        answers = asked_answers(parts, policy, sizes, asked, paired)
         pairs = explorer.choose(rollout.candidates(paired, policy))  # y ~ pi_k, y' ~ pi_base
         labelled = feedback.compare(pairs)
         for estimate in estimates_of(parts, answers, sizes):

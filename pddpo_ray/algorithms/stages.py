@@ -16,7 +16,7 @@ from pddpo_ray.controllers.rollout import RolloutController
 from pddpo_ray.controllers.scoring import ScoringController
 from pddpo_ray.controllers.trainer import Merge, TrainerController
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, Response, SafetyLabels, Verdict
+from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,19 @@ def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) ->
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
     """One estimate per constraint, all from the same N_ce fresh answers of the round's policy (A5)."""
-    return estimates_of(parts, parts.rollout.sample(parts.prompts.draw(sizes.responses), policy), sizes)
+    return estimates_of(parts, asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses)), sizes)
+
+
+def asked_answers(
+    parts: Parts, policy: PolicyVersion, sizes: Sizes, prompts: Sequence[Prompt], pair_prompts: Sequence[Prompt] = ()
+) -> list[Response]:
+    """Fresh answers of the round's policy, in one batch with its candidates for `pair_prompts`.
+
+    Whoever labels them, for any constraint, may begin; nobody waits for the labels yet.
+    """
+    answers = parts.rollout.sample(prompts, policy, pair_prompts)
+    parts.feedback.open_safety(answers, sizes.labels_each)
+    return answers
 
 
 def estimates_of(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> list[CostEstimate]:

@@ -17,7 +17,7 @@ from pddpo_ray.parts import Array, Delivery, FitCommand, FitResult, RolloutEngin
 from pddpo_ray.ppo import PpoCommand, PpoResult, reinforce
 from pddpo_ray.recall import Memory
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.draws import Count
+from pddpo_ray.rollout.draws import Count, counts
 
 Draws = list[list[tuple[tuple[int, ...], str, float]]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]
@@ -107,7 +107,7 @@ class SharedEngine:
             self._holds,
             [prompt.token_ids for prompt in prompts],
             list(seeds),
-            n if isinstance(n, int) else list(n),
+            counts(n, len(prompts)),
             asdict(decoding),
         ]
         kept = self._memory.recall(what, draw)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from pddpo_ray.controllers.seeds import generator, seed_of
@@ -254,15 +255,14 @@ class RolloutController:
             drawn[one.purpose] = [
                 Response(
                     f"{round_}-{one.purpose}-{index}-{place}",
-                    prompt,
+                    request.prompt,
                     tuple(ids),
                     text,
                     policy.number,
                     request.seed,
                     value,
                 )
-                for index, prompt in enumerate(one.prompts)
-                for request, draws in [next(answered)]
+                for index, (request, draws) in enumerate(islice(answered, len(one.prompts)))
                 for place, (ids, text, value) in enumerate(draws)
             ]
             self._journal.add_samples(one.purpose, drawn[one.purpose])

@@ -20,7 +20,7 @@ HEAD_BYTES = 10.0
 CHUNK_BYTES = 32 * 2**20
 """Float32 logits that are made at a time on the packed way."""
 PACKED_FROM = 50_000
-"""Parameters from which on packing pays: 1.4 times faster with 92,000 of them (docs/performance.md)."""
+"""Parameters from which on packing pays (measured with 92,000 of them: docs/performance.md)."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ def test_crashes_always():
         file.write("x")
     crash()
 
+def test_is_killed():
+    time.sleep(1)
+    os.kill(os.getpid(), 9)
+
 def crash():
     time.sleep(1)  # so that what was reported before has arrived
     os.abort()
@@ -127,11 +131,12 @@ def test_a_test_whose_process_crashes_is_tried_once_more_and_takes_no_other_with
         "test_crashes_once": ["SKIPPED", "PASSED"],
         "test_between": ["PASSED"],
         "test_crashes_always": ["SKIPPED", "FAILED"],
+        "test_is_killed": ["FAILED"],
         "test_after": ["PASSED"],
     }
     assert (tmp_path / "always").read_text() == "xx"
     assert "Tried again, its process crashed: test_sample.py::test_crashes_once" in output
-    assert "1 failed, 4 passed, 2 skipped" in output
+    assert "2 failed, 4 passed, 2 skipped" in output
 
 
 def test_where_files_run_side_by_side_a_crash_is_a_failure(tmp_path: Path) -> None:

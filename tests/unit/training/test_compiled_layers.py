@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config import load
 from pddpo_ray.config.tree import ModelConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.recipe_trainer import _compiled
+from pddpo_ray.recipe_trainer import recipe_trainer
+from pddpo_ray.records import PolicyVersion
 from pddpo_ray.training.log_probs import ResponseScorer
 from tests.tiny_language_model import tiny_llama
 
@@ -50,11 +53,12 @@ def test_compiled_layers_give_the_same_log_probs_and_gradients(compiling: dict[s
     assert 0 < compiling["unique_graphs"] <= 4, "compiled, and not once per size of a batch"
 
 
-def test_without_a_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reference = ArtifactStore(tmp_path), PolicyVersion(0, "reference", "", "")
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="there is no no-such-compiler: install one"):
-        _compiled(ModelConfig(compile=True), None)  # type: ignore[arg-type]
+        recipe_trainer(ModelConfig(compile=True), tmp_path, store, reference)
 
 
 def test_deepspeed_and_compiled_layers_are_refused_together() -> None:
