@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
@@ -38,7 +38,7 @@ class Store:
         self.run = run
         self.clock = clock
         self.one_writer = engine.dialect.name == "sqlite"
-        self._moved_on = threading.Condition()
+        self._door = threading.Lock()
         self._waiting: list[_Turn] = []
         self._led = False
 
@@ -62,19 +62,27 @@ class Store:
             with self.engine.begin() as connection:
                 return work(connection)
         turn = _Turn(work)
-        with self._moved_on:
+        turn.called.acquire()
+        with self._door:
             self._waiting.append(turn)
-            self._moved_on.wait_for(lambda: turn.done or not self._led)
-            if not turn.done:
-                self._led = True
-                turns, self._waiting = self._waiting, []
+            turn.leads, self._led = not self._led, True
+        if not turn.leads:
+            try:
+                turn.called.acquire()
+            except BaseException:
+                # Ctrl-C: nobody must wait for the lead of a thread that is gone.
+                self._leave(turn)
+                raise
         if not turn.done:
-            self._lead(turns)
+            self._lead()
         if turn.error is not None:
             raise turn.error
         return cast(Result, turn.result)
 
-    def _lead(self, turns: list[_Turn]) -> None:
+    def _lead(self) -> None:
+        """Does what all that wait ask for, and leaves the lead to one of those who came meanwhile."""
+        with self._door:
+            turns, self._waiting = self._waiting, []
         try:
             with self.engine.begin() as connection:
                 for turn in turns:
@@ -83,11 +91,24 @@ class Store:
             # Nothing was stored of any of them.
             for turn in turns:
                 turn.error = turn.error or error
-        with self._moved_on:
-            for turn in turns:
-                turn.done = True
-            self._led = False
-            self._moved_on.notify_all()
+        for turn in turns:
+            turn.done = True
+            turn.called.release()
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        with self._door:
+            self._led = bool(self._waiting)
+            if self._led:
+                self._waiting[0].leads = True
+                self._waiting[0].called.release()
+
+    def _leave(self, turn: _Turn) -> None:
+        with self._door:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+        if turn.leads:
+            self._hand_on()
 
 
 @dataclass(eq=False)
@@ -95,6 +116,10 @@ class _Turn:
     """One piece of work, done within a transaction that it may share with others."""
 
     work: Callable[[Connection], Any]
+    called: threading.Lock = field(default_factory=threading.Lock)
+    """Held until the work is done, or until its thread is to lead."""
+    leads: bool = False
+    """It does the work of all that wait, or will as soon as it is called."""
     result: Any = None
     error: BaseException | None = None
     done: bool = False

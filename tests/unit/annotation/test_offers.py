@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sqlite3
 import threading
 import time
@@ -246,6 +247,31 @@ def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(d
     assert [str(future.exception()) for future in futures[1::2]] == ["1", "3", "5", "7"]
     with desk.engine.connect() as connection:
         assert list(connection.execute(select(guideline.c.version)).scalars()) == [0, 2, 4, 6]
+
+
+def test_who_gives_up_waiting_is_not_waited_for(desk: Desk) -> None:
+    """Ctrl-C while the main thread queues behind another: those who come after it still get their turn."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def lead(connection: Connection) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    def interrupt() -> None:
+        while not desk.store._waiting:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor(3) as pool:
+        leader = pool.submit(desk.store.write, lead)
+        begun.wait(60)
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            desk.store.write(lambda connection: None)
+        follower = pool.submit(desk.store.write, lambda connection: "stored")
+        go_on.set()
+        assert follower.result(60) == "stored"
+        leader.result(60)
 
 
 def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(desk: Desk) -> None:

@@ -152,6 +152,13 @@ def test_the_whole_suites_have_what_a_comparison_needs(name: str) -> None:
     assert len(suite.seeds) >= 3
 
 
+def test_the_suite_of_refits_has_every_kind() -> None:
+    suite = load_suite("refit")
+    configs = [suite.config(arm, seed) for arm in suite.arms for seed in suite.seeds]
+    assert {config.trainer.refit.kind for config in configs} == {"union", "budget", "geometric", "determinant"}
+    assert {config.algorithm for config in configs} == {"o-pd-dpo"}
+
+
 def test_the_suite_of_the_documentation_loads(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "comparison.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```yml\n(.*?)^```", page, re.S | re.M)
