@@ -32,7 +32,7 @@ help:
 	@echo "make test     lint, types and every test (under an hour on two cores, from nothing)"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
-	@echo "make compare  all methods on the text world, three seeds (one to two hours on two cores)"
+	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
 

@@ -27,7 +27,7 @@ class Union:
 class Budget:
     """New pairs and at most `rows + per_new * (new pairs)` older ones, from the last round's weights."""
 
-    rows: int = 2000
+    rows: int = 20_000
     per_new: float = 2.0
 
     def older(self, new: int) -> int:

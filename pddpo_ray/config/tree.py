@@ -207,7 +207,7 @@ class UnionRefit(Strict):
 class RowBudget(Strict):
     """The new pairs and a fixed number of older ones, weighted by what they stand for."""
 
-    rows: int = Field(2000, ge=0)
+    rows: int = Field(20_000, ge=0)
     """Older pairs of a fit, drawn evenly by seed ..."""
     per_new: float = Field(2.0, ge=0)
     """... and so many more for each new one."""
@@ -270,7 +270,7 @@ class TrainerConfig(Strict):
     """Learning rates of the last round as a share of those above, falling linearly in between: late fits polish."""
     support: SupportConfig = SupportConfig()
     """The term that keeps policies in their language."""
-    refit: Refit = UnionRefit()
+    refit: Refit = BudgetRefit()
     """How much of the past a fit sees."""
     merge_duplicates: bool = False
     """Pairs that were labelled alike more than once become one row of that weight; the likelihood is the same."""

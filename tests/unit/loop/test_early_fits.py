@@ -59,7 +59,14 @@ class Noting:
         return self.labeller.compare(pairs, seed)
 
 
-@pytest.mark.parametrize("refit", ["union", "budget", "geometric", "determinant"])
+FEW = "rows: 8, per_new: 0.0"
+
+
+@pytest.mark.parametrize(
+    "refit",
+    ["kind: union", f"kind: budget, {FEW}", f"kind: geometric, {FEW}", f"kind: determinant, growth: 9.0, {FEW}"],
+    ids=["union", "budget", "geometric", "determinant"],
+)
 def test_reward_fits_begin_before_the_labels_are_waited_for_and_are_the_same_fits(tmp_path: Path, refit: str) -> None:
     log: list[str] = []
     begun: list[FitCommand] = []
@@ -71,7 +78,7 @@ def test_reward_fits_begin_before_the_labels_are_waited_for_and_are_the_same_fit
         assert isinstance(trainer, EarlyTrainer)
         return replace(made, trainer=trainer, labeller=Noting(made.labeller, log))
 
-    config = small(f"trainer.refit={{kind: {refit}}}", "offline.compare_rounds=0", rounds=3)
+    config = small(f"trainer.refit={{{refit}}}", "offline.compare_rounds=0", rounds=3)
     story = finish(config, tmp_path / "ahead" / "run", make_backends=ahead)
     assert log == [
         "reward-1", "policy-1", "begin reward-2", "safety",
