@@ -265,9 +265,13 @@ def test_who_gives_up_waiting_is_not_waited_for(desk: Desk) -> None:
     with ThreadPoolExecutor(3) as pool:
         leader = pool.submit(desk.store.write, lead)
         begun.wait(60)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
         pool.submit(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            desk.store.write(lambda connection: None)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                desk.store.write(lambda connection: None)
+        finally:
+            signal.signal(signal.SIGINT, before)
         follower = pool.submit(desk.store.write, lambda connection: "stored")
         go_on.set()
         assert follower.result(60) == "stored"
