@@ -73,7 +73,7 @@ class Store:
                 # Ctrl-C: nobody must wait for the lead of a thread that is gone.
                 self._leave(turn)
                 raise
-        if not turn.done:
+        if turn.leads:
             self._lead()
         if turn.error is not None:
             raise turn.error
@@ -92,7 +92,6 @@ class Store:
             for turn in turns:
                 turn.error = turn.error or error
         for turn in turns:
-            turn.done = True
             turn.called.release()
         self._hand_on()
 
@@ -122,7 +121,6 @@ class _Turn:
     """It does the work of all that wait, or will as soon as it is called."""
     result: Any = None
     error: BaseException | None = None
-    done: bool = False
 
     def take(self, connection: Connection, *, alone: bool) -> None:
         """Does the work or leaves no trace of it; what others did in this transaction stays."""
