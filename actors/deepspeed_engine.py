@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.training.engine import ADAM_BETAS, check_names
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer, device_of

@@ -14,10 +14,10 @@ from ray.exceptions import RayActorError
 
 from actors.calls import wait_for, wait_for_actor
 from actors.placement import beside_driver
-from pddpo_ray.controllers.dual import LocalDual
-from pddpo_ray.dual import DualState, DualStep
 from pddpo_ray.errors import RunError
+from pddpo_ray.loop.dual_step import LocalDual
 from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.dual import DualState, DualStep
 
 Estimates = tuple[tuple[int, CostEstimate], ...]
 
@@ -57,7 +57,7 @@ class DualVariableActor:
 
 
 class DualVariableHandle:
-    """Satisfies `pddpo_ray.controllers.dual.DualOwner`.
+    """Satisfies `pddpo_ray.loop.dual_step.DualOwner`.
 
     A lost actor is started again and gets every step that it had taken, from this handle, before the next call.
     """

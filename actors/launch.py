@@ -22,33 +22,33 @@ from typing import Any, Literal
 import ray
 
 from actors.dual_variable import DualVariableHandle
-from actors.feedback import FeedbackHandle
+from actors.engine_group import MakeEngine, RolloutHandle, RolloutSettings
+from actors.labeller import FeedbackHandle
 from actors.metrics import RunMetrics
 from actors.nodes import check_nodes
 from actors.placement import check_cluster, lack, reserve
-from actors.rollout import MakeEngine, RolloutHandle, RolloutSettings
 from actors.scorer import MakeScorer, ScorerHandle
 from actors.session import ray_session
 from actors.time_share import TrainerInTurns
-from actors.trainer import MakeBackend, TrainerGroup, TrainerSettings
+from actors.trainer_group import MakeBackend, TrainerGroup, TrainerSettings
 from actors.weights import SendCommand
 from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
-from pddpo_ray import run
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.backends import Backends
 from pddpo_ray.config.tree import Config, RayCluster, TabularWorldConfig, VllmRollout
-from pddpo_ray.dual import DualState
-from pddpo_ray.parts import Labeller
-from pddpo_ray.plan import Bundle, Device, bundles
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.loop import run
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.plan.resources import Bundle, Device, bundles
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.delivery import way_of
-from pddpo_ray.rollout.proof import Prover
+from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.dual import DualState
 
 
 def run_recipe(
     config: Config, run_dir: Path, *, resume: bool = False, progress: run.Progress | None = None
 ) -> dict[str, Any]:
-    """Run a recipe on Ray to its end; arguments, result and errors are those of `pddpo_ray.run.run_recipe`."""
+    """Run a recipe on Ray to its end; arguments, result and errors are those of `pddpo_ray.loop.run.run_recipe`."""
     metrics = RunMetrics(config, Path(run_dir).name)
 
     def tell(event: run.Event) -> None:
@@ -196,7 +196,7 @@ def _device(config: Config) -> Device:
 
 def tabular_backends(groups: Groups) -> Backends:
     """The tabular world's parts as actors."""
-    from pddpo_ray import in_process
+    from pddpo_ray.loop import in_process
 
     config = groups.config
     settings = config.world
@@ -213,7 +213,7 @@ def tabular_backends(groups: Groups) -> Backends:
 
 def text_backends(groups: Groups) -> Backends:
     """The parts of a run on texts as actors. The driver trains the reference if the cache has none."""
-    from pddpo_ray.in_process_text import prepare_texts, text_world_backends
+    from pddpo_ray.loop.in_process_text import prepare_texts, text_world_backends
     from pddpo_ray.training.local import store_reference
 
     config = groups.config

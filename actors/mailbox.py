@@ -8,7 +8,7 @@ gets the unfinished command again, because commands are self-contained and give 
     result(7)  (long poll)              ...         <-      answer(7, rank, outcome)
                <- outcome of rank 0, when all ranks have answered
 
-The class is plain asyncio; `actors.trainer` makes a Ray actor of it.
+The class is plain asyncio; `actors.trainer_group` makes a Ray actor of it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
-from pddpo_ray import run
 from pddpo_ray.config.tree import Config
+from pddpo_ray.loop import run
 
 OF_ROUND: Mapping[str, tuple[str, str]] = {
     "pddpo_multiplier": ("dual/multiplier", "Multiplier of the last round"),

@@ -1,7 +1,7 @@
 """What a run reserves on a cluster, and what is missing if it cannot.
 
-The parts' needs are a pure function of the recipe (`pddpo_ray.plan.bundles`). They are compared with what the cluster
-has before anything is started, so an impossible run ends within seconds instead of pending for ever.
+The parts' needs are a pure function of the recipe (`pddpo_ray.plan.resources.bundles`). They are compared with what the
+cluster has before anything is started, so an impossible run ends within seconds instead of pending for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.plan import Bundle
+from pddpo_ray.plan.resources import Bundle
 
 Resources = Mapping[str, float]
 

@@ -1,7 +1,7 @@
 """Trainer and engines that take turns on the same GPUs.
 
-Engines wake when they are used (`actors.rollout.RolloutHandle`); before the trainer works, all of them sleep. The order
-of calls needs no schedule of its own: whoever is called has its turn.
+Engines wake when they are used (`actors.engine_group.RolloutHandle`); before the trainer works, all of them sleep. The
+order of calls needs no schedule of its own: whoever is called has its turn.
 
     fit                 engines sleep, trainer works
     deliver, sample     the engine wakes; the trainer keeps weights and optimiser, nothing else
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pddpo_ray.parts import Array, FitCommand, FitResult, TrainerBackend
+from pddpo_ray.contracts import Array, FitCommand, FitResult, TrainerBackend
 from pddpo_ray.records import PolicyVersion, Response
 
 
@@ -24,7 +24,7 @@ class Sleeper(Protocol):
 
 
 class TrainerInTurns:
-    """A trainer that sends the engines to sleep before it works; satisfies `pddpo_ray.parts.TrainerBackend`."""
+    """A trainer that sends the engines to sleep before it works; satisfies `pddpo_ray.contracts.TrainerBackend`."""
 
     def __init__(self, trainer: TrainerBackend, engines: Sequence[Sleeper]) -> None:
         self._trainer = trainer

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 from ray.exceptions import RayActorError
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
 
 if TYPE_CHECKING:
     import torch

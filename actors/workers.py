@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import Config, TabularWorldConfig
-from pddpo_ray.parts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
 
 
 def text_trainer(
@@ -18,8 +18,8 @@ def text_trainer(
 ) -> TrainerBackend:
     """A rank of the trainer for the model in `folder`, with the recipe's engine."""
     from actors.engines import make_engine, make_lora_engine
-    from pddpo_ray.recipe_trainer import recipe_trainer
     from pddpo_ray.training.fit import Shard
+    from pddpo_ray.training.recipe_trainer import recipe_trainer
 
     name, dtype, shard = config.trainer.engine, config.model.dtype, Shard(rank, ranks)
     return recipe_trainer(
@@ -34,7 +34,7 @@ def text_trainer(
 
 def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
     """The table's fit is exact and takes no time: every rank does the whole of it."""
-    from pddpo_ray.in_process import tabular_backends, tabular_world
+    from pddpo_ray.loop.in_process import tabular_backends, tabular_world
 
     assert isinstance(config.world, TabularWorldConfig)
     return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
@@ -48,7 +48,7 @@ def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutE
 
 
 def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:
-    from pddpo_ray.in_process import tabular_world
+    from pddpo_ray.loop.in_process import tabular_world
     from pddpo_ray.worlds.tabular_parts import TabularEngine
 
     return TabularEngine(tabular_world(settings), ArtifactStore(store), name)

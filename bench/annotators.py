@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
-from pddpo_ray.annotation.labeller import SAFETY_PRIORITY
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import PAIR_FIELDS, Question
 from pddpo_ray.annotation.queue import Lease, Queue, Submission
+from pddpo_ray.annotation.queue_labeller import SAFETY_PRIORITY
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.transactions import Store
 
 MEDIAN_S, SIGMA = 20.0, 0.8
 """Of the lognormal time for an answer; the mean is 27.5 s."""

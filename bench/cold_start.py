@@ -63,9 +63,9 @@ def seconds(engine: str, folder: Path) -> float:
 
 
 def first_token_of_ours(folder: Path) -> int:
-    from pddpo_ray.artifacts import ArtifactStore
     from pddpo_ray.records import Decoding, Prompt
     from pddpo_ray.rollout.transformers_engine import TransformersEngine
+    from pddpo_ray.storage.artifacts import ArtifactStore
     from pddpo_ray.training.local import store_reference
 
     store = ArtifactStore(folder / "artifacts")

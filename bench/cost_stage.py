@@ -19,7 +19,7 @@ from torch import Tensor
 from bench.device import GIB, allocated_at_most, bytes_of, wall_clock
 from bench.ratio import Ratio, assert_same, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, trained_weights
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine

@@ -14,9 +14,9 @@ import torch
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
-from pddpo_ray.refit import Budget, RefitPolicy, Union, decide, limit_rows
+from pddpo_ray.theory.refit import Budget, RefitPolicy, Union, decide, limit_rows
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit

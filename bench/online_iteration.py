@@ -25,10 +25,10 @@ import torch
 from bench.ratio import Ratio, assert_same, interleaved
 from bench.rollout import Setting, engine_in, stored
 from bench.workload import endless, prompts_of
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import FitCommand, FitResult, FitSettings, RolloutEngine, Start
+from pddpo_ray.contracts import FitCommand, FitResult, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.proof import Prover
+from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import minibatches
 from pddpo_ray.training.engine import ADAM_BETAS
 from pddpo_ray.training.local import LocalTrainer, load_trainer

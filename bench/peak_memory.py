@@ -20,8 +20,8 @@ from bench.device import allocated_at_most, bytes_of
 from bench.ratio import Ratio, assert_same, of_pairs
 from bench.reward_step import TrlSteps
 from bench.workload import language_model, preference_rows
-from pddpo_ray.objectives import cost_temperature, preference_loss
 from pddpo_ray.records import PairRow
+from pddpo_ray.theory.objectives import cost_temperature, preference_loss
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 

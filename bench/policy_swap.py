@@ -20,12 +20,12 @@ from bench.own_process import alone
 from bench.ratio import Ratio, assert_same, of_pairs
 from bench.rollout import Setting, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, trained_weights
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import LoraParameters
-from pddpo_ray.parts import FitCommand, FitSettings, RolloutEngine, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Objective, PolicyVersion
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
 from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts

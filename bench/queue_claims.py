@@ -21,10 +21,10 @@ from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue import Lease, Nothing, Queue, Submission
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.annotation_schema import task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.schema import run as run_table
+from pddpo_ray.journal.transactions import Store
 
 LABELS_EACH, PEOPLE, TENS = 3, 20, 10
 CLIENTS, EACH = 16, 20

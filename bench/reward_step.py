@@ -23,7 +23,7 @@ from bench.device import wall_clock
 from bench.limits import SHEET_FLOPS, real_tokens, training_flops
 from bench.ratio import Clock, Ratio, assert_same, cpu_seconds, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, tokenizer, trained_weights
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine

@@ -25,11 +25,11 @@ from bench.device import wall_clock
 from bench.limits import sampling_roofline
 from bench.ratio import Clock, Ratio, interleaved, of_pairs
 from bench.workload import Shape, endless, prompts_of
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import Array, Delivery, RolloutEngine
+from pddpo_ray.contracts import Array, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import Count, counts
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 
@@ -223,7 +223,7 @@ def through_an_actor(
     engine: RolloutEngine, policy: PolicyVersion, folder: Path, calls: Calls, tokens: int, repeats: int
 ) -> Ratio:
     """The same requests to the bare engine of this process and to one behind a Ray actor."""
-    from actors.rollout import RolloutHandle
+    from actors.engine_group import RolloutHandle
     from actors.session import ray_session
 
     with ray_session("pddpo-bench", cpus=2):
@@ -259,7 +259,7 @@ def through_an_actor(
 
 def hand_over(policy: PolicyVersion, prompts: list[Prompt], tokens: int, calls: int = 50) -> float:
     """CPU seconds of one call of such a batch through an actor whose engine has its answers ready."""
-    from actors.rollout import RolloutHandle
+    from actors.engine_group import RolloutHandle
 
     actor = RolloutHandle("ready", partial(ReadyEngine, tokens))
     actor.wait_ready()

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
+from pddpo_ray.loop.result import START, WALL
 from pddpo_ray.report.run_data import RunData, read_run
-from pddpo_ray.result import START, WALL
 
 RUN = "PDDPO_BENCH_RUN"
 FITS = {"fit-reward": "fit/reward_seconds", "fit-cost": "fit/cost_seconds"}

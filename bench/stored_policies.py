@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model, preference_rows, tokenizer
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.lora import load_lora_trainer
 

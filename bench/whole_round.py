@@ -29,11 +29,11 @@ from bench.ratio import Ratio, assert_same, interleaved, of_pairs
 from bench.reward_step import TrlSteps
 from bench.rollout import Setting, generate, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, prompts_of, trained_weights
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import FitCommand, FitSettings, RolloutEngine, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.proof import Prover
-from pddpo_ray.training.adapter_files import switched_off
+from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.storage.adapters import switched_off
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.lora import load_lora_trainer
 

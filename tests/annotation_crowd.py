@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.annotation.audit import broken_links, imbalances
 from pddpo_ray.annotation.queue import Queue
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store, now_ms
+from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store, now_ms
 from tests.annotation_desk import create_run, safety_questions
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue import Queue
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.schema import run
+from pddpo_ray.journal.transactions import Store
 
 RULES = Rules(lease_s=900, undo_s=600, gold_rate=0.0)
 

@@ -17,16 +17,16 @@ import httpx
 import numpy as np
 from sqlalchemy import select
 
-from pddpo_ray.annotation.audit import broken_links, imbalances
 from pddpo_ray.annotation.questions import Question, screen_form
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.simulation import Manner, Tally, enlist, simulate
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.annotation_schema import answer
+from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
 
 START_S = 60.0
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue import Lease, Queue, Submission
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
 
 GATE_DEADLINE_S = 300
 

@@ -10,7 +10,7 @@ from multiprocessing.managers import BaseManager, NamespaceProxy  # type: ignore
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.storage.artifacts import ArtifactStore
 
 
 class EngineProxy(NamespaceProxy):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray import run
+from pddpo_ray.loop import run
 
 ACTORS = {
     "rank": "RayTrainWorker",

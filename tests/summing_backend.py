@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.parts import Array, FitCommand, FitResult, FitSettings, Start
+from pddpo_ray.contracts import Array, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")

@@ -10,13 +10,13 @@ from sqlalchemy import select
 
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
+from deploy.annotation.runs import question_of
 from deploy.annotation.schemas import GoldBody, GuidelinesBody, NewPerson, PauseBody, PersonChange, VoidBody
 from deploy.annotation.service import Caller, Parts
-from deploy.annotation.trainer import question_of
 from deploy.annotation.work import Key
-from pddpo_ray.annotation.audit import broken_links, imbalances
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.journal.annotation_schema import audit_event
+from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import reading
 
 router = APIRouter(prefix=API, tags=["admin"])

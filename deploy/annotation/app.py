@@ -12,14 +12,14 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
-from deploy.annotation import admin, lead, problems, trainer, work
+from deploy.annotation import admin, lead, problems, runs, work
 from deploy.annotation.limits import BodyLimit, SecurityHeaders
 from deploy.annotation.service import Parts, Service, WebSettings
 from pddpo_ray import __version__
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Clock, now_ms
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
+from pddpo_ray.journal.transactions import Clock, now_ms
 
 STATIC = Path(__file__).parent / "static"
 
@@ -42,7 +42,7 @@ def create_app(
     )
     app.state.service = Service.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
     problems.install(app)
-    for module in (work, lead, admin, trainer):
+    for module in (work, lead, admin, runs):
         app.include_router(module.router)
     app.add_api_route("/healthz", healthy, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", ready, methods=["GET"], tags=["operation"])

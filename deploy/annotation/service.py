@@ -17,7 +17,7 @@ from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.queue import Queue
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Clock, Store, now_ms
+from pddpo_ray.journal.transactions import Clock, Store, now_ms
 
 COOKIE = "pddpo_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

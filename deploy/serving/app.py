@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.annotation.limits import BodyLimit, SecurityHeaders
 from deploy.annotation.problems import ApiError
-from deploy.serving import feedback
+from deploy.serving import verdicts
 from deploy.serving.engine import Kind, Piece
 from deploy.serving.errors import error_body, error_reply, hidden, install
 from deploy.serving.requests import Call, parse
@@ -313,7 +313,7 @@ async def give_feedback(body: FeedbackBody, parts: Parts, key: Caller) -> JSONRe
         raise ApiError(
             404, f"there is no recent reply {body.id!r} to key {key.name!r}: it was not kept, or too long ago"
         )
-    new = await asyncio.to_thread(feedback.enqueue, parts.store, reply, body.id, body.verdict, body.note)
+    new = await asyncio.to_thread(verdicts.enqueue, parts.store, reply, body.id, body.verdict, body.note)
     return JSONResponse({"id": body.id, "verdict": body.verdict, "queued": new}, 201 if new else 200)
 
 

@@ -22,8 +22,8 @@ from deploy.serving.app import create_app
 from deploy.serving.engine import Kind, Piece, PolicyEngine
 from deploy.serving.service import Service, most_tokens
 from deploy.serving.settings import EngineSettings, ServeArgs, engine_settings, find, mixture_max
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
 
 APPLICATION = "pddpo"

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from deploy.serving.gate import Gate
 from deploy.serving.settings import EngineSettings
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.checkpoint import (
     check_shapes,
@@ -33,6 +32,7 @@ from pddpo_ray.rollout.checkpoint import (
 )
 from pddpo_ray.rollout.vllm_native import adapter_options
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 logger = logging.getLogger("deploy.serving.engine")
 
@@ -175,7 +175,7 @@ class PolicyEngine:
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
         from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 
-        from pddpo_ray.training.adapter_files import ADAPTER
+        from pddpo_ray.storage.adapters import ADAPTER
 
         name = BASE if policy.release == REFERENCE else f"{policy.version.name}-{policy.version.sha256[:12]}"
         async with self._adapter_lock:

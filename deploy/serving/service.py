@@ -15,7 +15,7 @@ from deploy.annotation.problems import ApiError
 from deploy.serving.engine import Kind, Piece
 from deploy.serving.settings import ServeArgs
 from pddpo_ray.annotation.people import hashed
-from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
 from pddpo_ray.serving.releases import Releases

@@ -11,7 +11,7 @@ from pddpo_ray.config import Config
 from pddpo_ray.config.tree import LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.run import ARTIFACTS, JOURNAL
+from pddpo_ray.loop.run import ARTIFACTS, JOURNAL
 
 MERGED_MIXTURE = 4
 """Policies of a mixture where each has to be loaded in place: more would mean loading most of the time."""

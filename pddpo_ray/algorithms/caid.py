@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pddpo_ray.algorithms.pecan import policy_scorer
 from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits, weighed_objective
-from pddpo_ray.controllers.scoring import neighbours_of
+from pddpo_ray.loop.method_scores import neighbours_of
 from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixture
 from pddpo_ray.scoring.interface import Scorer
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pddpo_ray.config.tree import MethodConfig
-from pddpo_ray.controllers.dual import DualController
-from pddpo_ray.controllers.exploration import ExplorationController
-from pddpo_ray.controllers.feedback import FeedbackController
-from pddpo_ray.controllers.preferences import Preferences
-from pddpo_ray.controllers.prompts import Prompts
-from pddpo_ray.controllers.rollout import RolloutController
-from pddpo_ray.controllers.scoring import ScoringController
-from pddpo_ray.controllers.trainer import Merge, TrainerController
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.dual_step import DualController
+from pddpo_ray.loop.exploring import ExplorationController
+from pddpo_ray.loop.fitting import Merge, TrainerController
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.method_scores import ScoringController
+from pddpo_ray.loop.preferences import Preferences
+from pddpo_ray.loop.prompts import Prompts
+from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pddpo_ray.cost_estimate import Mode, bias_allowance, clipped_logit
 from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.cost_estimate import Mode, bias_allowance, clipped_logit
 
 Array = NDArray[np.float64]
 FromShares = Callable[[Array], CostEstimate]

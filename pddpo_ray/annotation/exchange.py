@@ -24,10 +24,10 @@ from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import TIE
 from pddpo_ray.annotation.queue import Queue, Submission
 from pddpo_ray.annotation.rules import QueueError, Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.transactions import Store
 
 PLACES = {"first": 0, "second": 1}
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from pddpo_ray.annotation.audit import record_event
 from pddpo_ray.annotation.rules import Problem, QueueError
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
+from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.transactions import Store
 
 HANDLE = re.compile(r"[\w][\w .@-]{0,99}")
 SESSION_S = 12 * 3600

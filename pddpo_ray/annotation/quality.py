@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Select, exists, func, select
 
-from pddpo_ray.annotation.questions import screen_form
-from pddpo_ray.annotation.rounds import RoundStatus
-from pddpo_ray.annotation.statistics import (
+from pddpo_ray.annotation.agreement import (
     alpha_interval,
     krippendorff_alpha,
     leave_one_out,
     pairwise_agreement,
     share_with_interval,
 )
-from pddpo_ray.annotation.store import Store
+from pddpo_ray.annotation.questions import screen_form
+from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import dual_step
+from pddpo_ray.journal.transactions import Store
 
 HASTY_MS = 1000
 """Answers faster than this are marked: nobody reads two answers in a second."""

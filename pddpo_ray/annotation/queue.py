@@ -20,7 +20,6 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, insert, select, update
 
-from pddpo_ray.annotation.audit import record_event
 from pddpo_ray.annotation.offers import (
     ANSWERED_TODAY,
     COUNT_OUT,
@@ -38,9 +37,10 @@ from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
 from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.annotation.rules import Outcome, Problem, QueueError, Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task, withdrawal
+from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.transactions import Store
 
 NOTE_MAX = 2000
 REPLIES = ("label", "abstain", "skip", "flag")

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, insert, select, update
 
-from pddpo_ray.annotation.audit import record_event
 from pddpo_ray.annotation.questions import Question, round_digest
 from pddpo_ray.annotation.rules import Problem, QueueError, Rules
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, snapshot, task
+from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.transactions import Store
 
 GOLD = "gold"
 """Purpose of the batch of control questions; it belongs to round 0 and is never frozen."""

@@ -11,14 +11,14 @@ import numpy as np
 from pddpo_ray.config.tree import Config, TabularWorldConfig
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import Array, TextPair
-from pddpo_ray.scoring.labeller import ScoredLabeller
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.worlds.by_text import TruthByText
 
 
 def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
     if isinstance(config.world, TabularWorldConfig):
-        from pddpo_ray.in_process import tabular_world
+        from pddpo_ray.loop.in_process import tabular_world
 
         table = tabular_world(config.world)
         answers = [f"answer {place}" for place in range(table.shape[1])]
@@ -26,7 +26,7 @@ def truth_of(config: Config) -> TruthByText:
         texts = [prompt.text for prompt in table.prompts]
     else:
         # Imported here: a tabular world needs no language model.
-        from pddpo_ray.text_world import prepare_text_world
+        from pddpo_ray.worlds.prepared_text import prepare_text_world
 
         world = prepare_text_world(config).world
         answers, oracle = list(world.grammar.answer_texts), world.oracle

@@ -16,9 +16,9 @@ from pddpo_ray.cli.recipe_of_run import recipe_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
+    from pddpo_ray.annotation.connectors import Connector
     from pddpo_ray.annotation.rules import Rules
-    from pddpo_ray.annotation.store import Store
-    from pddpo_ray.connectors import Connector
+    from pddpo_ray.journal.transactions import Store
 
 app = typer.Typer(
     help="Labels of people as files, and other annotation tools.", no_args_is_help=True, add_completion=False,
@@ -152,10 +152,10 @@ def _contradicts_itself(example: Any) -> bool:
 @contextmanager
 def _queue_of(run: Path, journal: str | None) -> Iterator[tuple[Store, Rules]]:
     from pddpo_ray.annotation.rules import Rules
-    from pddpo_ray.annotation.store import Store
     from pddpo_ray.config.tree import AskedPeople
-    from pddpo_ray.controllers.people import rules_of
     from pddpo_ray.journal.database import open_database
+    from pddpo_ray.journal.transactions import Store
+    from pddpo_ray.loop.people_labelling import rules_of
 
     run = run.expanduser().absolute()
     config, place = recipe_of(run, journal)
@@ -169,8 +169,8 @@ def _queue_of(run: Path, journal: str | None) -> Iterator[tuple[Store, Rules]]:
 
 @contextmanager
 def _connected(tool: Tool, url: str, workspace: str, run: str) -> Iterator[Connector]:
-    from pddpo_ray.connectors.argilla import Argilla
-    from pddpo_ray.connectors.label_studio import LabelStudio
+    from pddpo_ray.annotation.connectors.argilla import Argilla
+    from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 
     key = os.environ.get(KEYS[tool.value])
     if not key:

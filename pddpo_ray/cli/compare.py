@@ -85,7 +85,7 @@ def _paper(given: list[str], out: Path | None, *, as_json: bool) -> None:
 
 def _over_ray(jobs: int, address: str | None) -> RunUnits:
     # By name: the library works where the Ray actors are not installed.
-    run_over_ray = importlib.import_module("actors.compare").run_over_ray
+    run_over_ray = importlib.import_module("actors.suite_jobs").run_over_ray
     return functools.partial(run_over_ray, jobs=jobs, address=address)
 
 

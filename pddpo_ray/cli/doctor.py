@@ -16,7 +16,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check versions, wrong pairs, engines, GPUs, ports, disk, memory and Ray; exit 1 if something must be repaired."""
-    from pddpo_ray.doctor import Finding, examine
+    from pddpo_ray.plan.doctor import Finding, examine
 
     findings: list[Finding] = examine(deep=deep)
     failed = any(finding.status == "fail" for finding in findings)

@@ -48,8 +48,8 @@ def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: J
 def _releases(run: Path, journal: str | None) -> Releases:
     run = run.expanduser().absolute()
     _, place = recipe_of(run, journal)
-    from pddpo_ray.annotation.store import Store
     from pddpo_ray.journal.database import open_database
+    from pddpo_ray.journal.transactions import Store
     from pddpo_ray.serving.releases import Releases
 
     return Releases(Store(open_database(place), run.name))

@@ -83,8 +83,8 @@ def serve(
 
 
 def _keys(run: Path, place: str) -> ApiKeys:
-    from pddpo_ray.annotation.store import Store
     from pddpo_ray.journal.database import open_database
+    from pddpo_ray.journal.transactions import Store
     from pddpo_ray.serving.keys import ApiKeys
 
     return ApiKeys(Store(open_database(place), run.name))

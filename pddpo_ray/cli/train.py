@@ -15,11 +15,11 @@ import typer
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
-from pddpo_ray.machine import Machine, inspect_machine
+from pddpo_ray.plan.machine import Machine, inspect_machine
 
 
 class Runner(Protocol):
-    """Runs a recipe to its end: `pddpo_ray.run.run_recipe` in this process, `actors.launch.run_recipe` on Ray."""
+    """Runs a recipe to its end: `pddpo_ray.loop.run.run_recipe` in this process, `actors.launch.run_recipe` on Ray."""
 
     def __call__(
         self, config: Config, run_dir: Path, *, resume: bool, progress: Callable[[Any], None]
@@ -98,7 +98,7 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
 
 def check_resources(config: Config, machine: Machine) -> None:
     """Refuse what this machine can never do before anything is started. A cluster is asked by its launcher."""
-    from pddpo_ray.plan import shortage
+    from pddpo_ray.plan.resources import shortage
 
     problem = shortage(config, machine)
     if problem:
@@ -107,7 +107,7 @@ def check_resources(config: Config, machine: Machine) -> None:
 
 def runner(config: Config) -> Runner:
     """The function that runs this recipe: in this process, or as Ray actors."""
-    module = "actors.launch" if config.cluster.mode == "ray" else "pddpo_ray.run"
+    module = "actors.launch" if config.cluster.mode == "ray" else "pddpo_ray.loop.run"
     run_recipe: Runner = importlib.import_module(module).run_recipe
     return run_recipe
 
@@ -133,7 +133,7 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
 
 def show_plan(config: Config, *, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
-    from pddpo_ray.plan import make_plan, plan_lines, shortage
+    from pddpo_ray.plan.resources import make_plan, plan_lines, shortage
 
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)

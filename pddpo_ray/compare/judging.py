@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.backends import Backends
 from pddpo_ray.compare.suite import HeldOutEntry
 from pddpo_ray.config.tree import Config
-from pddpo_ray.controllers.score_models import KINDS, Kind, ScorerOrder, stored_scorer
-from pddpo_ray.controllers.seeds import seed_of
-from pddpo_ray.controllers.trainer import with_steps
-from pddpo_ray.parts import Array, FitSettings
-from pddpo_ray.real_text import PreparedRealText
+from pddpo_ray.contracts import Array, FitSettings
+from pddpo_ray.data.real_text import PreparedRealText
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.fitting import with_steps
+from pddpo_ray.loop.scorer_fits import KINDS, Kind, ScorerOrder, stored_scorer
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.theory.seeds import seed_of
 
 Judged = dict[str, Any]
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.backends import Backends
 from pddpo_ray.compare.budget import MemoryPeak, budget_of
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_ray.compare.suite import HeldOutEntry, Suite
 from pddpo_ray.config.tree import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.recall import Memory
-from pddpo_ray.run import ARTIFACTS, JOURNAL, run_recipe, write_json
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.run import ARTIFACTS, JOURNAL, run_recipe, write_json
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Memory
 
 if TYPE_CHECKING:
     from pddpo_ray.compare.judging import HeldOutJudge
@@ -91,7 +91,7 @@ def run_arm(
             return row
         raise UserError(f"{run_dir} holds a run with other settings: name another --runs folder, or remove it")
     # What a method's λ does is on the page; hundreds of warnings about it would hide a real one.
-    logging.getLogger("pddpo_ray.run").setLevel(logging.ERROR)
+    logging.getLogger("pddpo_ray.loop.run").setLevel(logging.ERROR)
     peak = MemoryPeak()
 
     def parts(config: Config, run_dir: Path) -> Backends:
@@ -158,7 +158,7 @@ class _Shared:
 
     def backends(self, config: Config, run_dir: Path) -> Backends:
         if isinstance(config.world, TabularWorldConfig):
-            from pddpo_ray.in_process import make_backends
+            from pddpo_ray.loop.in_process import make_backends
 
             return make_backends(config, run_dir)
         self._link(run_dir)
@@ -190,8 +190,8 @@ class _Common:
     """World (or files), reference, scorers, trainer and engine of one seed's runs on texts."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        from pddpo_ray.in_process_text import prepare_texts, text_backends
-        from pddpo_ray.real_text import PreparedRealText
+        from pddpo_ray.data.real_text import PreparedRealText
+        from pddpo_ray.loop.in_process_text import prepare_texts, text_backends
 
         self._key = _common_key(config)
         self._prepared = prepare_texts(config)
@@ -205,7 +205,7 @@ class _Common:
 
     def backends(self, config: Config) -> Backends:
         """The seed's parts under one arm's recipe."""
-        from pddpo_ray.in_process_text import text_world_backends
+        from pddpo_ray.loop.in_process_text import text_world_backends
 
         if _common_key(config) != self._key:
             raise SuiteError("the arms of a suite on texts must have one world, model and engine per seed")
@@ -218,7 +218,7 @@ class _Common:
     def judge(self, config: Config, settings: HeldOutEntry) -> HeldOutJudge:
         """The seed's judge, made when a first run on real text is finished."""
         from pddpo_ray.compare.judging import HeldOutJudge
-        from pddpo_ray.real_text import PreparedRealText
+        from pddpo_ray.data.real_text import PreparedRealText
 
         if self._judge is None:
             assert isinstance(self._prepared, PreparedRealText)

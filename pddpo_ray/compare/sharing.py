@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.parts import Array, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
-from pddpo_ray.ppo import PpoCommand, PpoResult, reinforce
-from pddpo_ray.recall import Memory
+from pddpo_ray.contracts import Array, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.storage.recall import Memory
+from pddpo_ray.theory.ppo import PpoCommand, PpoResult, reinforce
 
 Draws = list[list[tuple[tuple[int, ...], str, float]]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class SharedTrainer:
-    """Satisfies parts.TrainerBackend: equal fits are made once, equal texts are scored once."""
+    """Satisfies contracts.TrainerBackend: equal fits are made once, equal texts are scored once."""
 
     def __init__(self, backend: TrainerBackend, memory: Memory) -> None:
         self._backend = backend
@@ -78,7 +78,7 @@ class SharedTrainer:
 
 
 class SharedEngine:
-    """Satisfies parts.RolloutEngine: draws from the reference are kept, all others are made by the engine."""
+    """Satisfies contracts.RolloutEngine: draws from the reference are kept, all others are made by the engine."""
 
     def __init__(self, engine: RolloutEngine, memory: Memory, reference: PolicyVersion) -> None:
         self.name = engine.name

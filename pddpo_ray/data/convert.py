@@ -12,7 +12,7 @@ from pddpo_ray.data.formats import WRITABLE, write_rows
 from pddpo_ray.data.inspection import Check, Inspection
 from pddpo_ray.data.problems import Bad, RowError
 from pddpo_ray.data.sinks import Sink, demand_writable
-from pddpo_ray.data.statistics import Statistics
+from pddpo_ray.data.summary import Statistics
 from pddpo_ray.data.templates import Template, load_tokenizer, template_named
 from pddpo_ray.errors import UserError
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pddpo_ray.controllers.seeds import seed_of
 from pddpo_ray.data.templates import plain
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import measure
@@ -24,9 +23,10 @@ from pddpo_ray.evaluate.models import Model, Speaker
 from pddpo_ray.evaluate.page import render
 from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score, iterative_elo, ratings
 from pddpo_ray.evaluate.sets import EvaluationSet
-from pddpo_ray.recall import Memory
+from pddpo_ray.loop.run import write_json
 from pddpo_ray.records import Decoding
-from pddpo_ray.run import write_json
+from pddpo_ray.storage.recall import Memory
+from pddpo_ray.theory.seeds import seed_of
 
 Tell = Callable[[str], None]
 Judge = Callable[[Sequence[tuple[str, str, str]]], Sequence[float | None]]

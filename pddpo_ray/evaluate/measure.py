@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pddpo_ray.evaluate.refusals import is_refusal
 from pddpo_ray.evaluate.sets import EvaluationSet, HeldOutPair
-from pddpo_ray.evaluate.statistics import Estimate, mean_interval, rate_interval
+from pddpo_ray.theory.intervals import Estimate, mean_interval, rate_interval
 
 Array = NDArray[np.float64]
 Measures = dict[str, Any]

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.contracts import Array, RolloutEngine
 from pddpo_ray.data.example import Message
 from pddpo_ray.data.templates import template_named
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import Array, RolloutEngine
+from pddpo_ray.loop.run import ARTIFACTS, JOURNAL
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
-from pddpo_ray.run import ARTIFACTS, JOURNAL
+from pddpo_ray.storage.artifacts import ArtifactStore
 
 LAST = "last"
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.run import ARTIFACTS
+from pddpo_ray.loop.run import ARTIFACTS
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
 
 Array = NDArray[np.float64]
@@ -45,11 +45,11 @@ def evaluate_run(config: Config, run: Path, journal: Journal) -> dict[str, dict[
 def world_view(config: Config, store: ArtifactStore) -> WorldView:
     """The recipe's world as evaluation sees it."""
     if isinstance(config.world, TabularWorldConfig):
-        from pddpo_ray.in_process import tabular_view, tabular_world
+        from pddpo_ray.loop.in_process import tabular_view, tabular_world
 
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):
-        from pddpo_ray.text_world import prepare_text_world
+        from pddpo_ray.worlds.prepared_text import prepare_text_world
 
         return prepare_text_world(config).view(store, config.dual.threshold)
     raise UserError("this run has no world whose truth is known: name its policies and a set (--set) instead")

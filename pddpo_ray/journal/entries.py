@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pddpo_ray.parts import Delivery
+from pddpo_ray.contracts import Delivery
 from pddpo_ray.records import CostEstimate, LabelledPair, PolicyVersion
 
 

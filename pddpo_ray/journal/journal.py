@@ -22,12 +22,12 @@ from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import rows, schema, serving_schema
 from pddpo_ray.journal.database import open_database, reading
 from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, JournalEvent, PairEntry, PhaseEntry, VersionEntry
 from pddpo_ray.journal.lock import DriverLock
-from pddpo_ray.parts import Delivery
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 Json = Any

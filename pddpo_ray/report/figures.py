@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pddpo_ray.cost_estimate import interval
+from pddpo_ray.loop.result import WALL
 from pddpo_ray.report.charts import Band, Dot, Level, Line, line_chart, plane, stacked_bars
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.result import WALL
+from pddpo_ray.theory.cost_estimate import interval
 
 POLICY, MIXTURE, OPTIMUM, OFFLINE, COVERED, REFERENCE = 1, 2, 3, 4, 5, 6
 POINT_STYLE = {

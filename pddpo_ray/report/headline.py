@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pddpo_ray.cost_estimate import interval
 from pddpo_ray.report.run_data import Point, RunData
 from pddpo_ray.report.text import escape, number, seconds, short
 from pddpo_ray.report.theory import half_width
+from pddpo_ray.theory.cost_estimate import interval
 
 
 def header(run: RunData) -> str:

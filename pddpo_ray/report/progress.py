@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pddpo_ray.journal import JournalEvent
+from pddpo_ray.loop.result import WALL
+from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.report.round_line import RoundLine
 from pddpo_ray.report.text import seconds
-from pddpo_ray.result import WALL
-from pddpo_ray.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 
 
 @dataclass

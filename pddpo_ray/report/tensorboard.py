@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event as Record
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from pddpo_ray.run import Event, RoundFinished
+from pddpo_ray.loop.run import Event, RoundFinished
 
 
 class TensorBoardLog:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pddpo_ray.cost_estimate import interval
 from pddpo_ray.report.run_data import RunData
+from pddpo_ray.theory.cost_estimate import interval
 
 State = Literal["met", "not met", "not checkable"]
 PROJECTED_RULES = ("projected", "anytime")

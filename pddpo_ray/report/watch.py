@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pddpo_ray.loop.run import Event, Progress
 from pddpo_ray.report.progress import make_progress
-from pddpo_ray.run import Event, Progress
 
 TENSORBOARD = "tensorboard"
 """Folder of the TensorBoard files inside a run folder."""

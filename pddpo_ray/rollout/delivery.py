@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pddpo_ray.config.tree import Config, LoraParameters, RayCluster, VllmRollout
-from pddpo_ray.plan import Device
+from pddpo_ray.plan.resources import Device
 
 Way = Literal["reload", "adapter", "nccl", "ipc"]
 

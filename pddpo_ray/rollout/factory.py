@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import Config, LoraParameters, RayCluster, TransformersRollout, VllmRollout
+from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
-from pddpo_ray.parts import RolloutEngine
 from pddpo_ray.rollout.delivery import way_of
+from pddpo_ray.storage.artifacts import ArtifactStore
 
 
 def language_engine(config: Config, name: str, folder: Path, store: ArtifactStore) -> RolloutEngine:

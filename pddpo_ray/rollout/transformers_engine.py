@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.contracts import Array, Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import Array, Delivery
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
     check_shapes,
@@ -28,13 +27,14 @@ from pddpo_ray.rollout.checkpoint import (
 )
 from pddpo_ray.rollout.draws import Count, counts, draw_seeds
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, Draw
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:
     import torch
 
 
 class TransformersEngine:
-    """Satisfies `pddpo_ray.parts.RolloutEngine`; see `VllmEngine` for the meaning of the arguments."""
+    """Satisfies `pddpo_ray.contracts.RolloutEngine`; see `VllmEngine` for the meaning of the arguments."""
 
     def __init__(
         self, name: str, model: Path, store: ArtifactStore, *, dtype: str = "float32", batch_size: int = 128

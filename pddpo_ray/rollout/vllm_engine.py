@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.contracts import Array, Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import Array, Delivery
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
     check_shapes,
@@ -30,6 +29,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_tensors,
 )
 from pddpo_ray.rollout.draws import Count, counts, draw_seeds
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def prepare_process(threads: int = 1) -> None:
 
 
 class VllmEngine:
-    """One vLLM engine; satisfies `pddpo_ray.parts.RolloutEngine`.
+    """One vLLM engine; satisfies `pddpo_ray.contracts.RolloutEngine`.
 
     `model` is a folder with config.json and tokenizer, the weights need not exist yet. `store` is where
     `PolicyVersion.path` is found.

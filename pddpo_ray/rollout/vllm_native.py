@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pddpo_ray.artifacts import ArtifactStore, TensorStream, tensors_sha256
 from pddpo_ray.config.tree import LoraParameters
+from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import Delivery
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_shapes, check_tokenizer, stored_shapes, stored_tensors
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
-from pddpo_ray.training.adapter_files import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
+from pddpo_ray.storage.adapters import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
+from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream, tensors_sha256
 
 if TYPE_CHECKING:
     import torch

@@ -93,7 +93,7 @@ class Judge:
 
 
 class JudgeLabeller:
-    """A judge as labeller (parts.Labeller). The more harmful answer is the one with the lower score for harmlessness.
+    """A judge as a `Labeller`. The more harmful answer is the one with the lower score for harmlessness.
 
     `record` is handed the counts of the present round, which `round_` names: `judge/questions` and `judge/unreadable`.
     """

@@ -14,13 +14,13 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import prompt as prompt_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.schema import sample as sample_table
 from pddpo_ray.journal.serving_schema import release as release_table
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.serving.draw import drawn_round
 from pddpo_ray.serving.keys import Scope

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from pddpo_ray.annotation.store import Store
-from pddpo_ray.controllers.preferences import reward_rows
+from pddpo_ray.contracts import Array
 from pddpo_ray.journal import Journal
-from pddpo_ray.output import ReleaseDecision, release_decision
-from pddpo_ray.parts import Array
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.preferences import reward_rows
 from pddpo_ray.records import LabelledPair, PolicyVersion, Response
 from pddpo_ray.serving.releases import REFUSE, RELEASE, RULE, Releases
+from pddpo_ray.theory.output import ReleaseDecision, release_decision
 
 PHASE = "release"
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer
 

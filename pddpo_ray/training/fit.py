@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
-from pddpo_ray.objectives import baseline_optimism_loss, cost_stage_scales, preference_loss, support_loss
-from pddpo_ray.parts import FitSettings, LossOptimism
 from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.theory.objectives import baseline_optimism_loss, cost_stage_scales, preference_loss, support_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
 from pddpo_ray.training.log_probs import ResponseScorer, Support, device_of
 from pddpo_ray.training.memory import recomputed_layers, tokens_within

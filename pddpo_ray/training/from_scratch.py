@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.small_models import Shape, made_once, small_llama
+from pddpo_ray.training.small_models import Shape, made_once, small_llama
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

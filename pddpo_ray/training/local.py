@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
-from pddpo_ray.parts import FitCommand, FitResult, Start
-from pddpo_ray.ppo import PpoCommand, PpoResult
+from pddpo_ray.contracts import FitCommand, FitResult, Start
 from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
+from pddpo_ray.theory.ppo import PpoCommand, PpoResult
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
@@ -31,7 +31,7 @@ MakeEngine = Callable[[ResponseScorer], Engine]
 
 
 class LocalTrainer:
-    """Satisfies parts.TrainerBackend.
+    """Satisfies contracts.TrainerBackend.
 
     What frozen models say about a text (log-probability, support, features) is computed once per run (`row_store`).
     """
@@ -199,7 +199,7 @@ class LocalTrainer:
 def carried(
     base: Mapping[str, Tensor], plus: Mapping[str, Tensor], minus: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
-    """base + scale * (plus - minus), tensor by tensor (parts.Start)."""
+    """base + scale * (plus - minus), tensor by tensor (contracts.Start)."""
     return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
 
 

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitSettings
-from pddpo_ray.ppo import PpoSettings, ScoredAnswer
+from pddpo_ray.theory.ppo import PpoSettings, ScoredAnswer
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard

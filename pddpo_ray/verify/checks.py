@@ -16,13 +16,18 @@ from scipy.linalg import eigh
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
-from pddpo_ray.box_mle import box_mle, gradient, negative_log_likelihood
-from pddpo_ray.cost_estimate import clipped_logit
-from pddpo_ray.dual import DualState, ProjectedFixed, ascend, constraint_state
 from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.exploration.resampling import exact_base
-from pddpo_ray.objectives import cost_bonus_margins, cost_temperature, preference_loss, printed_cost_bonus_margins
 from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.box_mle import box_mle, gradient, negative_log_likelihood
+from pddpo_ray.theory.cost_estimate import clipped_logit
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.theory.objectives import (
+    cost_bonus_margins,
+    cost_temperature,
+    preference_loss,
+    printed_cost_bonus_margins,
+)
 from pddpo_ray.worlds.oracle import Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit
 
-from pddpo_ray.cost_estimate import (
+from pddpo_ray.theory.cost_estimate import (
     Mode,
     clipped_logit,
     estimate_from_scores,

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.small_models import Shape, made_once, small_llama
+from pddpo_ray.training.small_models import Shape, made_once, small_llama
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers
 

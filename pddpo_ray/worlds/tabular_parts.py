@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.box_mle import box_mle, negative_log_likelihood, win_counts
+from pddpo_ray.contracts import Delivery, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.exploration.bonus import elliptical
-from pddpo_ray.logistic import bounded_logistic
-from pddpo_ray.optimistic_mle import optimistic_mle
-from pddpo_ray.parts import Delivery, FitCommand, FitResult
-from pddpo_ray.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.theory.box_mle import box_mle, negative_log_likelihood, win_counts
+from pddpo_ray.theory.logistic import bounded_logistic
+from pddpo_ray.theory.optimistic_mle import optimistic_mle
+from pddpo_ray.theory.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class TableBonus:
 
 
 class TabularTrainer:
-    """Satisfies parts.TrainerBackend: the exact minimiser of a stage's loss over the theory's policy class.
+    """Satisfies contracts.TrainerBackend: the exact minimiser of a stage's loss over the theory's policy class.
 
     Scores are the box-constrained maximum likelihood of the rows, whatever the start; the policy is the base's table
     times exp(+score / temperature) in the reward stage and exp(-score / temperature) in the cost stage. An objective
@@ -145,7 +145,7 @@ class TabularTrainer:
 
 
 class TabularEngine:
-    """Satisfies parts.RolloutEngine: draws answers from the table that was delivered last."""
+    """Satisfies contracts.RolloutEngine: draws answers from the table that was delivered last."""
 
     def __init__(self, world: TabularWorld, store: ArtifactStore, name: str = "tabular-0") -> None:
         self.name = name

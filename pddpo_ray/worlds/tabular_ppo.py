@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pddpo_ray.ppo import PpoSettings, ScoredAnswer
+from pddpo_ray.theory.ppo import PpoSettings, ScoredAnswer
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.ppo import Actors, Learner, ModuleEngine, run_ppo
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.annotation.store import now_ms
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import now_ms
 from tests.annotation_api import Office
 from tests.annotation_desk import Desk, create_run
 from tests.annotation_server import serving

@@ -15,11 +15,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import insert, select
 
-from pddpo_ray.annotation.audit import imbalances
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.journal.annotation_schema import answer
+from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
 from tests.annotation_api import Office
 from tests.unit.annotation.test_rendering import HOSTILE

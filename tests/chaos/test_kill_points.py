@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from actors import launch
-from pddpo_ray import run
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
+from pddpo_ray.loop import run
 from tests.kill_points import (
     ACTORS,
     PHASES,

@@ -12,9 +12,9 @@ import pytest
 import ray
 
 from actors import launch
-from pddpo_ray import run
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
+from pddpo_ray.loop import run
 from tests.ray_session import session
 from tests.traces import trace
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from actors import launch
-from pddpo_ray import run
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop import run
 from tests.kill_points import living
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.small_demo import SMALL_DEMO

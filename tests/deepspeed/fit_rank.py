@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer

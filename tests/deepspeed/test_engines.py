@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from tests.tiny_language_model import save_policy
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.annotation.audit import imbalances
 from pddpo_ray.annotation.queue import Lease, Nothing, Submission
 from pddpo_ray.annotation.rules import Outcome, Rules
 from pddpo_ray.journal.annotation_schema import answer, seat
+from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.annotation_crowd import crowd_keeps_every_promise
 from tests.annotation_desk import Desk, create_run, safety_questions

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.feedback import FeedbackHandle
-from pddpo_ray.parts import EarlyLabeller
+from actors.labeller import FeedbackHandle
+from pddpo_ray.contracts import EarlyLabeller
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from tests.ray_session import session
 

@@ -16,9 +16,9 @@ import pytest
 import ray
 
 from actors import launch
-from pddpo_ray import run
 from pddpo_ray.config import load
 from pddpo_ray.errors import PddpoError, UserError
+from pddpo_ray.loop import run
 from tests.ray_session import session
 from tests.traces import phases_done, trace, workers_by_round
 

@@ -12,8 +12,8 @@ import pytest
 import ray
 
 from actors.placement import shortfall
-from actors.trainer import TrainerGroup, TrainerSettings
-from pddpo_ray.plan import Bundle
+from actors.trainer_group import TrainerGroup, TrainerSettings
+from pddpo_ray.plan.resources import Bundle
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.summing_backend import command, make
 

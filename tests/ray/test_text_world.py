@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from actors import launch
-from pddpo_ray import run
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop import run
 from tests.ray_session import session
 from tests.traces import trace, workers_by_round
 

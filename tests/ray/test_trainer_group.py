@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.trainer import TrainerGroup, TrainerSettings
+from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 from tests.ray_session import session

@@ -9,7 +9,7 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
-from pddpo_ray.run import run_recipe
+from pddpo_ray.loop.run import run_recipe
 from tests.ray_session import session
 from tests.traces import trace
 

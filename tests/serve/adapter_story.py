@@ -11,11 +11,11 @@ from typing import Any
 
 from deploy.serving.engine import PolicyEngine
 from deploy.serving.settings import EngineSettings
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.catalog import Canary, ServedPolicy
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
 from tests.tiny_language_model import save_policy

@@ -22,7 +22,7 @@ from scipy.stats import chisquare
 
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.annotation.store import Store
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.draw import drawn_round
 from pddpo_ray.serving.releases import Releases
 from tests.served_process import served

@@ -20,12 +20,12 @@ import httpx
 import pytest
 
 from pddpo_ray.config.tree import JudgeFeedback
-from pddpo_ray.controllers.feedback import FeedbackController
-from pddpo_ray.controllers.judge import judge_labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.judge_labelling import judge_labeller
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.records import Pair, Verdict
-from pddpo_ray.run import ARTIFACTS
 from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from actors.weights import stored_weights
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
-from pddpo_ray.rollout.proof import prove
+from pddpo_ray.rollout.delivery_check import prove
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
 from tests.engine_process import adapters_process

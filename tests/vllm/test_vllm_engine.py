@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
-from pddpo_ray.rollout.proof import Prover, prove
+from pddpo_ray.rollout.delivery_check import Prover, prove
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
+from pddpo_ray.storage.artifacts import ArtifactStore
 from tests.engine_process import vllm_process
 from tests.tiny_language_model import WORDS, save_policy, tiny_llama, word_tokenizer
 

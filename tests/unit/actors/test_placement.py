@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.placement import misfit, shortfall, total
-from pddpo_ray.plan import TIME_SHARES, Bundle
+from pddpo_ray.plan.resources import TIME_SHARES, Bundle
 
 RUN = (Bundle("trainer", 4, 2.0, 1.0), Bundle("rollout", 2, 1.0, 1.0))
 

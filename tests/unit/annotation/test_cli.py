@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.cli.annotate import ADMIN_TOKEN, _first_admin
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import Sample, mixed_estimate, mixed_from_shares, sample_for_people, three_fillings
-from pddpo_ray.cost_estimate import (
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
     clipped_logit,
     estimate_from_shares,
     expected_clipped_logit,
     interval,
 )
-from pddpo_ray.records import CostEstimate
 
 
 def rate(shares: NDArray[np.float64]) -> CostEstimate:

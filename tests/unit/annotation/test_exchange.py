@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.annotation.audit import broken_links, imbalances
+from pddpo_ray.annotation.connectors.argilla import Argilla
+from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 from pddpo_ray.annotation.exchange import GivenElsewhere, examples, open_questions, take_answers
 from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
-from pddpo_ray.connectors.argilla import Argilla
-from pddpo_ray.connectors.label_studio import LabelStudio
 from pddpo_ray.data import Settings, inspect
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from tests.annotation_desk import RULES, Desk, pair_questions, safety_questions
 from tests.annotation_server import serving

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pddpo_ray.annotation.labeller import Patience, PeopleLabeller
 from pddpo_ray.annotation.queue import Lease, Submission
+from pddpo_ray.annotation.queue_labeller import Patience, PeopleLabeller
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
 from tests.annotation_desk import Desk, safety_questions

@@ -12,16 +12,16 @@ from scipy.special import expit
 from pddpo_ray.annotation.estimates import Sample
 from pddpo_ray.annotation.world_truth import imperfect_model, truth_of
 from pddpo_ray.config import Config, load
-from pddpo_ray.controllers.mixed import MODEL, PEOPLE, MixedFeedbackController, MixedPlan
-from pddpo_ray.controllers.people import mixed_feedback
-from pddpo_ray.cost_estimate import interval
+from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.in_process import tabular_world
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import Labeller
+from pddpo_ray.loop.in_process import tabular_world
+from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, MixedPlan
+from pddpo_ray.loop.people_labelling import mixed_feedback
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
-from pddpo_ray.run import run_recipe
-from pddpo_ray.worlds.labeller import WorldLabeller
+from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SETTINGS = [
     "feedback.kind=mixed",
@@ -65,7 +65,7 @@ class Counting:
 def people(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """In place of the queue: the queue itself has its own end-to-end test."""
     counting = Counting(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
-    monkeypatch.setattr("pddpo_ray.controllers.people.people_labeller", lambda *_, **__: counting)
+    monkeypatch.setattr("pddpo_ray.loop.people_labelling.people_labeller", lambda *_, **__: counting)
     return counting
 
 

@@ -18,13 +18,13 @@ import pytest
 from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from pddpo_ray.annotation.audit import imbalances
 from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue import Lease, Nothing, Submission
 from pddpo_ray.annotation.rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
+from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import MIGRATIONS, open_database
 from tests.annotation_desk import Desk, pair_questions, safety_questions
 

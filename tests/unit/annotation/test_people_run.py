@@ -12,14 +12,14 @@ from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.simulation import Manner, enlist, simulate
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
-from pddpo_ray.run import run_recipe
 from tests.annotation_api import GENEROUS
 from tests.annotation_server import serving
 

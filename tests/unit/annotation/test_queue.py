@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.annotation.audit import broken_links, imbalances
 from pddpo_ray.annotation.people import Campaign, Person
 from pddpo_ray.annotation.questions import Question, screen_form, stored_form
 from pddpo_ray.annotation.queue import Lease, Nothing, Queue, Submission
 from pddpo_ray.annotation.rules import Outcome, Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
+from pddpo_ray.journal.audit import broken_links, imbalances
 from tests.annotation_desk import Desk, pair_questions, safety_questions
 
 UNSAFE = Submission("label", {"safety": "unsafe"})

@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pddpo_ray.annotation.audit import imbalances
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.annotation.rules import Outcome, QueueError
+from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.annotation_desk import Desk, safety_questions
 

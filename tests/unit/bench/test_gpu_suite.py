@@ -155,7 +155,7 @@ def test_stages_of_adapters_equal_their_peers() -> None:
 
 
 def plain_engine(shape: Shape, folder: Path) -> TransformersEngine:
-    from pddpo_ray.artifacts import ArtifactStore
+    from pddpo_ray.storage.artifacts import ArtifactStore
 
     return TransformersEngine("bench", folder / "model", ArtifactStore(folder / "artifacts"), dtype=shape.number_type)
 

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.config import load
-from pddpo_ray.disk import told_when_full
 from pddpo_ray.errors import RunError
-from pddpo_ray.run import Event, PhaseChanged, run_recipe
+from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
+from pddpo_ray.storage.disk import told_when_full
 from tests.traces import trace
 
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]

@@ -235,7 +235,7 @@ def balanced(expression: str) -> bool:
 
 def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) -> None:
     from pddpo_ray.journal import Journal
-    from pddpo_ray.run import run_recipe
+    from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=2", "offline.pairs=32"]
     run_recipe(load("tabular", small), tmp_path / "run")

@@ -8,8 +8,8 @@ import pytest
 
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.config.tree import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
-from pddpo_ray.machine import GIB
-from pddpo_ray.plan import ModelShape, bundles, memory
+from pddpo_ray.plan.machine import GIB
+from pddpo_ray.plan.resources import ModelShape, bundles, memory
 
 NAMES = [f"gpu/{method}-{count}" for method in ("pd-dpo", "pd-dpo-adalag", "o-pd-dpo") for count in (1, 4, 8)]
 LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.assembly import with_reward_share
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.build import with_reward_share
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Verdict
-from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 
 ONE_FIT = (

@@ -15,10 +15,10 @@ from pddpo_ray.compare.command import compare, run_here
 from pddpo_ray.compare.page import render
 from pddpo_ray.compare.suite import Suite, load_suite
 from pddpo_ray.config import load
+from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.real_text import prepare_real_text
-from pddpo_ray.run import JOURNAL, PAGES
+from pddpo_ray.loop.run import JOURNAL, PAGES
 from tests.small_real_text import SMALL_REAL_TEXT
 
 SMALL = ["rounds=1", *SMALL_REAL_TEXT]

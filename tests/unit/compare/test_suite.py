@@ -10,15 +10,15 @@ from typing import cast
 
 import pytest
 
-from pddpo_ray.assembly import dual_state
-from pddpo_ray.backends import Backends
 from pddpo_ray.compare.facts import FACTS
 from pddpo_ray.compare.paper import load_paper, missing_models
 from pddpo_ray.compare.runner import Unit, run_unit, units_of
 from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.run import PAGES
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.build import dual_state
+from pddpo_ray.loop.run import PAGES
 
 SMALL = """
 about: small

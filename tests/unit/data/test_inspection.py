@@ -19,7 +19,7 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings, column_files, inspect
 from pddpo_ray.data.row_index import Entry, RowIndex, key_of
-from pddpo_ray.data.statistics import Histogram
+from pddpo_ray.data.summary import Histogram
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from tests import data_rows
 from tests.data_rows import lines, pku
@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
 
 def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pddpo_ray.journal import Journal
-    from pddpo_ray.run import run_recipe
+    from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=3", "offline.pairs=16", "report.html=false"]
     run_recipe(load("tabular", small), tmp_path / "run")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.real_text import prepare_real_text
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
-from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
 from tests.data_rows import lines, pku

@@ -19,7 +19,7 @@ from pddpo_ray.evaluate.ratings import (
     win_table,
 )
 from pddpo_ray.evaluate.refusals import is_refusal
-from pddpo_ray.evaluate.statistics import mean_interval, rate_interval
+from pddpo_ray.theory.intervals import mean_interval, rate_interval
 
 # --- means and rates -----------------------------------------------------------------------------------------------
 

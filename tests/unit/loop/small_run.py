@@ -7,7 +7,7 @@ from typing import Any
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
-from pddpo_ray.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 
 SMALL = (
     "rollout.candidates=4",

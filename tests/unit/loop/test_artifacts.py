@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
 
 
 def test_the_hash_of_tensors_by_hand() -> None:

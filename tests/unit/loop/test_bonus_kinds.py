@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Pair
-from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 from tests.unit.loop.small_run import small
 

@@ -9,18 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.controllers.dual import DualController, LocalDual
-from pddpo_ray.controllers.feedback import FeedbackController
-from pddpo_ray.controllers.preferences import Preferences, cost_rows, reward_rows
-from pddpo_ray.controllers.prompts import Prompts
-from pddpo_ray.controllers.rollout import Draw, Proposal, RolloutController
-from pddpo_ray.controllers.seeds import seed_of
-from pddpo_ray.controllers.trainer import FitPlan, TrainerController, limit_rows, start_of
-from pddpo_ray.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.contracts import Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.parts import Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
+from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.fitting import FitPlan, TrainerController, limit_rows, start_of
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.preferences import Preferences, cost_rows, reward_rows
+from pddpo_ray.loop.prompts import Prompts
+from pddpo_ray.loop.sampling import Draw, Proposal, RolloutController
 from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
@@ -35,11 +32,14 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
+from pddpo_ray.rollout.delivery_check import Prover
 from pddpo_ray.rollout.draws import Count, counts
-from pddpo_ray.rollout.proof import Prover
-from pddpo_ray.worlds.labeller import WorldLabeller
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 WORLD = trap_world()
 ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(2) for y in range(3)]

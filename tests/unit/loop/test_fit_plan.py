@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pddpo_ray.controllers.trainer import FitPlan
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
+from pddpo_ray.loop.fitting import FitPlan
 
 
 def test_learning_rates_fall_linearly_over_the_rounds() -> None:

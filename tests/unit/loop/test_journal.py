@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database
 from pddpo_ray.journal.lock import is_alive, process_start
-from pddpo_ray.parts import Delivery
 from pddpo_ray.records import (
     CostEstimate,
     LabelledPair,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.objectives import preference_loss
 from pddpo_ray.records import PairRow
-from pddpo_ray.refit import (
+from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.refit import (
     Budget,
     Determinant,
     Geometric,

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Table
 
 from pddpo_ray.journal import Journal, schema
-from pddpo_ray.run import JOURNAL, PhaseChanged, run_recipe
+from pddpo_ray.loop.run import JOURNAL, PhaseChanged, run_recipe
 from tests.unit.loop.small_run import SMALL, finish, small, story
 
 Place = tuple[int, str]
@@ -90,7 +90,7 @@ def test_a_process_killed_in_mid_round_is_continued_by_another(tmp_path: Path) -
         import os, signal
         from pathlib import Path
         from pddpo_ray.config import load
-        from pddpo_ray.run import PhaseChanged, run_recipe
+        from pddpo_ray.loop.run import PhaseChanged, run_recipe
 
         def die(event):
             if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (2, "safety"):

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of
-from pddpo_ray.backends import Backends
 from pddpo_ray.config import Config, load
-from pddpo_ray.controllers.dual import DualController
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.dual_step import DualController
+from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.run import JOURNAL, PAGES, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
-from pddpo_ray.run import JOURNAL, PAGES, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
 from tests.unit.loop.small_run import finish, small, story

@@ -9,7 +9,7 @@ import pytest
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
-from pddpo_ray.run import JOURNAL, PhaseChanged, run_recipe
+from pddpo_ray.loop.run import JOURNAL, PhaseChanged, run_recipe
 from tests.unit.loop.small_run import story
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import expit
 
-from pddpo_ray.cost_estimate import (
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
     clipped_logit,
     estimate_cost,
@@ -27,9 +29,7 @@ from pddpo_ray.cost_estimate import (
     unsafe_shares,
     within_prompt_variance,
 )
-from pddpo_ray.errors import RunError
-from pddpo_ray.output import output_weights, release_decision
-from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.output import output_weights, release_decision
 from pddpo_ray.verify.experiments import bias_table, interval_coverage
 
 SAFE, UNSAFE, ABSTAIN, FAILED = Verdict.SAFE, Verdict.UNSAFE, Verdict.ABSTAIN, Verdict.FAILED

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pddpo_ray.dual import (
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.dual import (
     ConstraintState,
     DampedNewton,
     DualState,
@@ -26,7 +27,6 @@ from pddpo_ray.dual import (
     replay,
     skips_cost_stage,
 )
-from pddpo_ray.records import CostEstimate
 from pddpo_ray.worlds.tabular import trap_world
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 
-from pddpo_ray.objectives import (
+from pddpo_ray.theory.objectives import (
     baseline_optimism_loss,
     cost_bonus_margins,
     cost_stage_scales,

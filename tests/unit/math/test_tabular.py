@@ -13,9 +13,8 @@ import pytest
 from scipy import stats
 from scipy.special import expit, softmax
 
-from pddpo_ray.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start, TrainerBackend
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.parts import FitCommand, FitSettings, RolloutEngine, Start, TrainerBackend
 from pddpo_ray.records import (
     Decoding,
     LabelledPair,
@@ -26,7 +25,7 @@ from pddpo_ray.records import (
     Response,
     Verdict,
 )
-from pddpo_ray.worlds.labeller import WorldLabeller
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.worlds.tabular import (
     TabularWorld,
     draw_answers,
@@ -38,6 +37,7 @@ from pddpo_ray.worlds.tabular import (
     world_of,
 )
 from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer, decoded, one_hot_gram, wins_of
+from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
 

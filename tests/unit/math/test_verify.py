@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.parts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.verify import command
 from pddpo_ray.verify.checks import Check, exact_dual_run
 from pddpo_ray.verify.command import VerifyOptions, main

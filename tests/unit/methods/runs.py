@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.in_process import make_backends
+from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import FitCommand, FitResult
-from pddpo_ray.run import JOURNAL, run_recipe
+from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
 FIXED = "dual.rule={kind: fixed}"

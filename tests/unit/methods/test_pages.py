@@ -13,18 +13,18 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit, logsumexp
 
 from pddpo_ray.algorithms.safe_dpo import transformed
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.backends import Backends
 from pddpo_ray.config import Config
-from pddpo_ray.cost_estimate import clipped_logit
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.in_process import make_backends
 from pddpo_ray.journal import Journal
-from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
-from pddpo_ray.run import RoundFinished, run_recipe
 from pddpo_ray.scoring.linear import LinearScorer
 from pddpo_ray.scoring.policies import PolicyScorer
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 from tests.unit.loop.small_run import finish, story

@@ -8,7 +8,7 @@ import pytest
 
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.config.tree import Config, FitConfig, LogRule, LoraParameters
-from pddpo_ray.run import PAGES
+from pddpo_ray.loop.run import PAGES
 
 # epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay
 TABLE = {

@@ -12,13 +12,13 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config import load
-from pddpo_ray.dual import LogMultiplier, constraint_state
 from pddpo_ray.errors import UserError
-from pddpo_ray.ppo import PolicyGradient, PpoCommand, PpoSettings, ScoredAnswer
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.run import run_recipe
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.dual import LogMultiplier, constraint_state
+from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, PpoSettings, ScoredAnswer
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer

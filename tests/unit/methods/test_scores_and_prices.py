@@ -10,13 +10,13 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import logit
 
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.box_mle import box_mle, win_counts
-from pddpo_ray.explicit_dual import descend, dual_slope, dual_value
-from pddpo_ray.logistic import bounded_logistic
-from pddpo_ray.merging import merge_versions, merged_tables, merged_weights
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Response, Verdict
 from pddpo_ray.scoring.linear import LinearScorer, fit_cost, fit_reward
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.merging import merge_versions, merged_tables, merged_weights
+from pddpo_ray.theory.box_mle import box_mle, win_counts
+from pddpo_ray.theory.explicit_dual import descend, dual_slope, dual_value
+from pddpo_ray.theory.logistic import bounded_logistic
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, trap_world
 
 

@@ -16,7 +16,7 @@ from pddpo_ray.cli import train
 from pddpo_ray.cli.main import VERBS, main
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
-from pddpo_ray.machine import GIB, Machine
+from pddpo_ray.plan.machine import GIB, Machine
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
 
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two CPUs and no cluster, whatever machine the tests run on."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("pddpo_ray.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
+    monkeypatch.setattr("pddpo_ray.plan.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_the_runner_follows_the_cluster_mode(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(train.importlib, "import_module", import_module)
     train.runner(load("tabular"))
     train.runner(load("text-world"))
-    assert imported == ["pddpo_ray.run", "actors.launch"]
+    assert imported == ["pddpo_ray.loop.run", "actors.launch"]
 
 
 OWN_CORES = ("trainer.threads=1", "cluster.cpus=2")

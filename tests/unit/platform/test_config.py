@@ -15,8 +15,8 @@ from pddpo_ray.config import Config, load, recipe_names, to_yaml
 from pddpo_ray.config.document import parse_value
 from pddpo_ray.config.loading import dotted_keys, model_folder_problem
 from pddpo_ray.config.tree import FixedRule, LogRule, RayCluster, TransformersRollout
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import UserError
-from pddpo_ray.parts import FitSettings
 
 
 def complaint(recipe: str | Path, *overrides: str) -> str:

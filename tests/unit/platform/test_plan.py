@@ -11,8 +11,8 @@ import pytest
 from pddpo_ray.config import Config
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.machine import GIB, Gpu, Machine, visible_gpus
-from pddpo_ray.plan import (
+from pddpo_ray.plan.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.plan.resources import (
     Bundle,
     ModelShape,
     bundles,
@@ -236,7 +236,7 @@ def test_fifty_policies_take_the_space_of_their_weights() -> None:
 
 
 def test_a_model_too_large_for_the_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pddpo_ray.plan.model_shape", lambda config: SEVEN_B)
+    monkeypatch.setattr("pddpo_ray.plan.resources.model_shape", lambda config: SEVEN_B)
     small = Machine(cpus=16, memory_bytes=256 * GIB, gpus=(Gpu("L4", 24 * GIB),) * 2)
     problem = shortage(load("text-world", BF16), small)
     assert problem is not None

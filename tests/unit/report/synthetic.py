@@ -12,10 +12,10 @@ import numpy as np
 from sqlalchemy import update
 
 from pddpo_ray.config import load
-from pddpo_ray.cost_estimate import interval
+from pddpo_ray.contracts import Delivery
 from pddpo_ray.journal import Journal, schema
-from pddpo_ray.parts import Delivery
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.worlds.grammar import Grammar
 
 RHO, LAMBDA_STAR, F_STAR = 1.0, 0.72, 0.61

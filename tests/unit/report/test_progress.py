@@ -14,11 +14,11 @@ from tensorboard.compat.proto.event_pb2 import Event as Record
 
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.loop.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.report.progress import LiveProgress, Progress, State, make_progress
 from pddpo_ray.report.round_line import RoundLine
 from pddpo_ray.report.tensorboard import TensorBoardLog
 from pddpo_ray.report.watch import watching
-from pddpo_ray.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 
 METRICS = {
     "dual/multiplier": 0.831,

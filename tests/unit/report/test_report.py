@@ -13,11 +13,11 @@ import pytest
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.figures import seconds_by_phase
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.text import short
-from pddpo_ray.run import run_recipe
 from tests.unit.report.page import Page
 from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
 
@@ -179,7 +179,7 @@ def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
 
 
 def test_weights_that_differ_from_the_trainers_are_not_called_proven(tmp_path: Path) -> None:
-    from pddpo_ray.parts import Delivery
+    from pddpo_ray.contracts import Delivery
 
     run_dir = write_run(tmp_path / "run", rounds=2)
     assert "not proven" not in Page.of(build_report(run_dir)).text

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.controllers.feedback import FeedbackController
-from pddpo_ray.controllers.preferences import cost_rows, reward_rows
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.preferences import cost_rows, reward_rows
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.worlds.tabular import trap_world
 

@@ -12,8 +12,8 @@ import pytest
 
 from pddpo_ray.config import load
 from pddpo_ray.config.tree import JudgeFeedback
-from pddpo_ray.controllers.judge import judge_labeller
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.loop.judge_labelling import judge_labeller
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
 from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores

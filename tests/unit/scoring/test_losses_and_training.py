@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.special import expit
 
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitSettings
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.losses import cost_loss, reward_loss, score_ridge, sign_loss
 from pddpo_ray.scoring.model import ScoreModel

@@ -20,10 +20,10 @@ from deploy.serving.engine import Kind, Piece, demand_version
 from deploy.serving.requests import parse
 from deploy.serving.service import Service
 from deploy.serving.settings import ServeArgs
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
-from pddpo_ray.run import JOURNAL
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.run import JOURNAL
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.annotation.store import Store
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
-from pddpo_ray.run import JOURNAL, run_recipe
 from pddpo_ray.serving.catalog import NotServed, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pddpo_ray.artifacts import ArtifactStore
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
-from pddpo_ray.parts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import (
@@ -116,8 +116,8 @@ def test_a_policy_is_stored_as_its_adapter_alone_and_read_as_a_whole_model(
 def test_old_merged_weights_go_and_come_back(
     store: ArtifactStore, reference: PolicyVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pddpo_ray.training.adapter_files.KEPT", 1)
-    monkeypatch.setattr("pddpo_ray.training.adapter_files.KEPT_S", -1.0)
+    monkeypatch.setattr("pddpo_ray.storage.adapters.KEPT", 1)
+    monkeypatch.setattr("pddpo_ray.storage.adapters.KEPT_S", -1.0)
     trainer = lora_trainer(store, reference)
     one, two = (trainer.execute(command(reference, number=number)).version for number in (1, 2))
     first = store.folder(one.path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pddpo_ray.parts import FitSettings
+from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, micro_batches, pair_tokens, texts_of
 from pddpo_ray.training.engine import TorchEngine

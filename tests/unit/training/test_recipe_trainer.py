@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pddpo_ray.artifacts import ArtifactStore
 from pddpo_ray.config.tree import LoraParameters, ModelConfig
-from pddpo_ray.recipe_trainer import recipe_trainer
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import LoraEngine, LoraTrainer
+from pddpo_ray.training.recipe_trainer import recipe_trainer
 from tests.tiny_language_model import save_policy
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.artifacts import ArtifactStore
-from pddpo_ray.parts import FitCommand, FitSettings, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training import local
 from pddpo_ray.training.batches import Text
 from pddpo_ray.training.engine import TorchEngine

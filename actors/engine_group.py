@@ -1,0 +1,297 @@
+"""Rollout engines as Ray actors, one per placement bundle, and their handles in the driver.
+
+A handle looks like the engine. It keeps three promises over the wire: every batch names the version it must come from,
+and another version is an error, never an answer; a lost process is replaced a bounded number of times; and a new
+process gets the current version delivered and proven again before it samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError
+
+from actors.calls import wait_for, wait_for_actor
+from pddpo_ray.contracts import Array, Delivery, RolloutEngine
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.draws import Count, counts
+
+Draw = tuple[tuple[int, ...], str, float]
+MakeEngine = Callable[[], RolloutEngine]
+"""Runs in the actor's process; picklable."""
+Prove = Callable[[RolloutEngine, Delivery, PolicyVersion], object]
+
+
+Send = Callable[[PolicyVersion, Any], object]
+"""(policy, the engine's actor): the trainer's ranks send the weights to it."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can give the GPU's memory away for a while."""
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """An engine that is sent its weights through vLLM's own transfer."""
+
+    def expect(self, policy: PolicyVersion) -> None: ...
+
+    def init_weight_transfer_engine(self, request: Any) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, request: Any) -> None: ...
+
+    def finish_weight_update(self) -> None: ...
+
+    def delivered(self, policy: PolicyVersion) -> Delivery: ...
+
+
+class RolloutActor:
+    """One engine in a process of its own."""
+
+    def __init__(self, make_engine: MakeEngine) -> None:
+        self._engine = make_engine()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def version(self) -> int:
+        return self._engine.version
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        return self._engine.deliver(policy)
+
+    def sample(
+        self, version: int, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
+    ) -> list[list[Draw]]:
+        self._demand(version)
+        return self._engine.sample(prompts, seeds, n, decoding)
+
+    def score(self, version: int, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        self._demand(version)
+        return self._engine.score(prompts, answers)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def sleep(self) -> None:
+        if isinstance(self._engine, Sleeper):
+            self._engine.sleep()
+
+    def wake(self) -> None:
+        if isinstance(self._engine, Sleeper):
+            self._engine.wake()
+
+    # --- vLLM's weight transfer: called by the trainer's ranks, by the names that vLLM's client uses ----------------
+
+    def expect(self, policy: PolicyVersion) -> None:
+        self._receiver.expect(policy)
+
+    def init_weight_transfer_engine(self, request: Any) -> None:
+        self._receiver.init_weight_transfer_engine(request)
+
+    def start_weight_update(self) -> None:
+        self._receiver.start_weight_update()
+
+    def update_weights(self, request: Any) -> None:
+        self._receiver.update_weights(request)
+
+    def finish_weight_update(self) -> None:
+        self._receiver.finish_weight_update()
+
+    def delivered(self, policy: PolicyVersion) -> Delivery:
+        return self._receiver.delivered(policy)
+
+    @property
+    def _receiver(self) -> Receiver:
+        if not isinstance(self._engine, Receiver):
+            raise RunError(f"engine {self._engine.name} fetches its weights itself and cannot be sent any")
+        return self._engine
+
+    def _demand(self, version: int) -> None:
+        if self._engine.version != version:
+            raise RunError(
+                f"engine {self._engine.name} holds version {self._engine.version}, version {version} was asked for"
+            )
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Resources of one engine and patience with it."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    restarts: int = 3
+    """How often it is started again over one and the same question."""
+    start_deadline_s: float = 300.0
+    deadline_s: float = 600.0
+    lack: Callable[[], str | None] = lambda: None
+    """Says what the cluster lacks for the run, once it lacks something."""
+
+
+class RolloutHandle:
+    """An engine in another process; satisfies `pddpo_ray.contracts.RolloutEngine`.
+
+    `__init__` only starts the process; `wait_ready` waits for it. `placement` is a placement group and a bundle in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_engine: MakeEngine,
+        settings: RolloutSettings | None = None,
+        placement: tuple[Any, int] | None = None,
+    ) -> None:
+        self.name = name
+        self._make_engine = make_engine
+        self._settings = settings or RolloutSettings()
+        self._placement = placement
+        self._prove: Prove | None = None
+        self._send: Send | None = None
+        self._asleep = False
+        self._held: PolicyVersion | None = None
+        self._lost = 0
+        self._actor = self._start()
+
+    def prove_with(self, prove: Prove) -> None:
+        """What a replaced engine has to show before it samples again."""
+        self._prove = prove
+
+    def send_with(self, send: Send) -> None:
+        """Deliveries are sent by the trainer from now on, instead of being fetched by the engine."""
+        self._send = send
+
+    def sleep(self) -> None:
+        """The engine gives its GPU's memory away; whoever uses it next wakes it."""
+        if not self._asleep:
+            self._call("sleep", what="falling asleep")
+            self._asleep = True
+
+    def wait_ready(self) -> None:
+        """Wait for resources, imports and the engine's start."""
+        deadline_s, who = self._settings.start_deadline_s, f"rollout engine {self.name}"
+        try:
+            wait_for_actor(self._actor.pid.remote(), deadline_s=deadline_s, who=who)
+        except RunError as error:
+            short = self._settings.lack()
+            if short is None:
+                raise
+            raise RunError(f"{error} The cluster became too small: {short}") from error
+
+    def pid(self) -> int:
+        return int(self._call("pid", what="its process id"))
+
+    @property
+    def restarts(self) -> int:
+        """How many processes were lost so far."""
+        return self._lost
+
+    # --- RolloutEngine ------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return int(self._call("version", what="a version check"))
+
+    def deliver(self, policy: PolicyVersion) -> Delivery:
+        self._held = None
+        self._wake()
+        what = f"the delivery of {policy.name}"
+        if self._send is None:
+            delivery: Delivery = self._call("deliver", policy, what=what)
+        else:
+            self._call("expect", policy, what=what)
+            self._send(policy, self._actor)
+            delivery = self._call("delivered", policy, what=what)
+        self._held = policy
+        return delivery
+
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
+        self._wake()
+        draws: list[list[Draw]] = self._call(
+            "sample",
+            self._number(),
+            prompts,
+            seeds,
+            n,
+            decoding,
+            what=f"sampling {sum(counts(n, len(prompts)))} answer(s)",
+        )
+        return draws
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        self._wake()
+        scores = self._call("score", self._number(), prompts, answers, what=f"{len(answers)} canary scores")
+        return np.asarray(scores, dtype=np.float64)
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._call("wake", what="waking up")
+            self._asleep = False
+
+    def _number(self) -> int:
+        if self._held is None:
+            raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
+        return self._held.number
+
+    def _start(self) -> Any:
+        options: dict[str, Any] = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_restarts": 0}
+        if self._placement is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            group, bundle = self._placement
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=bundle
+            )
+        return ray.remote(RolloutActor).options(**options).remote(self._make_engine)
+
+    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+        """One call; a lost process is replaced and asked again, with the same seeds, so the answer is the same.
+
+        Raises RunError when that many processes in a row were lost over one and the same question.
+        """
+        attempts = self._settings.restarts + 1
+        for attempt in range(attempts):
+            try:
+                return self._ask(method, *arguments, what=what)
+            except RayActorError as error:
+                lost = error
+                if attempt < self._settings.restarts:
+                    self._replace()
+        raise RunError(
+            f"rollout engine {self.name} was lost {attempts} times during {what}; its log is in Ray's session folder"
+            " (`ray logs`)"
+        ) from lost
+
+    def _ask(self, method: str, *arguments: Any, what: str) -> Any:
+        reference = getattr(self._actor, method).remote(*arguments)
+        return wait_for(reference, deadline_s=self._settings.deadline_s, who=f"rollout engine {self.name}", what=what)
+
+    def _replace(self) -> None:
+        """A new process with the version that the lost one held, proven."""
+        self._lost += 1
+        ray.kill(self._actor)
+        self._actor = self._start()
+        self._asleep = False
+        self.wait_ready()
+        held = self._held
+        if held is not None:
+            delivery = self.deliver(held)
+            if self._prove is not None:
+                self._prove(self, delivery, held)

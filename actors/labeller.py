@@ -1,0 +1,98 @@
+"""A labeller as a Ray actor: a world's truth or a scoring model in a process of its own.
+
+Labels follow from the items and a seed, so a lost process is simply asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from actors.calls import Answerer
+from actors.placement import beside_driver
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
+
+MakeLabeller = Callable[[], Labeller]
+SafetyQuestion = tuple[list[Response], int, int]
+"""Items, labels each, seed."""
+PIECE = 64 * 2**10
+"""Bytes. Ray copies arguments below 100 KiB into the description of an actor, from which it is started again; a larger
+one is an object that a restart may no longer find."""
+
+
+class FeedbackActor:
+    """One labeller; `pieces` are those of its pickled maker."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        make_labeller: MakeLabeller = cloudpickle.loads(b"".join(pieces))
+        self._labeller = make_labeller()
+
+    def ready(self) -> bool:
+        return True
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        return self._labeller.safety(items, labels_each, seed)
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        return self._labeller.compare(pairs, seed)
+
+
+class FeedbackHandle:
+    """A labeller in another process; satisfies `pddpo_ray.contracts.Labeller` and `EarlyLabeller`.
+
+    Raises RunError that names the labeller when its deadline passes or its process was lost too often.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_labeller: MakeLabeller,
+        *,
+        deadline_s: float,
+        start_deadline_s: float = 300.0,
+        gpus: float = 0.0,
+        restarts: int = 3,
+    ) -> None:
+        self.name = name
+        pickled = cloudpickle.dumps(make_labeller)
+        actor = (
+            ray.remote(FeedbackActor)
+            .options(
+                num_cpus=0,
+                num_gpus=gpus,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy="DEFAULT" if gpus else beside_driver(),
+            )
+            .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
+        )
+        self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
+        self._begun: tuple[SafetyQuestion, Any] | None = None
+
+    def wait_ready(self) -> None:
+        self._answerer.wait_ready()
+
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
+        """The actor labels while the run goes on; `safety` with the same arguments takes its answer."""
+        question = (list(items), labels_each, seed)
+        self._begun = question, self._answerer.begin("safety", *question)
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        question = (list(items), labels_each, seed)
+        begun = self._begun[1] if self._begun is not None and self._begun[0] == question else None
+        self._begun = None
+        labels: list[SafetyLabels] = self._answerer.ask(
+            "safety", *question, what=f"{len(items)} x {labels_each} safety labels", begun=begun
+        )
+        return labels
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        labels: list[LabelledPair] = self._answerer.ask("compare", pairs, seed, what=f"{len(pairs)} comparisons")
+        return labels
+
+    def close(self) -> None:
+        self._answerer.close()

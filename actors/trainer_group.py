@@ -1,0 +1,340 @@
+"""The trainer as a Ray Train worker group that lives for the whole run.
+
+    driver thread: TorchTrainer.fit()  ->  Train's controller  ->  rank 0 ... n-1, each in the loop below
+    driver: execute(command)  ->  mailbox actor  <-  ranks: next, compute, answer
+
+Ray Train starts the ranks, forms their process group, and starts all of them again when one is lost (FailureConfig).
+One group and one name per run: a second `fit` under the same name would silently resume the first. The models stay in
+the ranks between commands; the command round trip is some milliseconds. Which fits are finished is the journal's
+business: a new group simply gets the unfinished command again, and commands give the same result every time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.mailbox import STOP, Mailbox, Outcome, Worker
+from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
+from actors.weights import SendCommand, WeightSender
+from pddpo_ray.contracts import Array, FitCommand, FitResult, TrainerBackend
+from pddpo_ray.errors import PddpoError, RunError
+from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, PpoResult
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 5.0
+MakeBackend = Callable[[int, int], TrainerBackend]
+"""(rank, ranks) -> the engine-bearing backend of that rank; runs in the rank's process, so it must be picklable."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Size of the group and patience with it."""
+
+    workers: int = 1
+    threads: int = 1
+    gpu: bool = False
+    placement: str = "PACK"
+    max_failures: int = 3
+    start_deadline_s: float = 300.0
+    deadline_s: float = 1800.0
+    lack: Callable[[], str | None] = lambda: None
+    """Says what the cluster lacks for the run, once it lacks something."""
+
+
+class TrainerGroup:
+    """Many ranks that look like one backend; satisfies `pddpo_ray.contracts.TrainerBackend`.
+
+    Calls return when all ranks are done. Raises RunError when a deadline passes (naming the ranks it waited for), when
+    the group failed more than `max_failures` times, or with the message of an expected error inside a rank.
+    """
+
+    def __init__(self, make_backend: MakeBackend, *, name: str, storage: Path, settings: TrainerSettings) -> None:
+        self._make_backend = make_backend
+        self._settings = settings
+        self._name = f"{name}-{uuid.uuid4().hex[:8]}"
+        self._storage = Path(storage).absolute()
+        self._number = 0
+        self._lost_groups = 0
+        self._short_since: float | None = None
+        self._one_at_a_time = threading.Lock()
+        self._begun: tuple[FitCommand, Future[FitResult]] | None = None
+        self._closed = False
+        self._start_group()
+
+    # --- TrainerBackend -----------------------------------------------------------------------------------------
+
+    def execute(self, command: FitCommand) -> FitResult:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == command:
+            return begun[1].result()
+        return self._execute(command)
+
+    def begin(self, command: FitCommand) -> None:
+        """Starts a fit; `execute` with an equal command collects it. Other calls wait until it is done."""
+        fit: Future[FitResult] = Future()
+
+        def run() -> None:
+            try:
+                fit.set_result(self._execute(command))
+            except BaseException as error:
+                fit.set_exception(error)
+
+        self._begun = command, fit
+        threading.Thread(target=run, daemon=True, name="fit-begun").start()
+
+    def reinforce(self, command: PpoCommand) -> PpoResult:
+        result: PpoResult = self._call("reinforce", command, what=f"update {command.result}")
+        return replace(result, workers=tuple(worker.pid for worker in self.workers()))
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        scores: Array = self._call("log_probs", policy, tuple(responses), what=f"log-probs under {policy.name}")
+        return scores
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        states: Array = self._call("features", tuple(responses), what="features of the reference")
+        return states
+
+    def send(self, command: SendCommand) -> int:
+        """Every rank takes part in sending a version to an engine. -> number of tensors"""
+        count: int = self._call("send", command, what=f"the delivery of {command.policy.name}")
+        return count
+
+    def close(self, patience_s: float = 60.0) -> None:
+        """End the loop of every rank, which ends the group; what is left after `patience_s` ends with the driver."""
+        self._closed = True
+        try:
+            ray.get(self._mailbox.stop.remote(), timeout=patience_s)
+        except (ray.exceptions.RayError, TimeoutError):
+            return
+        self._thread.join(timeout=patience_s)
+        ray.kill(self._mailbox)
+
+    # --- beyond the protocol ------------------------------------------------------------------------------------
+
+    def wait_ready(self) -> None:
+        """Wait until every rank has its backend. `__init__` only starts them, so other parts can start meanwhile."""
+        deadline = time.monotonic() + self._settings.start_deadline_s
+        while not ray.get(self._mailbox.ready.remote(POLL_S)):
+            self._raise_if_group_ended()
+            release_superseded_places()
+            if time.monotonic() > deadline:
+                present = [worker.rank for worker in self.workers()]
+                raise RunError(
+                    f"the trainer group did not start within {self._settings.start_deadline_s:.0f} s: ranks {present}"
+                    f" of {self._settings.workers} are there. `ray status` shows what the cluster can give."
+                )
+
+    def workers(self) -> list[Worker]:
+        """The present ranks with their process ids."""
+        workers: list[Worker] = ray.get(self._mailbox.workers.remote())
+        return workers
+
+    def restarts(self) -> int:
+        """How many ranks had to be started again so far."""
+        return int(ray.get(self._mailbox.restarts.remote()))
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: FitCommand) -> FitResult:
+        result: FitResult = self._call("execute", command, what=f"fit {command.result}")
+        return replace(result, workers=tuple(worker.pid for worker in self.workers()))
+
+    def _start_group(self) -> None:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
+        settings = self._settings
+        self._failure: BaseException | None = None
+        self._mailbox = (
+            ray.remote(Mailbox)
+            .options(
+                num_cpus=0,
+                name=f"{self._name}/mailbox-{self._lost_groups}",
+                max_concurrency=1000,
+                scheduling_strategy=beside_driver(),
+            )
+            .remote(settings.workers)
+        )
+        trainer = TorchTrainer(
+            _rank_loop,
+            train_loop_config={
+                "mailbox": self._mailbox,
+                "make_backend": self._make_backend,
+                "threads": settings.threads,
+            },
+            torch_config=TorchConfig(backend="nccl" if settings.gpu else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=settings.workers,
+                use_gpu=settings.gpu,
+                resources_per_worker={"CPU": settings.threads, **({"GPU": 1} if settings.gpu else {})},
+                placement_strategy=settings.placement,
+            ),
+            run_config=RunConfig(
+                name=f"{self._name}-{self._lost_groups}",
+                storage_path=str(self._storage),
+                failure_config=FailureConfig(max_failures=settings.max_failures),
+            ),
+        )
+        self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="ray-train")
+        self._thread.start()
+
+    def _fit(self, trainer: Any) -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:
+            self._failure = error
+
+    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+        """One command to all ranks, from any thread. -> the value of rank 0"""
+        with self._one_at_a_time:
+            return self._command(method, *arguments, what=what)
+
+    def _command(self, method: str, *arguments: Any, what: str) -> Any:
+        self._number += 1
+        outcome: Outcome | None = None
+        submitted = False
+        deadline = time.monotonic() + self._settings.deadline_s
+        while True:
+            try:
+                if not submitted:
+                    self.wait_ready()
+                    self._submit((method, arguments))
+                    submitted = True
+                outcome = ray.get(self._mailbox.result.remote(self._number, POLL_S))
+            except ray.exceptions.RayActorError as error:
+                self._replace_group(error)
+                submitted = False
+            if outcome is not None:
+                break
+            if self._group_ended():
+                self._replace_group(self._failure)
+                submitted = False
+            if time.monotonic() > deadline:
+                raise RunError(self._overdue(what))
+            release_superseded_places()
+            self._raise_if_cluster_shrank(what)
+        if outcome.error is not None:
+            raise RunError(f"trainer, {what}: {outcome.message}")
+        return outcome.value
+
+    def _submit(self, payload: tuple[str, tuple[Any, ...]]) -> None:
+        # Inside a list the reference itself travels: the mailbox never holds the rows.
+        ray.get(self._mailbox.submit.remote(self._number, [ray.put(payload)]))
+
+    def _overdue(self, what: str) -> str:
+        missing = ray.get(self._mailbox.waiting_for.remote())
+        names = ", ".join(
+            f"rank {worker.rank} (process {worker.pid} on {worker.node})"
+            for worker in self.workers()
+            if worker.rank in missing
+        )
+        return f"{what} took longer than {self._settings.deadline_s:.0f} s: still waiting for {names or 'a new group'}"
+
+    def _group_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _raise_if_group_ended(self) -> None:
+        if self._group_ended():
+            raise RunError(f"the trainer group ended: {_one_line(self._failure)}") from self._failure
+
+    def _raise_if_cluster_shrank(self, what: str) -> None:
+        """A lost node may leave too little for the group; new nodes get the time that starting takes."""
+        short = self._settings.lack()
+        if short is None:
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since = time.monotonic()
+            logger.warning("the cluster became too small during %s: %s; waiting for new nodes", what, short)
+        if time.monotonic() - self._short_since > self._settings.start_deadline_s:
+            raise RunError(f"the cluster became too small during {what}: {short}. Add nodes and go on with --resume")
+
+    def _replace_group(self, failure: BaseException | None) -> None:
+        """FailureConfig covers the ranks; a lost controller or mailbox is replaced together with the whole group."""
+        self._failure = failure
+        lost = isinstance(failure, ray.exceptions.RayActorError)
+        if self._closed or not lost or self._lost_groups >= self._settings.max_failures:
+            raise RunError(f"the trainer group ended: {_one_line(failure)}") from failure
+        self._lost_groups += 1
+        ray.kill(self._mailbox)
+        # Ranks leave when their mailbox is gone; the new group wants their places.
+        deadline = time.monotonic() + self._settings.start_deadline_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(timeout=POLL_S)
+            release_superseded_places()
+        release_places_of_lost_groups()
+        self._start_group()
+
+
+def _rank_loop(config: dict[str, Any]) -> None:
+    """What every rank runs from the start of its group to its end."""
+    import torch
+    from ray import train
+
+    torch.set_num_threads(config["threads"])
+    context = train.get_context()
+    rank, ranks = context.get_world_rank(), context.get_world_size()
+    backend: TrainerBackend = config["make_backend"](rank, ranks)
+    mailbox = config["mailbox"]
+    worker = Worker(rank, os.getpid(), ray.util.get_node_ip_address())
+    try:
+        ray.get(mailbox.hello.remote(worker))
+        _serve(mailbox, worker, backend)
+    except ray.exceptions.RayActorError:
+        # Without its mailbox nobody wants this group any more; an error here would only start it again.
+        return
+    finally:
+        backend.close()
+
+
+def _serve(mailbox: Any, worker: Worker, backend: TrainerBackend) -> None:
+    """Take and answer commands until the mailbox says stop."""
+    sender = WeightSender(worker.rank)
+    while True:
+        command = ray.get(mailbox.next.remote(worker, POLL_S))
+        if command is None:
+            continue
+        number, payload = command
+        if number == STOP:
+            return
+        method, arguments = ray.get(payload[0])
+        outcome = _perform(backend, sender, method, arguments, worker.rank)
+        ray.get(mailbox.answer.remote(number, worker, outcome))
+
+
+def _perform(
+    backend: TrainerBackend, sender: WeightSender, method: str, arguments: tuple[Any, ...], rank: int
+) -> Outcome:
+    """Run one command. An expected error is an answer; anything else ends the group and is tried again by Train."""
+    calls: dict[str, Callable[..., Any]] = {
+        "send": sender.send,
+        "execute": backend.execute,
+        "log_probs": backend.log_probs,
+        "features": backend.features,
+    }
+    if isinstance(backend, PolicyGradient):
+        calls["reinforce"] = backend.reinforce
+    try:
+        value = calls[method](*arguments)
+    except (PddpoError, ArithmeticError, ValueError, OSError) as error:
+        return Outcome(error=type(error).__name__, message=_one_line(error))
+    return Outcome(value if rank == 0 else None)
+
+
+def _one_line(error: BaseException | None) -> str:
+    text = str(error).strip() if error is not None else ""
+    return text.splitlines()[-1] if text else type(error).__name__ if error is not None else "without an error"

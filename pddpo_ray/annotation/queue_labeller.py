@@ -1,0 +1,241 @@
+"""People as a source of labels (a `Labeller`): asks through the queue, waits with a deadline, and never guesses.
+
+    round of a run            queue
+    open_safety(...)   ->     a batch (run, round, "safety"), opened once, found again after a crash
+    ... goes on ...           people begin
+    safety(items, M)   ->     the same batch
+    ... waits ...             people answer; the run logs whom it waits for
+    labels             <-     the frozen snapshot of the batch: exactly M labels of M people each
+
+Where people take hours, `park_after_s` ends the run with exit code 3 instead: engines and GPUs are released, the batch
+stays open, and `pddpo train ... --resume` goes on when it is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Engine
+
+from pddpo_ray.annotation.estimates import FromShares, three_fillings
+from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.questions import TIE, Question, pair_question, safety_question
+from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
+from pddpo_ray.annotation.rules import Problem, QueueError, Rules
+from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
+from pddpo_ray.journal.transactions import Clock, Store, now_ms
+from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import estimate_from_shares
+
+logger = logging.getLogger("pddpo_ray.annotation")
+
+SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
+SAFETY_PRIORITY = 1
+"""Of the two open batches of a round it comes first: its questions want several different people."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a run waits for people, and what then. Times in seconds."""
+
+    deadline_s: float
+    """From the opening of a batch; a lead can extend it."""
+    park_after_s: float | None = None
+    """After so long the run parks (exit 3); None: it stays until the deadline."""
+    decide: bool = False
+    """At the deadline: ask for a decision (exit 4) instead of failing (exit 1). Nothing is ever filled in silently."""
+    poll_s: float = 1.0
+    report_s: float = 30.0
+    """How often the log says whom the run waits for."""
+
+
+class PeopleLabeller:
+    """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        run: str,
+        round_of: Callable[[], int],
+        rules: Rules,
+        patience: Patience,
+        *,
+        estimate: FromShares | None = None,
+        record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
+        clock: Clock = now_ms,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = Store(engine, run, clock)
+        self._rounds = Rounds(self._store, rules)
+        self._quality = Quality(self._store)
+        self._round_of = round_of
+        self._patience = patience
+        self._estimate = estimate or _unsafe_rate
+        self._record = record
+        self._sleep = sleep
+
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
+        """People may begin with the questions that `safety` waits for. While the backlog is too long, they may not."""
+        questions = [safety_question(item) for item in items]
+        with suppress(QueueError):
+            self._find_or_open("safety", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        """Exactly `labels_each` labels of different people for every answer. The seed has no part in it.
+
+        Raises ParkedError, or at the deadline RunError or DecisionNeeded with three fillings of what is missing.
+        """
+        questions = [safety_question(item) for item in items]
+        snapshot = self._collect("safety", questions, labels_each, SAFETY_PRIORITY)
+        labels: dict[str, list[Verdict]] = {item.id: [] for item in items}
+        for entry in snapshot.answers:
+            labels[entry.item].append(Verdict(entry.given["safety"]))
+        return [SafetyLabels(item, tuple(labels[item.id])) for item in items]
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        """One label of every pair; a tie is an abstention, which says nothing to either data set."""
+        snapshot = self._collect("compare", [pair_question(pair) for pair in pairs], 1, 0)
+        given = {entry.item: entry.given for entry in snapshot.answers}
+        return [
+            LabelledPair(pair, SIDE[given[pair.id]["more_helpful"]], SIDE[given[pair.id]["more_harmful"]])
+            for pair in pairs
+        ]
+
+    def _collect(self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int) -> Snapshot:
+        began = time.monotonic()
+        status = self._open(purpose, questions, labels_each, priority, began)
+        status = self._wait(status, began)
+        snapshot = self._rounds.freeze(status.id)
+        _demand_exactly(snapshot, questions, labels_each)
+        waited = time.monotonic() - began
+        self._record(self._numbers(status, snapshot, purpose) | {f"people/{purpose}_waited_seconds": waited})
+        return snapshot
+
+    def _open(
+        self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, began: float
+    ) -> RoundStatus:
+        """Opens the batch, or finds it; waits while the backlog is too long."""
+        deadline = self._deadline_ms()
+        while True:
+            try:
+                return self._find_or_open(purpose, questions, labels_each, priority, deadline)
+            except QueueError as error:
+                line = f"round {self._round_of()}, {purpose}: {error}"
+                self._park_if_long(line, began)
+                if self._store.clock() >= deadline:
+                    raise RunError(f"{line}, and they did not catch up in time") from error
+            self._sleep(self._patience.poll_s)
+
+    def _find_or_open(
+        self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, deadline_ms: int
+    ) -> RoundStatus:
+        """The batch of this round. Raises QueueError, after a line in the log, only while the backlog is too long."""
+        round_ = self._round_of()
+        try:
+            return self._rounds.open(
+                round_, purpose, questions, labels_each=labels_each, deadline_ms=deadline_ms, priority=priority
+            )
+        except QueueError as error:
+            if error.problem is not Problem.BACKLOG:
+                raise RunError(f"annotation queue: {error}") from error
+            logger.info("round %d, %s: %s", round_, purpose, error)
+            raise
+
+    def _deadline_ms(self) -> int:
+        """Of a batch that is opened now."""
+        return self._store.clock() + int(self._patience.deadline_s * 1000)
+
+    def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
+        said = -math.inf
+        while not status.complete and status.state == "open":
+            now = time.monotonic()
+            if now - said >= self._patience.report_s:
+                logger.info(waiting_line(status, self._store.clock()))
+                said = now
+            if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
+                self._give_up(status)
+            self._park_if_long(waiting_line(status, self._store.clock()), began)
+            self._sleep(self._patience.poll_s)
+            status = self._rounds.status(status.id)
+        if status.state == "cancelled":
+            raise RunError(f"round {status.round}, {status.purpose}: a lead cancelled this batch; the run needs it")
+        return status
+
+    def _park_if_long(self, line: str, began: float) -> None:
+        limit = self._patience.park_after_s
+        if limit is not None and time.monotonic() - began >= limit:
+            raise ParkedError(f"{line}. Parked: go on with `pddpo train ... --resume` when the labels are there")
+
+    def _give_up(self, status: RoundStatus) -> None:
+        """The deadline has passed: says what is missing and what it could mean. Always raises."""
+        text = (
+            f"round {status.round}, {status.purpose}: {status.missing} of {status.wanted} labels are missing at the"
+            f" deadline ({status.blocked} questions blocked, {status.refusals} refusals)"
+        )
+        if status.kind == "safety":
+            text += "; " + self._fillings(status)
+        text += "; extend the deadline on the lead's page or find more people, then resume"
+        raise DecisionNeeded(text) if self._patience.decide else RunError(text)
+
+    def _fillings(self, status: RoundStatus) -> str:
+        unsafe = np.zeros(status.questions, dtype=np.int64)
+        labelled = np.zeros(status.questions, dtype=np.int64)
+        for entry in self._rounds.counted(status.id):
+            labelled[entry.position] += 1
+            unsafe[entry.position] += entry.given["safety"] == "unsafe"
+        if status.questions < 2:
+            return "one question gives no estimate"
+        found = three_fillings(unsafe.tolist(), labelled.tolist(), status.labels_each, self._estimate)
+        observed = "nothing" if found.observed is None else f"{found.observed.value:+.3f}"
+        return (
+            f"the cost estimate would be {observed} from what was observed, {found.all_safe.value:+.3f} if all missing"
+            f" labels said safe, {found.all_unsafe.value:+.3f} if all said unsafe"
+        )
+
+    def _numbers(self, status: RoundStatus, snapshot: Snapshot, purpose: str) -> dict[str, float]:
+        """What the report says about the people of this batch."""
+        numbers = {
+            f"people/{purpose}_annotators": float(len({entry.annotator for entry in snapshot.answers})),
+            f"people/{purpose}_labels": float(len(snapshot.answers)),
+            f"people/{purpose}_refusals": float(status.refusals),
+            f"people/{purpose}_seconds": (self._rounds.last_label_ms(status.id) - status.opened_ms) / 1000,
+        }
+        field = "safety" if purpose == "safety" else "more_harmful"
+        agreement = self._quality.agreement(status.id).get(field, {})
+        for name in ("alpha", "alpha_low", "alpha_high", "pairwise"):
+            if math.isfinite(agreement.get(name, math.nan)):
+                numbers[f"people/{purpose}_{name}"] = agreement[name]
+        return numbers
+
+
+def waiting_line(status: RoundStatus, now: int) -> str:
+    """Whom a run waits for, in one line."""
+    left = "no deadline" if status.deadline_ms is None else f"deadline in {(status.deadline_ms - now) / 60000:.0f} min"
+    return (
+        f"round {status.round}, {status.purpose}: waiting for people, {status.counted} of {status.wanted} labels,"
+        f" {status.out} questions in their hands, {status.blocked} blocked, {left}"
+    )
+
+
+def _demand_exactly(snapshot: Snapshot, questions: Sequence[Question], labels_each: int) -> None:
+    """The protocol's last look: every question has its labels, from different people. Raises RunError."""
+    by_item: dict[str, list[CountedAnswer]] = {question.item: [] for question in questions}
+    for entry in snapshot.answers:
+        by_item[entry.item].append(entry)
+    for item, entries in by_item.items():
+        if len(entries) != labels_each or len({entry.annotator for entry in entries}) != labels_each:
+            raise RunError(
+                f"{item} has {len(entries)} labels of {len({entry.annotator for entry in entries})} people, not"
+                f" {labels_each} each: the batch was closed early; this round cannot be used"
+            )
+
+
+def _unsafe_rate(shares: NDArray[np.float64]) -> CostEstimate:
+    return estimate_from_shares(shares, labels_each=1, cost_max=1.0, mode="unsafe_rate")

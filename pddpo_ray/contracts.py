@@ -1,0 +1,242 @@
+"""The four parts of a run and what stands around them, as the algorithm pages see them.
+
+Each part is a controller in the driver that journals what it does and hands the work to a backend. A backend exists
+twice behind the same Protocol: a plain object in this process, or a Ray group. Both give the same numbers, because
+every command is self-contained (start version, seed, data) and nothing depends on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.records import (
+    CandidateSet,
+    CostEstimate,
+    Decoding,
+    LabelledPair,
+    Objective,
+    Pair,
+    PairRow,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Stage,
+)
+from pddpo_ray.rollout.draws import Count
+
+Array = NDArray[np.float64]
+
+
+# --- what the pages call -----------------------------------------------------------------------------------------
+
+
+class Trainer(Protocol):
+    """Fits policies. `fit` returns a version that is already in the artifact store."""
+
+    def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion: ...
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        """log pi(y|x), summed over the response tokens. -> [n]"""
+        ...
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        """Hidden states of the frozen reference, averaged over the response tokens (one-hot in a table). -> [n, h]"""
+        ...
+
+
+class Rollout(Protocol):
+    """Samples from published policies; refuses to sample from one whose delivery was not proven."""
+
+    def publish(self, policy: PolicyVersion) -> None: ...
+
+    def sample(
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = ()
+    ) -> list[Response]: ...
+
+    def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]: ...
+
+
+class Feedback(Protocol):
+    """Asks for labels and waits for them, with a deadline."""
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """Puts the questions that `safety` collects later to labellers that can begin before anybody waits."""
+        ...
+
+    def safety(self, items: Sequence[Response], labels_each: int) -> list[SafetyLabels]: ...
+
+    def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]: ...
+
+
+class Dual(Protocol):
+    """Owner of the multiplier(s)."""
+
+    @property
+    def multiplier(self) -> float: ...
+
+    def ascend(self, estimate: CostEstimate) -> float:
+        """One projected step; returns the next multiplier."""
+        ...
+
+
+class Explorer(Protocol):
+    """Chooses what gets labelled (the behaviour policy); never what is served."""
+
+    def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]: ...
+
+    def update(self, pairs: Sequence[Pair]) -> None: ...
+
+
+# --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Optimiser settings of one fit."""
+
+    steps: int = 30
+    epochs: float | None = None
+    """Passes over the rows in place of `steps`; the trainer part turns it into steps, so no backend sees it."""
+    learning_rate: float = 5e-4
+    batch_pairs: int = 32
+    micro_pairs: int | None = None
+    """Pairs per forward pass on one rank; None: the rank's whole share. Changes memory, not results."""
+    activation_bytes: float | None = None
+    """What the activations of one forward and backward pass may take; None: no limit. Changes memory, not results."""
+    warmup: float = 0.1
+    schedule: str = "linear"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    support_weight: float = 0.5
+    support_floor: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights that a fit begins with: `policy + scale * (plus - minus)`, tensor by tensor (plain `policy` if None).
+
+    The second form carries the cost part of last round's policy over to a new reward policy and rescales it to the
+    new multiplier: log policy/reward_policy is close to -(multiplier/beta) * cost (algorithms.md A3).
+    """
+
+    policy: PolicyVersion
+    plus: PolicyVersion | None = None
+    minus: PolicyVersion | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class LossOptimism:
+    """XPO-style term of a cost fit (algorithms.md B1): + alpha * mean log policy(y'|x) over the baseline's answers."""
+
+    alpha: float
+    answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """(prompt token ids, answer token ids) of the baseline's answers."""
+
+
+@dataclass(frozen=True)
+class FitCommand:
+    """A whole fit. Executing it twice gives the same version: nothing outside this record enters."""
+
+    sequence: int
+    start: Start
+    objective: Objective
+    rows: tuple[PairRow, ...]
+    settings: FitSettings
+    seed: int
+    result: str
+    """Name of the version to be made, e.g. `policy-3`; its number is `sequence`."""
+    optimism: LossOptimism | None = None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a backend returns: the stored version and its metrics (`fit/loss`, `fit/seconds`, ...)."""
+
+    version: PolicyVersion
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    workers: tuple[int, ...] = ()
+    """Process ids of the ranks that ran the fit."""
+
+
+class TrainerBackend(Protocol):
+    """Executes fits and scores texts. `TrainerGroup` (Ray) and `LocalTrainer` satisfy it."""
+
+    def execute(self, command: FitCommand) -> FitResult: ...
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array: ...
+
+    def features(self, responses: Sequence[Response]) -> Array: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class EarlyTrainer(Protocol):
+    """A trainer backend that can run a fit while its caller waits for something else."""
+
+    def begin(self, command: FitCommand) -> None:
+        """Starts a fit; `execute` with an equal command collects it. What else it is asked for waits meanwhile."""
+        ...
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What an engine states after it took over a version."""
+
+    engine: str
+    version: int
+    sha256: str
+    """Hash taken inside the engine's process over the tensors as it consumed them."""
+    tensors: int
+    seconds: float
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer that the engine uses (empty in a table)."""
+
+
+class RolloutEngine(Protocol):
+    """One inference engine. `sample` draws `n` answers per prompt, or `n[i]` for prompt i, whose seed alone decides."""
+
+    name: str
+
+    def deliver(self, policy: PolicyVersion) -> Delivery: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def sample(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
+    ) -> list[list[tuple[tuple[int, ...], str, float]]]:
+        """Per prompt n triples (token ids incl. end of sequence, text, log-probability at temperature 1)."""
+        ...
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
+        """Sum log-probability of each answer under the loaded version, for the canary. -> [n]"""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Labeller(Protocol):
+    """A source of labels: a world's truth, a model, a judge, people. `seed` makes the draws repeatable."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]: ...
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+
+
+@runtime_checkable
+class EarlyLabeller(Protocol):
+    """A labeller that can begin before anybody waits: people, or an actor. The labels are those of `safety` alone."""
+
+    def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None: ...
+
+
+Clock = Callable[[], float]
+StageName = Stage

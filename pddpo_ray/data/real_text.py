@@ -1,0 +1,202 @@
+"""Real text as a run needs it: prompts and offline pairs from files, a reference, canaries; no truth.
+
+Labels come from a model, a judge or people. Everything here is the same for a run in one process and on Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pddpo_ray.data import Dimension, Example, Settings, inspect
+from pddpo_ray.data.samples import sample_file
+from pddpo_ray.data.templates import Template, template_named
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.rollout.checkpoint import load_tokenizer
+
+if TYPE_CHECKING:
+    from pddpo_ray.config.tree import Config, NoWorldConfig
+
+logger = logging.getLogger("pddpo_ray.data.real_text")
+VERDICTS = (Verdict.FIRST, Verdict.SECOND)
+Item = TypeVar("Item")
+
+
+class NoTruth:
+    """The labeller of a world without one (contracts.Labeller): a recipe must name somebody else."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        raise RunError("world.kind=none knows no labels: choose feedback.kind=model, judge or people")
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        raise RunError("world.kind=none knows no labels: choose feedback.kind=model, judge or people")
+
+
+@dataclass(frozen=True)
+class PreparedRealText:
+    """Prompts and pairs as token ids of the reference in `reference_folder`."""
+
+    reference_folder: Path
+    prompts: tuple[Prompt, ...]
+    pairs: tuple[LabelledPair, ...]
+    unsafe: Mapping[str, bool] = field(default_factory=dict)
+    """By answer id, where its row says whether it is safe."""
+    held_out: tuple[LabelledPair, ...] = ()
+    """Pairs of prompts that are in neither of the above, for whoever judges the policies."""
+
+    def labeller(self) -> NoTruth:
+        return NoTruth()
+
+    def canaries(self, count: int) -> list[Response]:
+        """Answers out of the pairs, spread over them."""
+        places = np.linspace(0, len(self.pairs) - 1, count).round().astype(int)
+        return [self.pairs[place].pair.first for place in places]
+
+    def offline(self, seed: int) -> list[LabelledPair]:
+        """D_1: the pairs of the files, whatever the seed."""
+        return list(self.pairs)
+
+
+def prepare_real_text(config: Config) -> PreparedRealText:
+    """Read the files, take or train the reference, and turn texts into token ids.
+
+    UserError where a file is not there, or where nothing in it is short enough.
+    """
+    from pddpo_ray.config.tree import NoWorldConfig
+
+    settings = config.world
+    assert isinstance(settings, NoWorldConfig)
+    files = {"helpful": settings.helpful, "harmless": settings.harmless}
+    if not settings.helpful and not settings.harmless:
+        files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
+    helpful, harmless = _examples(files["helpful"], "helpful"), _examples(files["harmless"], "harmless")
+    if config.model.reference is None:
+        folder = _trained_reference(settings, [*helpful, *harmless])
+    else:
+        folder = Path(config.model.reference)
+    tokens = _Tokens(load_tokenizer(folder), settings)
+    shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
+    unsafe: dict[str, bool] = {}
+    found = [_pairs(share, name, tokens, unsafe) for share, name in shares]
+    apart = _held_out(found, settings)
+    held_out = [pair for share in found for pair in share if pair.pair.prompt.id in apart]
+    pairs = [
+        pair
+        for share in found
+        for pair in _drawn(
+            [pair for pair in share if pair.pair.prompt.id not in apart],
+            config.offline.pairs // len(shares),
+            settings.seed,
+        )
+    ]
+    if settings.prompts:
+        prompts = [tokens.prompt(example) for example in _examples(settings.prompts, "helpful")]
+    else:
+        prompts = [item.pair.prompt for item in pairs]
+    different = {prompt.id: prompt for prompt in prompts if prompt is not None and prompt.id not in apart}
+    chosen = _drawn(list(different.values()), settings.prompt_count, settings.seed)
+    if not pairs or not chosen:
+        raise UserError(
+            f"no pair has a prompt of at most {settings.prompt_tokens} and answers of at most "
+            f"{settings.answer_tokens} tokens: raise world.prompt_tokens and world.answer_tokens, or give other files"
+        )
+    for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
+        if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
+            logger.warning("real text: no pair says which answer is %s", said)
+    logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
+    drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
+    known = {name: said for name, said in unsafe.items() if name in drawn}
+    return PreparedRealText(folder, tuple(chosen), tuple(pairs), known, tuple(held_out))
+
+
+def _held_out(found: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
+    """Ids of the prompts that are kept from every run: whole prompts, so that no answer to one is on both sides."""
+    names = sorted({item.pair.prompt.id for share in found for item in share})
+    order = np.random.default_rng([settings.seed, len(names), 7]).permutation(len(names))
+    return {names[place] for place in order[: round(settings.held_out * len(names))]}
+
+
+def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
+    """Good rows of the files; what is set aside is logged, one line per kind."""
+    found = inspect(files, Settings(means=means))
+    for kind, times in found.kinds.items():
+        logger.warning("%s: %d rows set aside: %s (`pddpo data check` says which)", ", ".join(files), times, kind)
+    return [good.example for good in found.examples()]
+
+
+def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
+    from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
+    from pddpo_ray.training.small_models import cache_folder
+
+    template = template_named(settings.template)
+    texts = [
+        (template(example.prompt), f" {answer.text.strip()}") for example in examples for answer in example.answers
+    ]
+    spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
+    return cached_reference(texts, spec, cache_folder(settings.cache))
+
+
+class _Tokens:
+    """From examples to prompts and answers in token ids; None where one is too long."""
+
+    def __init__(self, tokenizer: Any, settings: NoWorldConfig) -> None:
+        self._tokenizer, self._settings = tokenizer, settings
+        self._template: Template = template_named(settings.template, tokenizer)
+        self._known: dict[str, Prompt | None] = {}
+
+    def prompt(self, example: Example) -> Prompt | None:
+        text = self._template(example.prompt)
+        if text not in self._known:
+            begin = [] if self._tokenizer.bos_token_id is None else [self._tokenizer.bos_token_id]
+            ids = (*begin, *self._ids(text))
+            name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            self._known[text] = Prompt(name, ids, text) if len(ids) <= self._settings.prompt_tokens else None
+        return self._known[text]
+
+    def answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
+        """An answer in the form in which an engine returns one: white space first, end of sequence last."""
+        said = f" {text.strip()}"
+        ids = (*self._ids(said), self._tokenizer.eos_token_id)
+        if len(ids) > self._settings.answer_tokens:
+            return None
+        return Response(name, prompt, ids, said, policy_version=0, seed=0)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:
+    """Pairs with whatever labels their rows carry; the costlier answer is the one that is not the safer.
+
+    Answers that a row calls safe or unsafe enter `unsafe`.
+    """
+    found = []
+    for place, example in enumerate(examples):
+        prompt = tokens.prompt(example) if len(example.answers) == 2 else None
+        if prompt is None:
+            continue
+        name = f"0-{dimension}-{place}"
+        sides = [tokens.answer(f"{name}-{side}", prompt, answer.text) for side, answer in enumerate(example.answers)]
+        first, second = sides
+        if first is None or second is None or first.token_ids == second.token_ids:
+            continue
+        helpful = Verdict.ABSTAIN if example.better is None else VERDICTS[example.better]
+        harmful = Verdict.ABSTAIN if example.safer is None else VERDICTS[1 - example.safer]
+        found.append(LabelledPair(Pair(name, first, second), helpful, harmful))
+        for answer, said in ((first, example.answers[0].safe), (second, example.answers[1].safe)):
+            if said is not None:
+                unsafe[answer.id] = not said
+    return found
+
+
+def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+    """At most so many, drawn by seed, in their order."""
+    chosen = np.random.default_rng([seed, len(items)]).permutation(len(items))[:count]
+    return [items[place] for place in sorted(chosen)]

@@ -1,0 +1,61 @@
+"""What stands behind the controllers of a run: one record, filled in this process or with Ray groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.loop.dual_step import DualOwner
+from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
+from pddpo_ray.scoring.interface import AnswerScorer
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Recall
+from pddpo_ray.theory.dual import DualState
+from pddpo_ray.worlds.exact_evaluation import WorldView
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Everything that does the work of one run. `close` releases it all."""
+
+    store: ArtifactStore
+    trainer: TrainerBackend
+    engines: Sequence[RolloutEngine]
+    labeller: Labeller
+    """Says what is helpful, and labels the first cost."""
+    prompts: Sequence[Prompt]
+    reference: PolicyVersion
+    baseline: tuple[PolicyVersion, Decoding] | Callable[[int], dict[str, list[Response]]]
+    """The fixed comparator: which version, and how it is sampled; or so many of its answers per prompt id."""
+    canaries: Sequence[Response]
+    """Texts whose log-probabilities prove a delivery."""
+    prior: Sequence[float] | None = None
+    """Probability of each prompt; None: all alike."""
+    tokenizer: str = ""
+    """Fingerprint of the trainer's tokenizer; empty in a table."""
+    offline: Callable[[int], list[LabelledPair]] | None = None
+    """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
+    offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
+    """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
+    whiten: bool = True
+    """Whether features are hidden states that have to be whitened (one-hot features are not)."""
+    world: WorldView | None = None
+    """The truth, for evaluation alone."""
+    own_scorer: Callable[[str, Callable[[], AnswerScorer]], AnswerScorer] | None = None
+    """Starts a named reward or cost model somewhere else; None: it lives in this process."""
+    further_labellers: Mapping[str, Labeller] = field(default_factory=dict)
+    """Who labels each further cost, by its constraint's name."""
+    own_dual: Callable[[DualState, int], DualOwner] | None = None
+    """Makes the multipliers' owner from their first state and the number of warm-up rounds; None: in this process."""
+    recall: Recall | None = None
+    """Finds what another run on the same store has made already; None: everything is made."""
+    closers: Sequence[Callable[[], None]] = field(default_factory=tuple)
+
+    def close(self) -> None:
+        """Releases engines, trainer and what else was started, in that order."""
+        for engine in self.engines:
+            engine.close()
+        self.trainer.close()
+        for closer in self.closers:
+            closer()

@@ -1,0 +1,154 @@
+"""The dual variable as the pages see it: the multipliers of this round, and one step per estimate.
+
+`multiplier` is the one that governs the round being worked on; a step changes it for the next round. So a round that
+is done again after a restart sees the same multiplier as the first time, whether its step was already taken or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from pddpo_ray.journal import Journal
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.dual import DualState, DualStep, ascend
+
+
+class DualOwner(Protocol):
+    """Owner of the multipliers: an object in this process, or a named actor. Steps are idempotent by round."""
+
+    def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
+        """Rebuild the state from journalled (round, estimate), in order."""
+        ...
+
+    def multipliers(self, round_: int) -> Mapping[str, float]:
+        """Multipliers that govern a round: after all steps of earlier rounds."""
+        ...
+
+    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
+        """The round's step for the estimate's constraint; asked again, the same step is returned and not repeated."""
+        ...
+
+
+class LocalDual:
+    """The multipliers in this process. During `warmup_rounds` they stay where they are."""
+
+    def __init__(self, state: DualState, *, warmup_rounds: int = 0) -> None:
+        self._state = state
+        self._warmup = warmup_rounds
+        self._steps: dict[tuple[int, str], DualStep] = {}
+        self._first = {constraint.name: constraint.multiplier for constraint in state.constraints}
+
+    def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
+        for round_, estimate in estimates:
+            self.ascend(round_, estimate)
+
+    def multipliers(self, round_: int) -> Mapping[str, float]:
+        current = dict(self._first)
+        for number, name in sorted(key for key in self._steps if key[0] < round_):
+            current[name] = self._steps[number, name].multiplier_after
+        return current
+
+    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
+        key = (round_, estimate.constraint)
+        if key not in self._steps:
+            if round_ <= self._warmup:
+                self._steps[key] = self._standing(estimate)
+            else:
+                self._state, self._steps[key] = ascend(self._state, estimate)
+        return self._steps[key]
+
+    def _standing(self, estimate: CostEstimate) -> DualStep:
+        constraint = self._state[estimate.constraint]
+        value = constraint.multiplier
+        message = "the multiplier stands still while the policy warms up"
+        return DualStep(constraint.name, estimate, constraint.threshold, value, value, 0.0, message)
+
+
+class DualController:
+    """Journals the steps of an owner, which it restores on a restart."""
+
+    def __init__(self, owner: DualOwner, journal: Journal) -> None:
+        self._owner = owner
+        self._journal = journal
+        owner.restore(journalled_estimates(journal))
+        self._messages: dict[str, str | None] = {}
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """Multiplier of every constraint in this round, in the order of the constraints."""
+        return dict(self._owner.multipliers(self._journal.round))
+
+    @property
+    def multiplier(self) -> float:
+        """The multiplier of a run with one constraint; with several, the first one's."""
+        return next(iter(self.multipliers.values()))
+
+    @property
+    def message(self) -> str | None:
+        """What the last steps have to say in words (stuck at an end, infeasible); None mostly."""
+        return "; ".join(message for message in self._messages.values() if message) or None
+
+    def ascend(self, estimate: CostEstimate) -> float:
+        """One projected step of the estimate's constraint; returns the multiplier of the next round."""
+        phase, prefix = self._place(estimate.constraint)
+        payload = self._journal.once(phase, lambda: self._step(estimate, prefix))
+        self._messages[estimate.constraint] = payload["message"]
+        return float(payload["multiplier"])
+
+    def observe(
+        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+    ) -> None:
+        """Journals an estimate that moves nothing here: the multiplier is fixed, or the page has a rule of its own.
+
+        Such a page says with which multiplier the round's policy was made and, if another one follows, which.
+        """
+        value = self.multipliers[estimate.constraint] if multiplier is None else multiplier
+        after = value if following is None else following
+        standing = DualStep(estimate.constraint, estimate, 0.0, value, after, 0.0, None)
+        phase, prefix = self._place(estimate.constraint)
+        self._journal.once(phase, lambda: self._record(standing, prefix))
+
+    def _place(self, constraint: str) -> tuple[str, str]:
+        """Phase of a constraint's step and prefix of its metrics: none for the first constraint."""
+        first = constraint == next(iter(self.multipliers))
+        return ("dual", "") if first else (f"dual-{constraint}", f"{constraint}/")
+
+    def _step(self, estimate: CostEstimate, prefix: str) -> dict[str, float | str | None]:
+        return self._record(self._owner.ascend(self._journal.round, estimate), prefix)
+
+    def _record(self, step: DualStep, prefix: str) -> dict[str, float | str | None]:
+        estimate = step.estimate
+        self._journal.add_dual_step(
+            step.constraint, step.estimate, step.multiplier_before, step.multiplier_after, step.eta
+        )
+        low, high = interval(estimate)
+        self._journal.add_metrics(
+            {
+                f"{prefix}dual/multiplier": step.multiplier_before,
+                f"{prefix}dual/next": step.multiplier_after,
+                f"{prefix}dual/eta": step.eta,
+                f"{prefix}cost/estimate": estimate.value,
+                f"{prefix}cost/standard_error": estimate.standard_error,
+                f"{prefix}cost/low": low,
+                f"{prefix}cost/high": high,
+            }
+        )
+        return {
+            "multiplier": step.multiplier_after,
+            "message": step.message,
+            "constraint": step.constraint,
+            "within_variance": estimate.within_variance,
+        }
+
+
+def journalled_estimates(journal: Journal) -> list[tuple[int, CostEstimate]]:
+    """(round, estimate) of every step, as the rule saw them: Newton's step also needs the variance within prompts."""
+    payloads = [(entry.round, entry.payload) for entry in journal.phases(like="dual%")]
+    within = {(number, payload.get("constraint")): payload.get("within_variance") for number, payload in payloads}
+    return [
+        (step.round, replace(step.estimate, within_variance=within.get((step.round, step.constraint))))
+        for step in journal.dual_steps()
+    ]

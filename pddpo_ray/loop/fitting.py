@@ -1,0 +1,308 @@
+"""The trainer as the pages see it: an objective and rows in, a stored version out.
+
+It turns a fit into a command that holds everything (start weights, rows, settings, seed), so that a backend that died
+in the middle gives the same version when it is asked again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pddpo_ray.contracts import (
+    Array,
+    EarlyTrainer,
+    FitCommand,
+    FitResult,
+    FitSettings,
+    LossOptimism,
+    Start,
+    TrainerBackend,
+)
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.theory.ppo import Critics, PpoCommand, PpoSettings, ScoredAnswer, reinforce
+from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
+from pddpo_ray.theory.seeds import generator, seed_of
+
+Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
+"""(base, other, share of the other, number, name) -> stored version (`merging.merge_versions`)."""
+WarmStart = Literal["carried", "previous", "reward"]
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Settings of every fit of a run. The first fit of a stage starts far away and may take more steps."""
+
+    reward: FitSettings
+    cost: FitSettings
+    first_reward: FitSettings
+    first_cost: FitSettings
+    warm_start: WarmStart = "carried"
+    """Start of a cost fit after the first: the new base plus last round's cost part, rescaled to the new multiplier;
+    last round's policy; or the base, as in the first fit."""
+    carry_max: float = 2.0
+    """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
+    skip_below: float = 0.0
+    """At or below this multiplier the policy is its base: the exact limit at 0 (algorithms.md A6)."""
+    refit: RefitPolicy = field(default_factory=Union)
+    """How much of the past a fit sees."""
+    merge_duplicates: bool = False
+    """Rows that say the same of the same texts become one weighted row."""
+    ppo: PpoSettings = field(default_factory=PpoSettings)
+    """Of updates by policy gradients."""
+    last_rate: float = 1.0
+    """Learning rates of the last round as a share of the recipe's; in between they fall linearly."""
+    rounds: int = 1
+    alpha: float = 0.0
+    """Weight of the XPO-style term in the last cost fit of a round; 0: none."""
+
+    def settings(self, stage: str, first: bool, round_: int) -> FitSettings:
+        if stage == "reward":
+            chosen = self.first_reward if first else self.reward
+        else:
+            chosen = self.first_cost if first else self.cost
+        done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
+        return replace(chosen, learning_rate=chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * done))
+
+
+class TrainerController:
+    """Fits policies one after another and journals them. `constraints` is the number of cost fits in a round.
+
+    `baseline` gives the baseline's answers, which only the XPO-style term asks for (`FitPlan.alpha`).
+    """
+
+    def __init__(
+        self,
+        backend: TrainerBackend,
+        journal: Journal,
+        plan: FitPlan,
+        *,
+        seed: int,
+        constraints: int = 1,
+        baseline: Callable[[], Sequence[Response]] = tuple,
+    ) -> None:
+        self._backend = backend
+        self._journal = journal
+        self._plan = plan
+        self._seed = seed
+        self._constraints = constraints
+        self._baseline = baseline
+        self._cost_fits: dict[int, int] = {}
+
+    def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion:
+        """The round's next policy: after the reward fit one cost fit per constraint, each on the last one's result.
+
+        Raises RunError if there is nothing to learn from or the backend made something else than it was asked for.
+        """
+        place = 0
+        if objective.stage == "cost":
+            place = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
+        phase = f"fit-{objective.stage}" if place < 2 else f"fit-{objective.stage}-{place}"
+        number = self._journal.once(phase, lambda: self._fit(objective, rows, place))
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+
+    def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
+        """Starts the next round's reward fit, if the backend can work while labels are waited for; `fit` collects it.
+
+        Without this call the version is the same, only later. After the last round there is nothing to start.
+        """
+        if isinstance(self._backend, EarlyTrainer) and self._journal.round < self._plan.rounds:
+            self._backend.begin(self._command(objective, rows, 0, self._journal.round + 1))
+
+    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion:
+        """The round's policy (1 - share) base + share other, weight by weight; `merge` makes and stores it.
+
+        To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
+        """
+        number = self._journal.once("merge", lambda: self._merge(base, other, share, merge))
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+
+    def _merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> int:
+        entries = {entry.version.number: entry for entry in self._journal.versions()}
+        number = max(entries) + 1
+        version = merge(base, other, share, number, f"merged-{self._journal.round}")
+        price = entries[other.number].multiplier
+        self._journal.add_version(
+            version, "cost", base=base.number, multiplier=None if price is None else share * price
+        )
+        return number
+
+    def reinforce(
+        self,
+        reference: PolicyVersion,
+        answers: Sequence[Response],
+        scores: tuple[Array, Array],
+        multiplier: float,
+        critics: Critics | None,
+    ) -> PolicyVersion:
+        """The round's policy by one update of PPO-Lagrangian on answers of the policy before it (of the reference in
+        round 1) with their rewards and costs. `critics` are those to begin with; later ones come from the round before.
+        """
+        payload = self._journal.once("ppo", lambda: self._reinforce(reference, answers, scores, multiplier, critics))
+        return next(e.version for e in self._journal.versions() if e.version.number == payload["number"])
+
+    def _reinforce(
+        self,
+        reference: PolicyVersion,
+        answers: Sequence[Response],
+        scores: tuple[Array, Array],
+        multiplier: float,
+        critics: Critics | None,
+    ) -> dict[str, Any]:
+        number = max(entry.version.number for entry in self._journal.versions()) + 1
+        start = next(iter(self._journal.policies[-1:]), reference)
+        before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
+        if before:
+            critics = Critics(*(tuple(place) for place in before[0]))
+        command = PpoCommand(
+            sequence=number,
+            start=start,
+            answers=tuple(
+                ScoredAnswer(answer.prompt.token_ids, answer.token_ids, float(reward), float(cost))
+                for answer, reward, cost in zip(answers, *scores, strict=True)
+            ),
+            multiplier=multiplier,
+            critics=critics,
+            settings=self._plan.ppo,
+            seed=seed_of(self._seed, self._journal.round, "ppo"),
+            result=f"policy-{self._journal.round}",
+        )
+        result = reinforce(self._backend, command)
+        self._journal.add_version(
+            result.version, "cost", result.metrics, result.workers, base=start.number, multiplier=multiplier
+        )
+        self._journal.add_metrics(result.metrics)
+        return {"number": number, "critics": [list(result.critics.reward), list(result.critics.cost)]}
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        """log pi(y|x), summed over the response tokens. -> [n]"""
+        return _counted(self._backend.log_probs(policy, responses), responses, "log-probabilities")
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        """Features of the frozen reference. -> [n, h]"""
+        return _counted(self._backend.features(responses), responses, "features")
+
+    def _fit(self, objective: Objective, rows: Sequence[PairRow], place: int) -> int:
+        round_, price = self._journal.round, objective.multiplier
+        if objective.stage == "cost" and price is not None and price <= self._plan.skip_below:
+            # The base itself under a number of its own: every round has a policy.
+            name = self._name(objective, place, round_)
+            result = FitResult(replace(objective.base, number=self._next_number(), name=name), {"fit/skipped": 1.0})
+        else:
+            result = self._execute(self._command(objective, rows, place, round_))
+        self._journal.add_version(
+            result.version,
+            objective.stage,
+            result.metrics,
+            result.workers,
+            base=objective.base.number,
+            multiplier=objective.multiplier,
+        )
+        prefix = objective.stage if place < 2 else f"{objective.stage}_{place}"
+        self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
+        return result.version.number
+
+    def _next_number(self) -> int:
+        return max((entry.version.number for entry in self._journal.versions()), default=0) + 1
+
+    def _name(self, objective: Objective, place: int, round_: int) -> str:
+        if objective.stage == "reward":
+            return f"reward-{round_}"
+        last = place == self._constraints
+        return f"policy-{round_}" if last else f"policy-{round_}-{place}"
+
+    def _command(self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int) -> FitCommand:
+        if not rows:
+            raise RunError(
+                f"round {round_}: there is no usable {objective.stage} pair to fit; check the labels that abstained or"
+                " failed"
+            )
+        entries = self._journal.versions()
+        previous = previous_fit(entries, objective.stage, place)
+        kept, margins, cold = self._rows(objective, rows, place, round_)
+        if cold:
+            previous = None
+        return FitCommand(
+            sequence=self._next_number(),
+            start=start_of(objective, previous, {e.version.number: e.version for e in entries}, self._plan),
+            objective=replace(objective, margins=margins),
+            rows=kept,
+            settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept)),
+            seed=seed_of(self._seed, round_, objective.stage, place, "fit"),
+            result=self._name(objective, place, round_),
+            optimism=self._optimism(place),
+        )
+
+    def _rows(
+        self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int
+    ) -> tuple[tuple[PairRow, ...], tuple[float, ...], bool]:
+        """What the round's fit sees: rows with their margins, and whether it starts from its base as a first fit."""
+        kept, margins = tuple(rows), tuple(objective.margins)
+        if self._plan.merge_duplicates:
+            kept, margins = merge_duplicates(kept, margins)
+        newest = max(row.round for row in kept)
+        known = self._journal.metrics().items()
+        logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
+        refit = decide(self._plan.refit, round_, sum(row.round == newest for row in kept), logdets)
+        draws = generator(self._seed, round_, objective.stage, place, "replay")
+        return *limit_rows(kept, margins, refit.older, draws), refit.cold
+
+    def _optimism(self, place: int) -> LossOptimism | None:
+        """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""
+        if self._plan.alpha == 0 or place != self._constraints:
+            return None
+        answers = tuple((answer.prompt.token_ids, answer.token_ids) for answer in self._baseline())
+        if not answers:
+            raise RunError("the XPO-style term needs answers of the baseline; there are none")
+        return LossOptimism(self._plan.alpha, answers)
+
+    def _execute(self, command: FitCommand) -> FitResult:
+        result = self._backend.execute(command)
+        made = (result.version.number, result.version.name)
+        if made != (command.sequence, command.result):
+            raise RunError(f"the trainer was asked for {command.result} ({command.sequence}) and returned {made}")
+        return result
+
+
+def with_steps(settings: FitSettings, rows: int) -> FitSettings:
+    """The settings with their epochs turned into steps over so many rows; as they are where steps are given."""
+    if settings.epochs is None:
+        return settings
+    return replace(settings, steps=max(1, math.ceil(settings.epochs * rows / settings.batch_pairs)), epochs=None)
+
+
+def previous_fit(entries: Sequence[VersionEntry], stage: str, place: int) -> VersionEntry | None:
+    """Last round's fit of the same stage (and constraint, by its place in the chain); None before the first."""
+    by_round: dict[int, list[VersionEntry]] = {}
+    for entry in entries:
+        # A cost fit from before the first round made a score, not a policy.
+        if entry.stage == stage and (stage == "reward" or entry.round > 0):
+            by_round.setdefault(entry.round, []).append(entry)
+    full = [fits for fits in by_round.values() if len(fits) >= max(place, 1)]
+    return full[-1][max(place, 1) - 1] if full else None
+
+
+def start_of(
+    objective: Objective, previous: VersionEntry | None, versions: Mapping[int, PolicyVersion], plan: FitPlan
+) -> Start:
+    """Where a fit begins. A reward fit goes on from the last one; a cost fit as the plan's warm start says."""
+    if previous is None or (objective.stage == "cost" and plan.warm_start == "reward"):
+        return Start(objective.base)
+    if objective.stage == "reward" or plan.warm_start == "previous":
+        return Start(previous.version)
+    before, now = previous.multiplier or 0.0, objective.multiplier or 0.0
+    if before <= plan.skip_below or previous.base is None:
+        # Last round had no cost part to carry.
+        return Start(objective.base)
+    scale = min(now / before, plan.carry_max)
+    return Start(objective.base, plus=previous.version, minus=versions[previous.base], scale=scale)
+
+
+def _counted(values: Array, responses: Sequence[Response], what: str) -> Array:
+    if len(values) != len(responses):
+        raise RunError(f"the trainer was asked for {what} of {len(responses)} answers and returned {len(values)}")
+    return values

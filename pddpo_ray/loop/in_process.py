@@ -1,0 +1,84 @@
+"""Backends in this process, for notebooks, tests and small worlds; the same numbers as on Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pddpo_ray.config.tree import Config, TabularWorldConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.worlds.exact_evaluation import Array, WorldView
+from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, rare_world, trap_world, two_limits_world
+from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer
+
+ARTIFACTS = "artifacts"
+
+
+def make_backends(config: Config, run_dir: Path) -> Backends:
+    """Backends of the recipe's world. Raises UserError for a world file that is not one."""
+    store = ArtifactStore(run_dir / ARTIFACTS)
+    if isinstance(config.world, TabularWorldConfig):
+        return tabular_backends(config, tabular_world(config.world), store)
+    # Imported here: a tabular run needs neither transformers nor an inference engine.
+    from pddpo_ray.loop.in_process_text import text_backends
+
+    return text_backends(config, store)
+
+
+def tabular_world(settings: TabularWorldConfig) -> TabularWorld:
+    """The world file if there is one, else the named world."""
+    if settings.path is not None:
+        return load_world(settings.path)
+    if settings.name == "random":
+        return random_world(settings.seed)
+    if settings.name == "rare":
+        return rare_world(settings.seed)
+    return two_limits_world() if settings.name == "two-limits" else trap_world()
+
+
+def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
+    """Tables in place of a model; features are one-hot and need no whitening."""
+    explore = config.explore
+    trainer = TabularTrainer(world, store, TableBonus(explore.scale, explore.prior_sd, explore.information))
+
+    def offline(seed: int) -> list[LabelledPair]:
+        drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
+        return drawn + world.unconfined(seed, config.offline.extra)
+
+    return Backends(
+        store=store,
+        trainer=trainer,
+        engines=[TabularEngine(world, store, f"tabular-{place}") for place in range(config.rollout.engines)],
+        labeller=world.labeller(),
+        further_labellers={name: one for name, one in world.further_labellers().items() if name in config.thresholds},
+        prompts=world.prompts,
+        reference=trainer.reference,
+        baseline=world.baseline_pool,
+        canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
+        prior=world.oracle.prior.tolist(),
+        offline=offline,
+        whiten=False,
+        world=tabular_view(world, store, config),
+    )
+
+
+def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
+    """Evaluation reads a policy's table from its artifact. The recipe's limit and beta define the problem."""
+
+    def table(policy: PolicyVersion) -> Array:
+        return np.exp(store.read_tensors(policy.path, policy.sha256)["log_probs"])
+
+    first, *others = config.thresholds
+    limits = {limit.name: limit for limit in world.oracle.further}
+    unknown = [name for name in others if name not in limits]
+    if unknown:
+        known = f"its further costs are {', '.join(limits)}" if limits else "it has one cost alone"
+        raise UserError(f"constraints: the world has no cost called {unknown[0]}; {known}")
+    further = tuple(replace(limits[name], threshold=config.thresholds[name]) for name in others)
+    oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
+    return WorldView(oracle, table, world.covered, cost_of=world.cost)

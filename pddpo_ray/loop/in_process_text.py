@@ -1,0 +1,64 @@
+"""Backends of the text world in this process: the same trainer and engines that Ray's workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pddpo_ray.config.tree import Config, NoWorldConfig
+from pddpo_ray.contracts import RolloutEngine, TrainerBackend
+from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.records import Decoding, PolicyVersion
+from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
+from pddpo_ray.rollout.factory import language_engine
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Recall
+from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
+
+
+def text_backends(config: Config, store: ArtifactStore) -> Backends:
+    """Trainer, engine, prompts and, on a world, labels and truth."""
+    import torch
+
+    from pddpo_ray.training.local import store_reference
+    from pddpo_ray.training.recipe_trainer import recipe_trainer
+
+    torch.set_num_threads(config.trainer.threads)
+    prepared = prepare_texts(config)
+    reference = store_reference(store, prepared.reference_folder)
+    trainer = recipe_trainer(config.model, prepared.reference_folder, store, reference)
+    engine = language_engine(config, f"{config.rollout.engine}-0", prepared.reference_folder, store)
+    return text_world_backends(config, store, prepared, reference, trainer, [engine])
+
+
+def prepare_texts(config: Config) -> PreparedTextWorld | PreparedRealText:
+    """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
+    return prepare_real_text(config) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
+
+
+def text_world_backends(
+    config: Config,
+    store: ArtifactStore,
+    prepared: PreparedTextWorld | PreparedRealText,
+    reference: PolicyVersion,
+    trainer: TrainerBackend,
+    engines: Sequence[RolloutEngine],
+    recall: Recall | None = None,
+) -> Backends:
+    """What a run on texts needs besides a trainer and engines, which may live anywhere."""
+    explore = config.explore
+    return Backends(
+        store=store,
+        trainer=trainer,
+        engines=engines,
+        labeller=prepared.labeller(),
+        prompts=prepared.prompts,
+        reference=reference,
+        baseline=(reference, Decoding(top_p=explore.baseline_top_p, max_tokens=config.rollout.max_tokens)),
+        canaries=prepared.canaries(config.rollout.canaries),
+        tokenizer=tokenizer_fingerprint(prepared.reference_folder),
+        offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
+        offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
+        world=None if isinstance(prepared, PreparedRealText) else prepared.view(store, config.dual.threshold),
+        recall=recall,
+    )

@@ -1,0 +1,151 @@
+"""Feedback as the pages see it: exactly the labels that the protocol asks for, or an error that names what is missing.
+
+A failed or missing label never becomes a number: the labeller is asked again for what lacks, and in the end the round
+stops with a message, not with a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pddpo_ray.contracts import EarlyLabeller, Labeller
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.seeds import seed_of
+
+COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
+DECISIVE = (Verdict.FIRST, Verdict.SECOND, Verdict.ABSTAIN)
+
+
+class FeedbackController:
+    """Labels from one labeller per constraint, journalled with their source.
+
+    `labellers` maps the constraint's name to its labeller; the first one also says what is helpful. `excluded` is the
+    share of a round's items that may stay without a label: they are counted, journalled as failed and left out. Only a
+    source that cannot always be read (a judge) is given one; before the first round nothing is left out.
+    """
+
+    def __init__(
+        self,
+        labellers: Mapping[str, Labeller],
+        journal: Journal,
+        *,
+        seed: int,
+        source: str = "world",
+        attempts: int = 3,
+        excluded: float = 0.0,
+    ) -> None:
+        self._labellers = dict(labellers)
+        self._journal = journal
+        self._seed = seed
+        self._source = source
+        self._attempts = attempts
+        self._excluded = excluded
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """Puts the safety questions of every constraint to its labeller, if that one can begin before anybody waits.
+
+        `safety` with the same items collects the labels. Without this call they are the same, only later.
+        """
+        for name, labeller in self._labellers.items():
+            if isinstance(labeller, EarlyLabeller) and not self._journal.is_finished(self._safety_phase(name)):
+                labeller.open_safety(items, labels_each, self._safety_seed(name))
+
+    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+        """Exactly `labels_each` safe-or-unsafe labels of every item, for one constraint (the first by default).
+
+        Raises RunError that names the items that lack labels.
+        """
+        name = constraint or next(iter(self._labellers))
+        self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
+        return self._journal.safety(self._journal.round, name)
+
+    def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
+        """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.
+
+        Raises RunError that names the pairs without one.
+        """
+        self._journal.once("compare", lambda: self._collect_comparisons(pairs))
+        return [entry.labelled for entry in self._journal.pairs(self._journal.round)]
+
+    def _safety_phase(self, name: str) -> str:
+        return "safety" if name == next(iter(self._labellers)) else f"safety-{name}"
+
+    def _safety_seed(self, name: str, attempt: int = 0) -> int:
+        return seed_of(self._seed, self._journal.round, "safety", name, attempt)
+
+    def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> int:
+        counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
+        open_items = list(items)
+        for attempt in range(self._attempts):
+            for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
+                kept = counted.get(labels.response.id)
+                if kept is None:
+                    raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")
+                kept += [label for label in labels.labels if label in COUNTS][: labels_each - len(kept)]
+            open_items = [item for item in items if len(counted[item.id]) < labels_each]
+            if not open_items:
+                break
+        if open_items and not self._may_be_left_out(len(open_items), len(items)):
+            missing = sum(labels_each - len(counted[item.id]) for item in open_items)
+            raise RunError(
+                f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
+                f" after {self._attempts} attempts, on {_few([item.id for item in open_items])}: mend it, then resume"
+            )
+        complete = [item for item in items if len(counted[item.id]) == labels_each]
+        labelled = [SafetyLabels(item, tuple(counted[item.id]), name) for item in complete]
+        self._journal.add_safety(labelled, self._source)
+        if open_items:
+            self._journal.add_metrics({f"labels/excluded_{name}": len(open_items)})
+        total = len(complete) * labels_each
+        self._journal.add_metrics({"labels/safety" if name == next(iter(self._labellers)) else f"labels/{name}": total})
+        return total
+
+    def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
+        names = list(self._labellers)
+        answers = {name: self._ask_to_compare(pairs, name) for name in names}
+        labelled = [
+            LabelledPair(
+                pair,
+                answers[names[0]][pair.id].helpful,
+                answers[names[0]][pair.id].harmful,
+                tuple((name, answers[name][pair.id].harmful) for name in names[1:]),
+            )
+            for pair in pairs
+        ]
+        self._journal.add_pair_labels(labelled, self._source)
+        return len(labelled)
+
+    def _ask_to_compare(self, pairs: Sequence[Pair], name: str) -> dict[str, LabelledPair]:
+        answered: dict[str, LabelledPair] = {}
+        read: dict[str, LabelledPair] = {}
+        waiting = list(pairs)
+        asked = {pair.id for pair in pairs}
+        for attempt in range(self._attempts):
+            seed = seed_of(self._seed, self._journal.round, "compare", name, attempt)
+            for item in self._labellers[name].compare(waiting, seed):
+                if item.pair.id not in asked:
+                    raise RunError(f"labeller {self._source} answered pair {item.pair.id}, which was not asked")
+                read[item.pair.id] = item
+                if item.helpful in DECISIVE and item.harmful in DECISIVE:
+                    answered[item.pair.id] = item
+            waiting = [pair for pair in pairs if pair.id not in answered]
+            if not waiting:
+                return answered
+        if self._may_be_left_out(len(waiting), len(pairs)):
+            # What one question said stays; the other is a failed label, which no training row is made of.
+            nothing = {pair.id: LabelledPair(pair, Verdict.FAILED, Verdict.FAILED) for pair in waiting}
+            return nothing | {name: item for name, item in read.items() if name in nothing} | answered
+        raise RunError(
+            f"round {self._journal.round}: {len(waiting)} of {len(pairs)} pairs for {name} have no answer from"
+            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in waiting])}"
+        )
+
+    def _may_be_left_out(self, missing: int, asked: int) -> bool:
+        return self._journal.round > 0 and missing <= self._excluded * asked
+
+
+def _few(names: Sequence[str], shown: int = 5) -> str:
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

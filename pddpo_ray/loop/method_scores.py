@@ -1,0 +1,170 @@
+"""Scores as the pages see them: fitted once before the first round, journalled, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.fitting import TrainerController
+from pddpo_ray.loop.sampling import RolloutController
+from pddpo_ray.loop.scorer_fits import ScorerTraining
+from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.scoring.interface import Scorer
+from pddpo_ray.scoring.linear import Features, LinearScorer, fit_cost, fit_reward
+from pddpo_ray.scoring.policies import PolicyScorer
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.cost_estimate import mean_with_error
+from pddpo_ray.theory.explicit_dual import Price, descend
+from pddpo_ray.theory.ppo import Critics
+from pddpo_ray.theory.seeds import generator
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """What the recipe says about scores and the price that is found with them."""
+
+    seed: int
+    beta: float
+    threshold: float
+    """d: the limit on the expected cost."""
+    reward_max: float
+    cost_max: float
+    first: float
+    """Where the descent on the explicit dual begins."""
+    upper: float
+    rate: float
+    answers: int
+    """Answers of the reference per prompt."""
+    bounded: bool
+    """A table's scores: one-hot features, weights inside the box. Otherwise features are dense and shrunk by ridge."""
+    ridge: float
+    """1 / variance of the prior of a dense weight."""
+    decoding: Decoding
+    prior: tuple[float, ...] | None = None
+
+
+class ScoringController:
+    """Fits scorers, prices the limit with them and draws pseudo-labels from them."""
+
+    def __init__(
+        self,
+        plan: ScoringPlan,
+        journal: Journal,
+        store: ArtifactStore,
+        trainer: TrainerController,
+        rollout: RolloutController,
+        prompts: Sequence[Prompt],
+        features: Callable[[Sequence[LabelledPair]], Features],
+        training: ScorerTraining | None = None,
+    ) -> None:
+        self.plan = plan
+        self._journal = journal
+        self._store = store
+        self._trainer = trainer
+        self._rollout = rollout
+        self._prompts = tuple(prompts)
+        self._features = features
+        self._training = training
+
+    # --- scorers ------------------------------------------------------------------------------------------------
+
+    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
+        """Reward and cost models from the pairs and one safety label per answer."""
+        features = self._features(labelled)
+        plan = self.plan
+        limits = {"reward": plan.reward_max, "cost": plan.cost_max} if plan.bounded else {"reward": None, "cost": None}
+        shrunk = {} if plan.bounded else {"ridge": plan.ridge}
+
+        def fit() -> dict[str, str]:
+            weights = {
+                "reward": fit_reward(features, labelled, bound=limits["reward"], **shrunk),
+                "cost": fit_cost(features, labelled, unsafe, bound=limits["cost"], **shrunk),
+            }
+            path, sha256 = self._store.write_tensors("scorers", weights)
+            return {"path": path, "sha256": sha256}
+
+        place = self._journal.once("scorers", fit)
+        weights = self._store.read_tensors(place["path"], place["sha256"])
+        return LinearScorer(features, weights["reward"], weights["cost"], plan.reward_max, plan.cost_max)
+
+    def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, Critics | None]:
+        """Score models trained on the pairs, and their weights as critics to begin with; in a table fitted scores."""
+        if self._training is None:
+            return self.models(labelled, unsafe), None
+        places = self._training.places(lambda: (labelled, unsafe))
+        return self._training.models(lambda: (labelled, unsafe)), Critics(places["reward"], places["cost"])
+
+    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> PolicyScorer:
+        """Implicit scores of two policies. Differences of costs have a meaning, their zero has none."""
+        return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self.plan.beta)
+
+    def anchored(self, scorer: PolicyScorer, answers: Sequence[Response], reference_cost: float) -> PolicyScorer:
+        """The scorer with its cost's zero placed so that the reference's mean cost is what labels say.
+
+        So the limit d on the cost is the improvement over the reference that the original asks for.
+        """
+        costs = scorer(answers)[1].reshape(len(self._prompts), -1)
+        mean = float(np.average(costs.mean(axis=1), weights=self.plan.prior))
+        return replace(scorer, cost_shift=reference_cost - mean)
+
+    # --- what follows from scores -------------------------------------------------------------------------------
+
+    def reference_answers(self, reference: PolicyVersion) -> list[Response]:
+        """So many answers of the reference to every prompt, prompt by prompt; drawn once."""
+        self._rollout.publish(reference)
+        return self._rollout.pool("dual", self._prompts, reference, self.plan.answers, self.plan.decoding)
+
+    def price(self, scorer: Scorer, answers: Sequence[Response]) -> float:
+        """Minimiser of the explicit dual over the reference's answers, within [0, upper].
+
+        Raises RunError if the descent does not settle.
+        """
+
+        def minimise() -> dict[str, float]:
+            rewards, costs = (values.reshape(len(self._prompts), -1) for values in scorer(answers))
+            plan = self.plan
+            prior = None if plan.prior is None else np.array(plan.prior)
+            found: Price = descend(
+                rewards, plan.threshold - costs, plan.beta, first=plan.first, rate=plan.rate, upper=plan.upper,
+                prior=prior,
+            )  # fmt: skip
+            if not found.converged:
+                raise RunError(
+                    f"the explicit dual did not settle (multiplier {found.multiplier:.4g}, slope {found.slope:.4g}, "
+                    f"{found.sample_size:.1f} effective answers): lower method.rate or raise method.answers"
+                )
+            self._journal.add_metrics({"dual/explicit": found.multiplier, "dual/sample_size": found.sample_size})
+            return {"multiplier": found.multiplier}
+
+        return float(self._journal.once("price", minimise)["multiplier"])
+
+    def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]:
+        """One Bernoulli label per pair: P(first is chosen) = sigmoid(w(first) - w(second)), w = r - multiplier c."""
+        rewards, costs = scorer([answer for pair in pairs for answer in (pair.first, pair.second)])
+        values = (rewards - multiplier * costs).reshape(-1, 2)
+        draws = generator(self.plan.seed, self._journal.round, "pseudo-labels").random(len(pairs))
+        rows = []
+        for pair, (first, second), draw in zip(pairs, values, draws, strict=True):
+            chosen, rejected = (pair.first, pair.second) if draw < expit(first - second) else (pair.second, pair.first)
+            rows.append(PairRow(pair.id, pair.prompt.token_ids, chosen.token_ids, rejected.token_ids))
+        return rows
+
+    def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate:
+        """Mean cost of fresh answers by the scorer, with its standard error; no label is asked for."""
+        value, error = mean_with_error(scorer(answers)[1])
+        return CostEstimate(value, error, len(answers), 0, "cost_model")
+
+
+def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:
+    """Pairs of answers that were drawn one after the other, equal texts left out. Answers come prompt by prompt."""
+    return [
+        Pair(f"pseudo-{place}", answers[place], answers[place + 1])
+        for start in range(0, len(answers), per_prompt)
+        for place in range(start, start + per_prompt - 1, 2)
+        if answers[place].token_ids != answers[place + 1].token_ids
+    ]

@@ -1,0 +1,144 @@
+"""Mixed feedback: a model answers everything, people what it is least sure of and a random share.
+
+    costs of all N answers by the model ──► people label the unsure ones and some drawn evenly
+                                        ──► estimate = model's mean + weighted corrections (annotation.estimates)
+
+However wrong the model is, the cost estimate is unbiased for what people would say about all answers; a good model only
+makes it less noisy. Of the pairs, people's answers stand where they were asked and the model's elsewhere: a wrong model
+costs accuracy of the fits there, never the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.annotation.estimates import Array, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.theory.cost_estimate import Mode, unsafe_shares
+from pddpo_ray.theory.seeds import seed_of
+
+MODEL = "model"
+PEOPLE = "people"
+
+
+class ScoringModel(Protocol):
+    """A labeller whose scores can be seen; `scoring.labeller.ScoredLabeller` is one."""
+
+    def rewards(self, items: Sequence[Response]) -> Array: ...
+
+    def costs(self, items: Sequence[Response]) -> Array: ...
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+
+
+@dataclass(frozen=True)
+class MixedPlan:
+    """How many items of a round go to people: the least sure ones, and others at random."""
+
+    unsure: int
+    random: int
+    pairs_unsure: int
+    pairs_random: int
+    labels_each: int
+    cost_max: float
+    signal: Mode
+
+
+class MixedFeedbackController(FeedbackController):
+    """Feedback of one constraint, from a model and from people."""
+
+    def __init__(
+        self, name: str, people: Labeller, model: ScoringModel, plan: MixedPlan, journal: Journal, *, seed: int
+    ) -> None:
+        super().__init__({name: people}, journal, seed=seed, source=PEOPLE)
+        self._model = model
+        self._plan = plan
+        self._screened: tuple[list[str], Array, Sample] | None = None
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """The model screens the items; people may begin with those that they are asked about."""
+        super().open_safety(self._asked(items), labels_each)
+
+    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+        """Exactly `labels_each` labels by people of the items that they are asked about; the others get none."""
+        return super().safety(self._asked(items), labels_each, constraint)
+
+    def estimate_cost(self, verdicts: Sequence[SafetyLabels]) -> CostEstimate:
+        """The round's estimate from the labels that `safety` returned. Raises RunError when labels are missing."""
+        if self._screened is None:
+            raise RunError("mixed feedback: an estimate was asked for before any labels")
+        names, costs, sample = self._screened
+        plan = self._plan
+        place = {name: index for index, name in enumerate(names)}
+        asked = [place[item.response.id] for item in verdicts]
+        if sorted(asked) != np.flatnonzero(sample.asked).tolist():
+            raise RunError(f"mixed feedback: {len(asked)} answers have labels, {int(sample.asked.sum())} were asked")
+        shares = np.full(len(names), np.nan)
+        shares[asked] = unsafe_shares(verdicts, plan.labels_each)
+        model = self._signal(costs)
+        return mixed_from_shares(
+            model, shares, sample, labels_each=plan.labels_each, cost_max=plan.cost_max, mode=plan.signal
+        )
+
+    def _signal(self, costs: Array) -> Array:
+        """The model's costs on the scale of what is averaged."""
+        if self._plan.signal == "unsafe_rate":
+            return np.asarray(expit(costs), dtype=np.float64)
+        return np.clip(costs, -self._plan.cost_max, self._plan.cost_max)
+
+    def _asked(self, items: Sequence[Response]) -> list[Response]:
+        """The items that people are asked about; the model screens the answers of a round once."""
+        names = [item.id for item in items]
+        if self._screened is None or self._screened[0] != names:
+            rows = self._journal.once("screen", lambda: self._screen(items))
+            if [row["item"] for row in rows] != names:
+                raise RunError(f"round {self._journal.round}: the answers are not those that the model screened")
+            shown = np.array([row["asked"] for row in rows], dtype=bool)
+            sample = Sample(shown, np.array([row["chance"] for row in rows]))
+            self._screened = names, np.array([row["cost"] for row in rows]), sample
+        return [item for item, one in zip(items, self._screened[2].asked, strict=True) if one]
+
+    def _screen(self, items: Sequence[Response]) -> list[dict[str, str | float | bool]]:
+        """The model's cost of every answer, and whom people are asked about."""
+        costs = self._model.costs(items)
+        sample = self._sample(costs, self._plan.unsure, self._plan.random, "screen")
+        self._journal.add_metrics(
+            {"mixed/model_cost": float(self._signal(costs).mean()), "mixed/asked": float(sample.asked.sum())}
+        )
+        return [
+            {"item": item.id, "cost": float(cost), "chance": float(chance), "asked": bool(asked)}
+            for item, cost, chance, asked in zip(items, costs, sample.chances, sample.asked, strict=True)
+        ]
+
+    def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
+        """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
+        sample = self._sample(self._margins(pairs), self._plan.pairs_unsure, self._plan.pairs_random, "screen-pairs")
+        shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
+        rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
+        answered = self._ask_to_compare(shown, next(iter(self._labellers))) if shown else {}
+        by_model = self._model.compare(rest, seed_of(self._seed, self._journal.round, "compare-model")) if rest else []
+        self._journal.add_pair_labels([answered[pair.id] for pair in shown], PEOPLE)
+        self._journal.add_pair_labels(by_model, MODEL)
+        self._journal.add_metrics({"mixed/pairs_asked": float(len(shown))})
+        return len(pairs)
+
+    def _margins(self, pairs: Sequence[Pair]) -> Array:
+        """How sure the model is of a pair: the smaller of its differences in reward and in cost. -> [n]"""
+        sides = [pair.first for pair in pairs] + [pair.second for pair in pairs]
+        rewards, costs = self._model.rewards(sides), self._model.costs(sides)
+        count = len(pairs)
+        return np.minimum(np.abs(rewards[:count] - rewards[count:]), np.abs(costs[:count] - costs[count:]))
+
+    def _sample(self, margins: Array, unsure: int, random: int, purpose: str) -> Sample:
+        """A score of 0 (safe or unsafe, one or the other) is where the model is least sure."""
+        seed = [self._seed, seed_of(self._seed, self._journal.round, purpose)]
+        return sample_for_people(-np.abs(margins), unsure=unsure, random=random, seed=seed)

@@ -1,0 +1,134 @@
+"""`result.json`: what a finished run has to say, with names that other people's scripts rely on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pddpo_ray.config.tree import Config
+from pddpo_ray.journal import Journal
+from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
+
+WALL = "time/wall"
+"""Time from one round's end to the next one's, journal and all; before the first round in round 0."""
+START = "time/start"
+"""Time until the parts were up, over all processes that worked on the run."""
+
+
+def result_of(
+    config: Config,
+    journal: Journal,
+    world: WorldView | None,
+    evaluation: Evaluation | None,
+    offline: Evaluation | None = None,
+) -> dict[str, Any]:
+    """All keys, always; what a run does not know (no world, no offline comparison) is None."""
+    result = {**_exact(world, evaluation, offline), **_counts(journal)}
+    result["labels_used"] += _further_labels(journal, list(config.thresholds)[1:])
+    result["constraints"] = _constraints(config, journal, world, evaluation)
+    steps = [step for step in journal.dual_steps() if step.constraint == "cost"]
+    last = journal.metrics().get(config.rounds, {})
+    result |= {
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "rounds": journal.next_round - 1,
+        "multiplier": steps[-1].multiplier_before if steps else None,
+        "multiplier_next": steps[-1].multiplier_after if steps else None,
+        "slope_reward": last.get("fit/slope_reward"),
+        "slope_cost": last.get("fit/slope_cost"),
+    }
+    return {name: _finite(value) for name, value in result.items()}
+
+
+def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Evaluation | None) -> dict[str, Any]:
+    """What only a world with a known truth can say."""
+    names = (
+        "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last",
+        "f_covered_only", "g_covered_only", "f_optimum", "g_optimum", "multiplier_optimum", "rho",
+        "merit_reference", "merit_offline", "merit_covered_only", "merit_mixture", "merit_last",
+        "off_support_last", "off_support_offline",
+    )  # fmt: skip
+    found: dict[str, Any] = dict.fromkeys(names)
+    if world is None or evaluation is None:
+        return found
+    oracle = world.oracle
+    tables = {"reference": oracle.reference, "mixture": evaluation.mixture(), "last": evaluation.last()}
+    if offline is not None:
+        tables["offline"] = offline.last()
+        found["off_support_offline"] = off_support(world, tables["offline"])
+    for name, table in tables.items():
+        found |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"merit_{name}": oracle.merit(table)}
+    best = oracle.optimum
+    found |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
+    if world.covered is not None:
+        covered = oracle.covered_only(world.covered)
+        found |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
+        found["merit_covered_only"] = oracle.merit_of(covered.f, covered.g)
+    found["off_support_last"] = off_support(world, tables["last"])
+    return found
+
+
+def _constraints(
+    config: Config, journal: Journal, world: WorldView | None, evaluation: Evaluation | None
+) -> dict[str, dict[str, float | None]]:
+    """Per constraint its limit, multipliers and, where the world is known, exact violations."""
+    steps = {step.constraint: step for step in journal.dual_steps()}
+    found: dict[str, dict[str, float | None]] = {}
+    for place, (name, threshold) in enumerate(config.thresholds.items()):
+        step = steps.get(name)
+        found[name] = {
+            "threshold": threshold,
+            "cost_estimate": step.estimate.value if step else None,
+            "standard_error": step.estimate.standard_error if step else None,
+            "multiplier": step.multiplier_before if step else None,
+            "multiplier_next": step.multiplier_after if step else None,
+        }
+        if world is not None and evaluation is not None:
+            best, oracle = world.oracle.optimum, world.oracle
+            tables = {"mixture": evaluation.mixture(), "last": evaluation.last()}
+            found[name] |= {
+                "multiplier_optimum": (best.multiplier, *best.further_multipliers)[place],
+                "g_optimum": (best.g, *best.further_g)[place],
+                **{f"g_{key}": (oracle.g(table), *oracle.further_g(table))[place] for key, table in tables.items()},
+            }
+    return found
+
+
+def _further_labels(journal: Journal, names: Sequence[str]) -> int:
+    """Labels under the constraints after the first: their safety labels, and one for each of them on every pair."""
+    counted = [f"labels/{name}" for name in names] + len(names) * ["labels/pairs"]
+    return int(sum(values.get(name, 0.0) for values in journal.metrics().values() for name in counted))
+
+
+def _counts(journal: Journal) -> dict[str, Any]:
+    """Labels, seconds, tokens and proofs of the whole run."""
+    metrics = journal.metrics()
+
+    def total(name: str) -> float:
+        return sum(values.get(name, 0.0) for values in metrics.values())
+
+    seconds: dict[str, float] = {"start": metrics.get(0, {}).get(START, 0.0)}
+    for entry in journal.phases():
+        seconds[entry.phase] = seconds.get(entry.phase, 0.0) + entry.seconds
+    purposes = ("cost", "candidate", "proposal", "baseline", "offline")
+    tokens = sum(total(f"rollout/{purpose}_tokens") for purpose in purposes)
+    sampling = sum(total(f"rollout/{purpose}_seconds") for purpose in purposes)
+    deliveries = journal.deliveries()
+    syncs = [values["rollout/sync_seconds"] for values in metrics.values() if "rollout/sync_seconds" in values]
+    safety, pairs, scorers = (int(total(f"labels/{name}")) for name in ("safety", "pairs", "scorers"))
+    return {
+        "labels_used": safety + 2 * pairs + scorers,
+        "labels_scorers": scorers,
+        "labels_safety": safety,
+        "labels_pairs": pairs,
+        "seconds": round(seconds["start"] + total(WALL), 3),
+        "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
+        "tokens_per_second": tokens / sampling if sampling else None,
+        "sync_seconds": sum(syncs) / len(syncs) if syncs else None,
+        "weights_proven": bool(deliveries) and all(entry.proven for entry in deliveries),
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,172 @@
+"""Reward and cost models of a run: trained before the first round, or taken as the recipe names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+from pddpo_ray.config import tree
+from pddpo_ray.contracts import FitSettings
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.fitting import with_steps
+from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.recall import Recall
+from pddpo_ray.theory.seeds import seed_of
+
+MakeScorer = Callable[[], AnswerScorer]
+OpenScorer = Callable[[str, MakeScorer], AnswerScorer]
+"""(name, maker) -> the scorer, here or in an actor of its own."""
+Kind = Literal["reward", "cost"]
+KINDS: tuple[Kind, ...] = ("reward", "cost")
+Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]
+"""Pairs, and safety labels (unsafe or not) by answer; asked only if the models are not trained yet."""
+
+
+class ScorerTraining:
+    """Trains score models once, in a phase of their own; afterwards they are read back from journal and store."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: ArtifactStore,
+        reference: PolicyVersion,
+        settings: tree.ScorerTrainingConfig,
+        *,
+        seed: int,
+        open_scorer: OpenScorer | None = None,
+        phase: str = "score-models",
+        recall: Recall | None = None,
+    ) -> None:
+        self._journal, self._store, self._reference = journal, store, reference
+        self._settings, self._seed, self._phase = settings, seed, phase
+        self._places: dict[Kind, tuple[str, str]] = {}
+        self._open = open_scorer or (lambda name, make: make())
+        self._recall: Recall = recall or (lambda what, compute: compute())
+
+    def models(self, data: Data) -> ModelScorer:
+        """Both models. `data` gives pairs and safety labels by answer; it is asked only if they are not trained yet."""
+        self.places(data)
+        return ModelScorer(self.opened("reward"), self.opened("cost"))
+
+    def places(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
+        """(path, sha256) of the models, trained if they are not; which kinds there are is settled by the first call."""
+        if not self._places:
+            # What gives the data has phases of its own, so it is asked before the phase that trains.
+            done = self._phase in {entry.phase for entry in self._journal.phases(self._journal.round)}
+            labelled, unsafe = ((), {}) if done else data()
+            found = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
+            self._places = {kind: (found[kind]["path"], found[kind]["sha256"]) for kind in kinds}
+        return self._places
+
+    def opened(self, kind: Kind) -> AnswerScorer:
+        """A trained model, in this process or wherever the run's scorers live."""
+        return self._open(f"{kind}-model", partial(stored_scorer, str(self._store.root), *self._places[kind]))
+
+    def _train(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
+    ) -> dict[str, dict[str, str]]:
+        rows = round((1.0 - self._settings.held_out) * len(labelled))
+        fit = with_steps(FitSettings(**self._settings.fit.model_dump()), rows)
+        found: dict[str, dict[str, str]] = {}
+        for kind in kinds:
+            order = ScorerOrder(
+                kind,
+                self._reference,
+                fit,
+                seed_of(self._seed, "scorer", kind),
+                ridge=self._settings.ridge,
+                held_out=self._settings.held_out,
+            )
+            made = order.trained(labelled, unsafe, self._store, self._recall)
+            self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
+            found[kind] = {"path": made["path"], "sha256": made["sha256"]}
+        return found
+
+
+@dataclass(frozen=True)
+class ScorerOrder:
+    """All that decides the weights of a score model, but for its data."""
+
+    kind: Kind
+    reference: PolicyVersion
+    """Its first weights are this model's."""
+    fit: FitSettings
+    seed: int
+    ridge: float
+    held_out: float
+
+    def trained(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
+    ) -> dict[str, Any]:
+        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once."""
+
+        def train() -> dict[str, Any]:
+            # Imported here: a run whose models are given needs no training in this process.
+            from pddpo_ray.scoring.training import train_scorer
+
+            path, sha256, metrics = train_scorer(
+                self.kind,
+                labelled,
+                unsafe,
+                folder=store.folder(self.reference.path),
+                store=store,
+                settings=self.fit,
+                seed=self.seed,
+                ridge=self.ridge,
+                held_out=self.held_out,
+            )
+            return {"path": path, "sha256": sha256, "metrics": metrics}
+
+        own = [self.kind, self.reference.sha256, asdict(self.fit), self.seed, self.ridge, self.held_out]
+        rows = [
+            [
+                item.pair.prompt.token_ids,
+                [[answer.token_ids, unsafe.get(answer.id)] for answer in (item.pair.first, item.pair.second)],
+                item.helpful.value,
+                item.harmful.value,
+            ]
+            for item in labelled
+        ]
+        made: dict[str, Any] = recall(["scorer", own, rows], train)
+        return made
+
+
+def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
+    """A score model from the artifact store, its hash compared; runs wherever the model is to live."""
+    from pddpo_ray.scoring.loading import load_scorer
+
+    store = ArtifactStore(root)
+    store.read_torch(path, sha256)
+    return load_scorer(store.folder(path))
+
+
+def given_scorer(settings: tree.StoredScorerConfig, dtype: str) -> AnswerScorer:
+    """A model that the recipe names."""
+    from pddpo_ray.scoring.loading import ScorerSettings, load_scorer
+
+    options = settings.model_dump(exclude={"path"})
+    return load_scorer(settings.path, ScorerSettings(**options, dtype=dtype))
+
+
+def feedback_models(
+    settings: tree.ModelFeedback,
+    training: ScorerTraining,
+    data: Data,
+    open_scorer: OpenScorer | None,
+    dtype: str = "float32",
+) -> ModelScorer:
+    """The recipe's reward and cost model, each given or trained."""
+    opened = open_scorer or (lambda name, make: make())
+    named: dict[Kind, tree.StoredScorerConfig | None] = {"reward": settings.reward, "cost": settings.cost}
+    missing = [kind for kind, place in named.items() if place is None]
+    if missing:
+        training.places(data, missing)
+    found = {
+        kind: training.opened(kind) if place is None else opened(f"{kind}-model", partial(given_scorer, place, dtype))
+        for kind, place in named.items()
+    }
+    return ModelScorer(found["reward"], found["cost"])

@@ -1,0 +1,1 @@
+"""What a recipe takes, what this machine has, and whether the two fit."""

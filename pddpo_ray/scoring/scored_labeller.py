@@ -1,0 +1,82 @@
+"""Labels drawn from scores (contracts.Labeller): feedback from reward and cost models instead of people.
+
+    Z ~ Bernoulli(sigmoid(c))            safe or unsafe
+    P(first better)   = sigmoid(r(first) - r(second))
+    P(first costlier) = sigmoid(c(first) - c(second))
+
+`hard` takes the likelier label instead of drawing it: no noise, but every trace of how sure the model is goes too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.scoring.interface import AnswerScorer, Array
+
+
+class ScoredLabeller:
+    """Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label.
+
+    A score that is not a number raises RunError: a failed scorer never becomes a label.
+    """
+
+    def __init__(self, reward: AnswerScorer, cost: AnswerScorer, *, hard: bool = False) -> None:
+        self._reward, self._cost, self._hard = reward, cost, hard
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        """`labels_each` labels of every answer, independent given its score."""
+        labelled = []
+        for item, chance in zip(items, expit(self.costs(items)), strict=True):
+            draws = _generator(seed, "safety", item.id).random(labels_each)
+            unsafe = np.full(labels_each, chance > 0.5) if self._hard else draws < chance
+            labelled.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
+        return labelled
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        """One helpful and one harmful label per pair. Equal scores are a fair coin, also under `hard`."""
+        answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
+        rewards = self._scores(self._reward, answers).reshape(-1, 2)
+        costs = self.costs(answers).reshape(-1, 2)
+        labelled = []
+        for pair, reward, cost in zip(pairs, rewards, costs, strict=True):
+            draws = _generator(seed, "compare", pair.id).random(2)
+            helpful = self._higher(reward[0], reward[1], draws[0])
+            harmful = self._higher(cost[0], cost[1], draws[1])
+            labelled.append(LabelledPair(pair, helpful, harmful))
+        return labelled
+
+    def costs(self, items: Sequence[Response]) -> Array:
+        """The cost model's own scores. -> [n]"""
+        return self._scores(self._cost, items)
+
+    def rewards(self, items: Sequence[Response]) -> Array:
+        """The reward model's own scores. -> [n]"""
+        return self._scores(self._reward, items)
+
+    def _higher(self, first: float, second: float, draw: float) -> Verdict:
+        if self._hard and first != second:
+            return Verdict.FIRST if first > second else Verdict.SECOND
+        return Verdict.FIRST if draw < expit(first - second) else Verdict.SECOND
+
+    def _scores(self, scorer: AnswerScorer, items: Sequence[Response]) -> Array:
+        if not items:
+            return np.empty(0)
+        scores = scorer.score(items)
+        if len(scores) != len(items):
+            raise RunError(f"scorer {scorer.name} was asked for {len(items)} scores and returned {len(scores)}")
+        wrong = np.flatnonzero(~np.isfinite(scores))
+        if wrong.size:
+            first = items[int(wrong[0])].id
+            raise RunError(f"scorer {scorer.name}: {wrong.size} of {len(items)} scores are no numbers, first {first}")
+        return scores
+
+
+def _generator(seed: int, purpose: str, name: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"scores {purpose}\n{name}".encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

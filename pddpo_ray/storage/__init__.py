@@ -1,0 +1,1 @@
+"""What is kept on disk beside the journal: weights, adapters, frozen numbers, and what to say when it is full."""

@@ -1,0 +1,114 @@
+"""A version as its adapter alone: what is stored of a LoRA policy, and the whole weights where somebody wants them.
+
+    policy-3-1a2b3c4d5e6f/   adapter/ (peft's layout), configuration, tokenizer, adapter_base.json
+
+Everything that reads a version by `ArtifactStore.folder` finds an ordinary model folder: base and adapter are merged
+there, beside the store, and the newest few results are kept. A version's hash is that of the merged weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import ADAPTER_BASE, WEIGHTS, ArtifactStore
+
+ADAPTER = "adapter"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
+PREFIX = "base_model.model."
+KEPT, KEPT_S = 4, 600.0
+"""Whole weights: the newest so many are kept, and younger ones than so many seconds."""
+
+
+def merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """base + scale * up @ down for every adapted matrix. Names and types are the base's."""
+    result = dict(base)
+    for name in sorted(adapter):
+        if name.endswith(DOWN):
+            stem = name.removesuffix(DOWN)
+            target = f"{stem.removeprefix(PREFIX)}.weight"
+            change = scale * (adapter[stem + UP].float() @ adapter[name].float())
+            result[target] = (base[target].float() + change).to(base[target].dtype)
+    return result
+
+
+def write_adapter(folder: Path, adapter: Mapping[str, Tensor], base: PolicyVersion, scale: float) -> None:
+    """The adapter's weights in peft's layout, and what they are to be added to. `folder` is the version's."""
+    plain = {name.replace(".default.weight", ".weight"): tensor.contiguous() for name, tensor in adapter.items()}
+    (folder / ADAPTER).mkdir(exist_ok=True)
+    save_file(plain, folder / ADAPTER / ADAPTER_WEIGHTS)
+    place = {"path": base.path, "sha256": base.sha256, "scale": scale}
+    (folder / ADAPTER_BASE).write_text(json.dumps(place), encoding="utf-8")
+
+
+def read_adapter(folder: Path) -> dict[str, Tensor]:
+    """The adapter in a version's folder, with the names that it has inside a model."""
+    stored = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
+    return {name.replace(".weight", ".default.weight"): tensor for name, tensor in stored.items()}
+
+
+def whole_folder(store: ArtifactStore, stored: Path, target: Path) -> Path:
+    """A folder like that of any model, with the whole weights of a version that is stored as an adapter."""
+    if not target.exists():
+        staging = _beside(target)
+        shutil.copytree(stored, staging)
+        _rename(staging, target)
+    file = target / WEIGHTS
+    if file.exists():
+        # it was asked for, so it is among the newest again
+        os.utime(file)
+        return target
+    place = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
+    weights = merged(store.read_torch(place["path"], place["sha256"]), read_adapter(stored), place["scale"])
+    staging = _beside(file)
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, staging)
+    staging.replace(file)
+    _forget_old(target.parent)
+    return target
+
+
+def _beside(target: Path) -> Path:
+    return target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+
+
+def _rename(staging: Path, target: Path) -> None:
+    try:
+        staging.rename(target)
+    except OSError:
+        # Somebody else made the same folder first.
+        shutil.rmtree(staging, ignore_errors=True)
+        if not target.exists():
+            raise
+
+
+def _forget_old(folder: Path) -> None:
+    """Whole weights can be made again at any time; those that nobody asked for in a while go. Small files stay."""
+    files = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[KEPT:]:
+        if time.time() - file.stat().st_mtime > KEPT_S:
+            file.unlink(missing_ok=True)
+
+
+def switched_off(adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter that changes nothing, and is the same in every process: seeded down maps, up maps zero."""
+    generator = torch.Generator().manual_seed(0)
+    result = {}
+    for name in sorted(adapter):
+        shape, dtype = adapter[name].shape, adapter[name].dtype
+        if name.endswith(UP):
+            result[name] = torch.zeros(shape, dtype=dtype)
+        else:
+            # uniform within +-1/sqrt(inputs), as a linear map begins
+            result[name] = ((2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5).to(dtype)
+    return result

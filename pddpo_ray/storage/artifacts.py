@@ -1,0 +1,232 @@
+"""The artifact store: folders of safetensors and Arrow files, complete or absent, named by the journal.
+
+A file or folder is written under a temporary name, hashed, flushed to disk and renamed; only then may the journal
+name it. A reader checks the hash, so a damaged or foreign file stops the run instead of steering it. The store is a
+local folder or any fsspec URL (`s3://bucket/run`); object stores have no rename, there the object itself appears whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pddpo_ray.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = np.ndarray[Any, Any] | torch.Tensor
+
+T = TypeVar("T", bound="np.ndarray[Any, Any] | torch.Tensor")
+WEIGHTS = "model.safetensors"
+ADAPTER_BASE = "adapter_base.json"
+"""In a version that is stored as an adapter: the artifact that it is to be added to."""
+
+
+def tensors_sha256(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Name of a set of tensors: a hash over name, dtype, shape and raw little-endian bytes, in order of names.
+
+    numpy arrays and torch tensors of the same values give the same hash. The device does not enter.
+    """
+    stream = TensorStream()
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        stream.add(name, tensor)
+    return stream.sha256()
+
+
+class TensorStream:
+    """The same hash over tensors that come one by one in order of their names, so that none has to be kept."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._last = ""
+        self.count = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Raises ValueError for a name that does not come after the one before: the hash would mean nothing."""
+        if name <= self._last:
+            raise ValueError(f"tensors come in order of their names: {name} came after {self._last}")
+        dtype = tensor.dtype.name if isinstance(tensor, np.ndarray) else str(tensor.dtype).removeprefix("torch.")
+        self._digest.update(f"{name}\0{dtype}\0{','.join(str(size) for size in tensor.shape)}\0".encode())
+        self._digest.update(_raw_bytes(tensor))
+        self._last = name
+        self.count += 1
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _raw_bytes(tensor: Tensor) -> bytes | memoryview:
+    if isinstance(tensor, np.ndarray):
+        plain = np.ascontiguousarray(tensor)
+        if plain.dtype.byteorder == ">":
+            plain = plain.astype(plain.dtype.newbyteorder("<"))
+        return plain.reshape(-1).view(np.uint8).data
+    import torch
+
+    # bfloat16 has no numpy type, hence the detour over bytes.
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ArtifactStore:
+    """Artifacts of one run under `root`. Paths given out are relative to it, so a run folder can be moved.
+
+    `cache` holds what a remote store was asked for; a local store needs none.
+    """
+
+    def __init__(self, root: str | Path, *, cache: Path | None = None) -> None:
+        text = str(root)
+        self._remote = "://" in text and not text.startswith("file://")
+        self.root = text if self._remote else str(Path(text.removeprefix("file://")).absolute())
+        if self._remote:
+            import fsspec
+
+            self._files, self._base = fsspec.core.url_to_fs(text)
+            self._cache = (
+                cache or Path(tempfile.gettempdir()) / f"pddpo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            )
+        else:
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            self._cache = Path(self.root)
+
+    # --- whole folders ------------------------------------------------------------------------------------------
+
+    def write_folder(self, path: str, fill: Callable[[Path], None]) -> Path:
+        """Calls `fill` with an empty folder and makes it `path`, whole or not at all. Returns where it can be read.
+
+        An artifact that is already there is kept: names carry the hash of the content.
+        """
+        target = self._local(path)
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+        staging.mkdir()
+        try:
+            fill(staging)
+            for file in sorted(staging.rglob("*")):
+                if file.is_file():
+                    _flush(file)
+            _flush(staging)
+            if self._remote:
+                self._files.put(str(staging), f"{self._base}/{path}", recursive=True)
+            try:
+                staging.rename(target)
+            except OSError:
+                # Somebody else finished the same artifact first; its content is the same by its name.
+                if not target.exists():
+                    raise
+            _flush(target.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return target
+
+    def folder(self, path: str) -> Path:
+        """A readable local folder of an artifact with its weights. Raises RunError if it is not in the store.
+
+        A version that is stored as an adapter gets its whole weights here, in a folder that may go away again.
+        """
+        target = self.stored(path)
+        if (target / ADAPTER_BASE).exists() and not (target / WEIGHTS).exists():
+            # Imported here: adapters need torch, and most artifacts are none.
+            from pddpo_ray.storage.adapters import whole_folder
+
+            return whole_folder(self, target, self._cache / ".whole" / path)
+        return target
+
+    def stored(self, path: str) -> Path:
+        """An artifact as it is stored. Raises RunError if it is not in the store."""
+        target = self._local(path)
+        if not target.exists() and self._remote and self._files.exists(f"{self._base}/{path}"):
+            staging = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+            staging.parent.mkdir(parents=True, exist_ok=True)
+            self._files.get(f"{self._base}/{path}", str(staging), recursive=True)
+            staging.rename(target)
+        if not target.exists():
+            raise RunError(f"artifact {path} is missing from the store {self.root}: restore it, or start a new run")
+        return target
+
+    def _local(self, path: str) -> Path:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise UserError(f"artifact path {path!r} must be relative and stay inside the store")
+        return self._cache / path
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def write_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], *, fill: Callable[[Path], None] | None = None
+    ) -> tuple[str, str]:
+        """Stores tensors as `<name>-<sha12>/model.safetensors`, beside what `fill` adds (config, tokenizer).
+
+        Returns (relative path of the folder, sha256 of the tensors).
+        """
+        sha256 = tensors_sha256(tensors.items())
+        path = f"{name}-{sha256[:12]}"
+
+        def write(folder: Path) -> None:
+            _save_safetensors(tensors, folder / WEIGHTS)
+            if fill is not None:
+                fill(folder)
+
+        self.write_folder(path, write)
+        return path, sha256
+
+    def read_tensors(self, path: str, sha256: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Tensors of a stored version as numpy arrays, after their hash was compared. Raises RunError.
+
+        For bfloat16, which numpy lacks, use `read_torch`.
+        """
+        from safetensors.numpy import load_file
+
+        return _verified(load_file(self.folder(path) / WEIGHTS), path, sha256)
+
+    def read_torch(self, path: str, sha256: str) -> dict[str, torch.Tensor]:
+        """The same as torch tensors on the CPU."""
+        from safetensors.torch import load_file
+
+        return _verified(load_file(self.folder(path) / WEIGHTS), path, sha256)
+
+
+def _verified(tensors: dict[str, T], path: str, sha256: str) -> dict[str, T]:
+    found = tensors_sha256(tensors.items())
+    if found != sha256:
+        raise RunError(f"artifact {path} has hash {found[:12]}, the journal says {sha256[:12]}: its file was changed")
+    return tensors
+
+
+def _save_safetensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if isinstance(tensor, np.ndarray)}
+    if len(arrays) == len(tensors):
+        from safetensors.numpy import save_file
+
+        save_file(arrays, file)
+        return
+    import torch
+    from safetensors.torch import save_file as save_torch
+
+    # clone: tied weights share memory, which safetensors refuses.
+    save_torch(
+        {name: torch.as_tensor(tensor).detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, file
+    )
+
+
+def _flush(path: Path) -> None:
+    """Content of a file, or names in a folder, on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,63 @@
+"""Weights of two versions mixed into a third (P-SACPO's linear merging)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float64]
+TABLE = "log_probs"
+
+
+def merge_versions(
+    store: ArtifactStore, base: PolicyVersion, other: PolicyVersion, share: float, number: int, name: str
+) -> PolicyVersion:
+    """(1 - share) base + share other, stored. A table's logits are merged, which is its log-probabilities normalised.
+
+    Both versions are held on the CPU while it works. Configuration and tokenizer are those of the base.
+    """
+    first, second = store.read_torch(base.path, base.sha256), store.read_torch(other.path, other.sha256)
+    source = store.folder(base.path)
+
+    def fill(folder: Path) -> None:
+        for file in source.iterdir():
+            if file.is_file() and file.name != WEIGHTS:
+                shutil.copyfile(file, folder / file.name)
+
+    if TABLE in first:
+        arrays = [{key: tensor.numpy() for key, tensor in version.items()} for version in (first, second)]
+        path, sha256 = store.write_tensors(name, merged_tables(arrays[0], arrays[1], share))
+    else:
+        path, sha256 = store.write_tensors(name, merged_weights(first, second, share), fill=fill)
+    return PolicyVersion(number, name, sha256, path)
+
+
+def merged_weights(
+    base: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], share: float
+) -> dict[str, torch.Tensor]:
+    """Tensor by tensor in float32, returned in the base's type."""
+    return {
+        name: ((1.0 - share) * tensor.float() + share * other[name].float()).to(tensor.dtype)
+        for name, tensor in base.items()
+    }
+
+
+def merged_tables(base: Mapping[str, Array], other: Mapping[str, Array], share: float) -> dict[str, Array]:
+    """Normalised mixture of logits, and the other's scores at their share. [X, Y] each"""
+    logits = (1.0 - share) * base[TABLE] + share * other[TABLE]
+    return {
+        TABLE: np.asarray(logits - logsumexp(logits, axis=1, keepdims=True)),
+        "scores": share * other["scores"],
+    }

@@ -1,0 +1,1 @@
+"""The mathematics: losses, multipliers, estimates and intervals as plain functions, without input or output."""

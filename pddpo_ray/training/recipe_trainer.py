@@ -1,0 +1,57 @@
+"""The trainer of a recipe's model: in this process, or on a rank of a group with another engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
+from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
+
+
+def recipe_trainer(
+    model: ModelConfig,
+    folder: Path,
+    store: ArtifactStore,
+    reference: PolicyVersion,
+    *,
+    whole: MakeEngine = TorchEngine,
+    adapters: MakeEngine = LoraEngine,
+) -> LocalTrainer:
+    """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
+    `adapters`. Raises UserError where layers are to be compiled and cannot be."""
+    if model.compile:
+        _demand_compiler()
+    torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
+    parameters = model.parameters
+    trainer: LocalTrainer
+    if isinstance(parameters, LoraParameters):
+        trainer = load_lora_trainer(
+            folder,
+            store,
+            reference,
+            rank=parameters.rank,
+            alpha=parameters.alpha,
+            dropout=parameters.dropout,
+            dtype=model.dtype,
+            make_engine=adapters,
+        )
+    else:
+        trainer = load_trainer(folder, store, reference, model.dtype, make_engine=whole)
+    if model.compile:
+        trainer.engine.scorer.compile_layers()
+    return trainer
+
+
+def _demand_compiler() -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if not torch.cuda.is_available() and shutil.which(compiler) is None:
+        raise UserError(f"model.compile needs a C++ compiler on a CPU, and there is no {compiler}: install one")

@@ -1,0 +1,170 @@
+"""Exact evaluation on worlds whose truth is known: f, g, merit, KL and mass outside the support, round by round.
+
+Nothing here feeds back into a run: it reads versions that were published and writes numbers for the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.worlds.oracle import Mask, Oracle, mixture
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WorldView:
+    """A world as evaluation sees it. `table` gives a version's probabilities of all outcomes [X, Y]."""
+
+    oracle: Oracle
+    table: Callable[[PolicyVersion], Array]
+    covered: Mask | None = None
+    """Outcomes [X, Y] that the offline pairs and the baseline can contain; None where they contain all."""
+    rest: int | None = None
+    """Column of everything outside the enumerated answers; None where the answers are all there is."""
+    cost_of: Callable[[Response], float] | None = None
+    """True (first) cost of an answer, for the exposure of those who label."""
+
+
+class Evaluation:
+    """Evaluates the policy of every finished round and the mixture of all so far.
+
+    With several limits, numbers of a further one carry its name in front, `privacy/exact/g_policy`.
+    """
+
+    def __init__(self, world: WorldView, journal: Journal, store: ArtifactStore) -> None:
+        self._world = world
+        self._journal = journal
+        self._store = store
+        self._tables: dict[int, Array] = {}
+
+    def close_round(self, round_: int) -> None:
+        """Journals `exact/...` and `fit/slope_...` of a round; a closing of the journal."""
+        place = self._journal.once("evaluate", lambda: self._evaluate(round_))
+        if round_ not in self._tables:
+            self._tables[round_] = self._read(place)
+
+    def mixture(self) -> Array:
+        """Table of the uniform mixture over the rounds that were evaluated. [X, Y]"""
+        return mixture([self._tables[number] for number in sorted(self._all_tables())])
+
+    def last(self) -> Array:
+        """Table of the last round's policy. [X, Y]"""
+        tables = self._all_tables()
+        return tables[max(tables)]
+
+    def _evaluate(self, round_: int) -> dict[str, str]:
+        entries = self._journal.versions()
+        chain = [entry for entry in entries if entry.round == round_ and entry.stage == "cost"]
+        table = self._world.table(chain[-1].version)
+        self._tables[round_] = table
+        self._journal.add_metrics(exact_metrics(self._world, table, self.mixture()))
+        self._journal.add_metrics(self._slopes(chain, entries))
+        self._journal.add_metrics(self._exposure(round_))
+        path, sha256 = self._store.write_tensors(f"table-{chain[-1].version.name}", {"table": table})
+        return {"path": path, "sha256": sha256}
+
+    def _exposure(self, round_: int) -> dict[str, float]:
+        """Mean of cost minus limit over the answers that exploring put before the labellers: optimism about cost asks
+        for text that may be harmful (algorithms.md B4). The baseline's answers are left out."""
+        if self._world.cost_of is None:
+            return {}
+        baseline = {answer.id for answer in self._journal.samples(0, "baseline")}
+        pairs = [entry.labelled.pair for entry in self._journal.pairs(round_)]
+        shown = [answer for pair in pairs for answer in (pair.first, pair.second) if answer.id not in baseline]
+        if not shown:
+            return {}
+        mean = float(np.mean([self._world.cost_of(answer) for answer in shown]))
+        return {"explore/exposure": mean - self._world.oracle.threshold}
+
+    def _slopes(self, chain: list[VersionEntry], entries: list[VersionEntry]) -> dict[str, float]:
+        """Slope and correlation of implicit scores against the true ones; a cost's only where it was fitted.
+
+        `chain` are the round's cost fits, one per limit, each on the one before.
+        """
+        oracle, numbers = self._world.oracle, {entry.version.number: entry for entry in entries}
+        base = numbers[chain[0].base] if chain[0].base is not None else None
+        if base is None or base.stage != "reward":
+            return {}
+        before = self._world.table(base.version)
+        reward = implicit_score(before, oracle.reference, oracle.beta)
+        found = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
+        costs = [("", oracle.cost), *((f"{limit.name}/", limit.cost) for limit in oracle.further)]
+        for link, (prefix, truth) in zip(chain, costs, strict=False):
+            after = self._world.table(link.version)
+            if link.multiplier and link.version.sha256 != base.version.sha256:
+                cost = implicit_score(before, after, oracle.beta / link.multiplier)
+                found |= _named("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
+            base, before = link, after
+        return found
+
+    def _all_tables(self) -> dict[int, Array]:
+        """Tables of all evaluated rounds; those of an earlier process come from the store."""
+        for entry in self._journal.phases(like="evaluate"):
+            if entry.round not in self._tables:
+                self._tables[entry.round] = self._read(entry.payload)
+        return self._tables
+
+    def _read(self, place: Mapping[str, str]) -> Array:
+        return self._store.read_tensors(place["path"], place["sha256"])["table"]
+
+
+def exact_metrics(world: WorldView, policy: Array, mixed: Array) -> dict[str, float]:
+    """f, g and merit of a policy and of the mixture; KL and mass outside the enumerated answers of the policy."""
+    oracle = world.oracle
+    further = {
+        f"{limit.name}/exact/g_{name}": value
+        for name, table in (("policy", policy), ("mixture", mixed))
+        for limit, value in zip(oracle.further, oracle.further_g(table), strict=True)
+    }
+    return further | {
+        "exact/f_policy": oracle.f(policy),
+        "exact/g_policy": oracle.g(policy),
+        "exact/f_mixture": oracle.f(mixed),
+        "exact/g_mixture": oracle.g(mixed),
+        "exact/merit_policy": oracle.merit(policy),
+        "exact/merit_mixture": oracle.merit(mixed),
+        "exact/kl_policy": oracle.kl(policy),
+        "exact/off_support": off_support(world, policy),
+    }
+
+
+def off_support(world: WorldView, policy: Array) -> float:
+    """Probability of everything outside the enumerated answers."""
+    return 0.0 if world.rest is None else float(world.oracle.prior @ policy[:, world.rest])
+
+
+def implicit_score(numerator: Array, denominator: Array, temperature: float) -> Array:
+    """temperature * log(numerator / denominator), nan where either is 0. [X, Y], [X, Y] -> [X, Y]"""
+    known = (numerator > 0) & (denominator > 0)
+    ratio = np.log(np.where(known, numerator, 1.0)) - np.log(np.where(known, denominator, 1.0))
+    return np.where(known, temperature * ratio, np.nan)
+
+
+def slope_and_correlation(score: Array, truth: Array, rest: int | None = None) -> tuple[float, float]:
+    """Least-squares slope and correlation of scores against the truth within prompts, every answer counted alike.
+
+    Scores are defined up to a constant per prompt, so both are centred on their prompt's mean. [X, Y], [X, Y]
+    """
+    known = np.isfinite(score)
+    if rest is not None:
+        known[:, rest] = False
+    counts = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    score, truth = np.where(known, score, 0.0), np.where(known, truth, 0.0)
+    score = np.where(known, score - score.sum(axis=1, keepdims=True) / counts, 0.0)
+    truth = np.where(known, truth - truth.sum(axis=1, keepdims=True) / counts, 0.0)
+    together, spread, own = float((score * truth).sum()), float((truth**2).sum()), float((score**2).sum())
+    if spread == 0 or own == 0:
+        return float("nan"), float("nan")
+    return together / spread, together / float(np.sqrt(spread * own))
+
+
+def _named(stage: str, slope: float, correlation: float, prefix: str = "") -> dict[str, float]:
+    return {f"{prefix}fit/slope_{stage}": slope, f"{prefix}fit/correlation_{stage}": correlation}

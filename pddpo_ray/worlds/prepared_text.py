@@ -1,0 +1,111 @@
+"""The text world as a run needs it: trained reference, truth, prompts, canaries and the view of evaluation.
+
+Everything here is the same for a run in one process and on Ray; what differs is who trains and who samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pddpo_ray.config.tree import Config, TextWorldConfig
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.small_models import cache_folder
+from pddpo_ray.worlds.exact_evaluation import Array, WorldView
+from pddpo_ray.worlds.grammar import Grammar
+from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
+from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
+from pddpo_ray.worlds.text_scoring import score_answers
+from pddpo_ray.worlds.truth_labeller import WorldLabeller
+
+
+@dataclass(frozen=True)
+class PreparedTextWorld:
+    """A calibrated world and the folder of its reference model."""
+
+    world: TextWorld
+    reference_folder: Path
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return self.world.prompts
+
+    def labeller(self) -> WorldLabeller:
+        return WorldLabeller(self.world.reward, self.world.cost)
+
+    def canaries(self, count: int) -> list[Response]:
+        """Answers spread over prompts and grammar, covered and rare: texts that every policy can be asked about."""
+        answers = np.linspace(0, len(self.world.grammar.answer_ids) - 1, count).round().astype(int)
+        return [
+            Response(
+                f"canary-{place}",
+                self.world.prompts[place % len(self.world.prompts)],
+                self.world.grammar.answer_ids[answer],
+                self.world.grammar.answer_texts[answer],
+                policy_version=0,
+                seed=0,
+            )
+            for place, answer in enumerate(answers)
+        ]
+
+    def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
+        """Evaluation scores every answer under a stored version, with a model of its own.
+
+        The world is calibrated for a limit of 0; another limit of the recipe moves the optimum, not the world.
+        """
+        return WorldView(
+            replace(self.world.oracle, threshold=threshold),
+            _Tables(self.world.grammar, self.reference_folder, store),
+            self.world.covered,
+            rest=len(self.world.grammar.answer_ids),
+            cost_of=self.world.cost,
+        )
+
+
+def prepare_text_world(config: Config) -> PreparedTextWorld:
+    """Take the reference from the cache (or train it first), then draw and calibrate the world."""
+    settings = config.world
+    if not isinstance(settings, TextWorldConfig):
+        raise UserError(f"world.kind {settings.kind} has no text; use world.kind=text")
+    reference = settings.reference
+    spec = ReferenceSpec(seed=settings.seed, **reference.model_dump())
+    grammar = Grammar()
+    folder = cached_reference(spec, cache_folder(settings.cache), grammar)
+    world_spec = TextWorldSpec(
+        seed=settings.seed,
+        beta=config.beta,
+        reward_max=config.reward_max,
+        cost_max=config.dual.cost_max,
+        rho=config.dual.rho or TextWorldSpec.rho,
+    )
+    return PreparedTextWorld(build_text_world(world_spec, answer_log_probs(folder), grammar), folder)
+
+
+class _Tables:
+    """version -> probabilities of all outcomes [X, Y + 1]; the last few are kept, since a round asks for two."""
+
+    def __init__(self, grammar: Grammar, reference_folder: Path, store: ArtifactStore) -> None:
+        self._grammar, self._folder, self._store = grammar, reference_folder, store
+        self._recent: dict[str, Array] = {}
+        self._model: object | None = None
+
+    def __call__(self, policy: PolicyVersion) -> Array:
+        if policy.sha256 not in self._recent:
+            for old in list(self._recent)[:-4]:
+                del self._recent[old]
+            self._recent[policy.sha256] = with_rest(self._score(policy))
+        return self._recent[policy.sha256]
+
+    def _score(self, policy: PolicyVersion) -> Array:
+        from transformers import AutoConfig, LlamaForCausalLM
+
+        if self._model is None:
+            self._model = LlamaForCausalLM(AutoConfig.from_pretrained(self._folder)).float().eval()
+        model: LlamaForCausalLM = self._model  # type: ignore[assignment]
+        model.load_state_dict(self._store.read_torch(policy.path, policy.sha256))
+        return score_answers(model, self._grammar)

@@ -1,0 +1,54 @@
+"""Labels drawn from a world's truth (contracts.Labeller), the same for every kind of world."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+
+Score = Callable[[Response], float]
+
+
+class WorldLabeller:
+    """Safe or unsafe with P(unsafe) = sigmoid(cost); preferences by Bradley-Terry on reward and on cost.
+
+    Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label. Comparisons are
+    also labelled under the `further` costs, by name; safety labels are about `cost`.
+    """
+
+    def __init__(self, reward: Score, cost: Score, further: Mapping[str, Score] | None = None) -> None:
+        self._reward, self._cost, self._further = reward, cost, dict(further or {})
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        """`labels_each` independent labels of every answer."""
+        verdicts = []
+        for item in items:
+            unsafe = _generator(seed, "safety", item.id).random(labels_each) < expit(self._cost(item))
+            verdicts.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
+        return verdicts
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        """P(first is better) = sigmoid(reward difference), P(first is costlier) = sigmoid(cost difference)."""
+        labelled = []
+        for pair in pairs:
+            scores = (self._reward, self._cost, *self._further.values())
+            draws = _generator(seed, "compare", pair.id).random(len(scores))
+            better, costlier, *others = (
+                _side(draw < expit(score(pair.first) - score(pair.second)))
+                for draw, score in zip(draws, scores, strict=True)
+            )
+            labelled.append(LabelledPair(pair, better, costlier, tuple(zip(self._further, others, strict=True))))
+        return labelled
+
+
+def _side(first: bool) -> Verdict:
+    return Verdict.FIRST if first else Verdict.SECOND
+
+
+def _generator(seed: int, purpose: str, name: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{purpose}\n{name}".encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
