@@ -21,6 +21,7 @@ from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.loop.scorer_fits import KINDS, Kind, ScorerOrder, stored_scorer
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
+from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.seeds import seed_of
 
 Judged = dict[str, Any]
@@ -134,9 +135,9 @@ class HeldOutJudge:
 
 
 def _agreed(sides: Sequence[float], verdicts: Sequence[Verdict], positive: Verdict) -> list[float]:
-    """Per decided pair 1, 0 or, where the two answers are level, 0.5. A positive side stands for `positive`."""
+    """Per decided pair 1, 0 or, where the two answers tie, 0.5. A positive side stands for `positive`."""
     decided = [(side, verdict) for side, verdict in zip(sides, verdicts, strict=True) if verdict in DECIDED]
-    return [0.5 if side == 0 else float((side > 0) == (verdict is positive)) for side, verdict in decided]
+    return [agreement(side if verdict is positive else -side) for side, verdict in decided]
 
 
 DECIDED = (Verdict.FIRST, Verdict.SECOND)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pddpo_ray.evaluate.refusals import is_refusal
 from pddpo_ray.evaluate.sets import EvaluationSet, HeldOutPair
+from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.intervals import Estimate, mean_interval, rate_interval
 
 Array = NDArray[np.float64]
@@ -59,8 +60,8 @@ def of_pairs(pairs: Sequence[HeldOutPair], policy: Array, reference: Array) -> M
     found = {}
     for name, labels in (("better", [pair.better for pair in pairs]), ("safer", [pair.safer for pair in pairs])):
         agreed = [
-            0.5 if side == 0 else float((side > 0) == (label == 0))
-            for side, label in zip(sides, labels, strict=True)
+            agreement(side if label == 0 else -side)
+            for side, label in zip(sides.tolist(), labels, strict=True)
             if label is not None
         ]
         found[f"pair_accuracy_{name}"] = _plain(rate_interval(int(np.floor(sum(agreed))), len(agreed)))

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from pddpo_ray.theory.agreement import agreement
+
 Array = NDArray[np.float64]
 SCALE = 400.0 / np.log(10.0)
 """Points per logit."""
@@ -130,10 +132,10 @@ def iterative_elo(
 
 
 def comparisons_by_score(prompts: Sequence[str], scores: dict[str, Array]) -> list[Comparison]:
-    """Every two models compared by a scorer on the same prompts; equal scores are draws."""
+    """Every two models compared by a scorer on the same prompts; ties are draws."""
     names = list(scores)
     return [
-        Comparison(one, other, 0.5 * (1.0 + float(np.sign(scores[one][place] - scores[other][place]))), prompt)
+        Comparison(one, other, agreement(float(scores[one][place] - scores[other][place])), prompt)
         for index, one in enumerate(names)
         for other in names[index + 1 :]
         for place, prompt in enumerate(prompts)

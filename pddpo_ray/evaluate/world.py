@@ -15,6 +15,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
 
@@ -99,10 +100,8 @@ def pair_accuracy(score: Array, truth: Array, oracle: Oracle) -> float:
         np.fill_diagonal(pairs, 0.0)
         right = expit(truth[x][:, None] - truth[x][None, :])
         with np.errstate(invalid="ignore"):
-            side = np.sign(score[x][:, None] - score[x][None, :])
-        side = np.where(np.isnan(side), 0.0, side)
-        agreement = 0.5 * (1 - np.abs(side)) + (side > 0) * right + (side < 0) * (1 - right)
-        total += float(prior * np.sum(pairs * agreement))
+            first = agreement(score[x][:, None] - score[x][None, :])
+        total += float(prior * np.sum(pairs * (first * right + (1 - first) * (1 - right))))
         weight += float(prior * pairs.sum())
     return total / weight
 

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from pddpo_ray.theory.agreement import agreement
+
 Metrics = dict[str, Tensor]
 
 
 def reward_loss(better: Tensor, worse: Tensor) -> tuple[Tensor, Metrics]:
-    """Bradley-Terry loss of reward scores. [B], [B] -> losses [B]; `accurate` [B] is 1 where the order is as labelled.
+    """Bradley-Terry loss of reward scores. [B], [B] -> losses [B]; `accurate` [B]: `agreement` with the label.
 
     The gradient in r(better) is -sigmoid(-(r(better) - r(worse))), at equal scores -1/2.
     """
     difference = better - worse
-    return softplus(-difference), {"accurate": (difference.detach() > 0).to(difference.dtype)}
+    return softplus(-difference), {"accurate": agreement(difference.detach())}
 
 
 def sign_loss(costs: Tensor, signs: Tensor) -> Tensor:
@@ -33,14 +35,9 @@ def sign_loss(costs: Tensor, signs: Tensor) -> Tensor:
 
 
 def cost_loss(costlier: Tensor, cheaper: Tensor, costlier_sign: Tensor, cheaper_sign: Tensor) -> tuple[Tensor, Metrics]:
-    """Sign-aware loss of cost scores. Four times [B] -> losses [B]; metrics [B].
-
-    `accurate` is 1 where the order is as labelled; `signed` is 1 where every labelled answer is on its side of zero.
-    """
+    """Sign-aware loss of cost scores. Four times [B] -> losses [B]; metrics [B] as of the reward."""
     pairs, metrics = reward_loss(costlier, cheaper)
-    signed = ((costlier_sign * costlier.detach() >= 0) & (cheaper_sign * cheaper.detach() >= 0)).to(pairs.dtype)
-    losses = pairs + sign_loss(costlier, costlier_sign) + sign_loss(cheaper, cheaper_sign)
-    return losses, {**metrics, "signed": signed}
+    return pairs + sign_loss(costlier, costlier_sign) + sign_loss(cheaper, cheaper_sign), metrics
 
 
 def score_ridge(scores: Tensor, weight: float) -> Tensor:

@@ -18,6 +18,7 @@ from pddpo_ray.records import LabelledPair, Response, Verdict
 from pddpo_ray.scoring.losses import cost_loss, score_ridge
 from pddpo_ray.scoring.model import ScoreModel, score_model_of, score_tensors, write_score_config
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.log_probs import device_of
@@ -126,14 +127,14 @@ def fit_scores(
 
 @torch.no_grad()
 def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 256) -> dict[str, float]:
-    """`accuracy` of the order and, where there are safety labels, `sign_accuracy` of the side of zero."""
+    """`accuracy` of the order and, with safety labels, `sign_accuracy` of the side of zero; a tie counts half."""
     scores = [_pair_scores(model, rows[start : start + batch]) for start in range(0, len(rows), batch)]
     higher = torch.cat([pair[0] for pair in scores]).double().cpu().numpy()
     lower = torch.cat([pair[1] for pair in scores]).double().cpu().numpy()
-    values = {"accuracy": float((higher > lower).mean())}
+    values = {"accuracy": float(agreement(higher - lower).mean())}
     signs = np.array([[row.higher_sign, row.lower_sign] for row in rows])
     if np.any(signs):
-        right = (signs * np.stack([higher, lower], axis=1) > 0)[signs != 0]
+        right = agreement(signs * np.stack([higher, lower], axis=1))[signs != 0]
         values["sign_accuracy"] = float(right.mean())
     return values
 

@@ -17,6 +17,7 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.preferences import reward_rows
 from pddpo_ray.records import LabelledPair, PolicyVersion, Response
 from pddpo_ray.serving.releases import REFUSE, RELEASE, RULE, Releases
+from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.output import ReleaseDecision, release_decision
 
 PHASE = "release"
@@ -83,8 +84,7 @@ def _accuracies(journal: Journal, scorer: Scorer, round_: int) -> tuple[float | 
 
 
 def accuracy(scores: Array, pairs: Sequence[LabelledPair], round_: int = 0) -> float:
-    """Share of pairs whose more helpful answer has the higher score; equal scores count half. [2n] -> in [0, 1]"""
+    """Share of pairs whose more helpful answer has the higher score; a tie counts half. [2n] -> in [0, 1]"""
     first, second = scores[0::2], scores[1::2]
     chosen_first = np.array([reward_rows(item, round_)[0].chosen == item.pair.first.token_ids for item in pairs])
-    margin = np.where(chosen_first, first - second, second - first)
-    return float(np.mean((margin > 0) + 0.5 * (margin == 0)))
+    return float(np.mean(agreement(np.where(chosen_first, first - second, second - first))))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from pddpo_ray.theory.agreement import agreement
+
 Metrics = dict[str, Tensor]
 
 
@@ -29,14 +31,15 @@ def preference_loss(
 
     At policy = base without margins u = 0 and the loss is ln 2. The caller divides by the number of pairs it counts
     globally, so that micro-batches and ranks change nothing. Metrics are detached: `logit` is u, `accurate` is 1
-    where the implicit score ranks the pair as labelled (the margin left out: it is no part of the learned score).
+    where the log ratios rank the pair as labelled and 1/2 where they tie, as at policy = base (the margin left out: it
+    is no part of the learned score).
     """
-    difference = temperature * (chosen_log_ratio - rejected_log_ratio)
-    logits = difference if margins is None else difference + margins
+    difference = chosen_log_ratio - rejected_log_ratio
+    logits = temperature * difference if margins is None else temperature * difference + margins
     losses = softplus(-logits)
     if weights is not None:
         losses = losses * weights
-    return losses, {"logit": logits.detach(), "accurate": (difference.detach() > 0).to(losses.dtype)}
+    return losses, {"logit": logits.detach(), "accurate": agreement(difference.detach())}
 
 
 def cost_temperature(beta: float, multiplier: float) -> float:

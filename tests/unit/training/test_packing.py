@@ -103,6 +103,22 @@ def test_a_whole_fit_takes_the_same_steps_both_ways() -> None:
         assert losses[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.parametrize("way", ["plain", "packed"])
+@pytest.mark.parametrize("noise", [-1e-5, 0.0, 1e-5])
+def test_a_fit_whose_margins_are_rounding_is_right_half_the_time(way: str, noise: float) -> None:
+    """At the first step the policy is the start, so every margin is 0 but for rounding, whichever sign that has."""
+    scorer = ResponseScorer(tiny_llama(3), way)  # type: ignore[arg-type]
+    chosen = [(row.prompt, row.chosen) for row in ROWS]
+    texts = list(dict.fromkeys(texts_of(ROWS)))
+    base = dict(zip(texts, score_texts(scorer, texts).tolist(), strict=True))
+    columns = FrozenColumns({text: value - noise * (text in chosen) for text, value in base.items()}, {})
+    fit = FitSettings(steps=1, learning_rate=1e-4, batch_pairs=len(ROWS), micro_pairs=3, support_weight=0.0)
+    engine = TorchEngine(scorer)
+    engine.begin(fit)
+    metrics = run_fit(engine, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3), ROWS, columns, fit, 1)
+    assert metrics["fit/accuracy"] == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_other_models_pack_too(grouped: bool) -> None:
     """Llama with shared key heads; Qwen2 with biases and tied embeddings."""
