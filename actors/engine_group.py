@@ -2,7 +2,7 @@
 
 A handle looks like the engine. It keeps three promises over the wire: every batch names the version it must come from,
 and another version is an error, never an answer; a lost process is replaced a bounded number of times; and a new
-process gets the current version delivered and proven again before it samples.
+process gets the current version delivered and verified again before it samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pddpo_ray.rollout.draws import Count, counts
 Draw = tuple[tuple[int, ...], str, float]
 MakeEngine = Callable[[], RolloutEngine]
 """Runs in the actor's process; picklable."""
-Prove = Callable[[RolloutEngine, Delivery, PolicyVersion], object]
+VerifyDelivery = Callable[[RolloutEngine, Delivery, PolicyVersion], object]
 
 
 Send = Callable[[PolicyVersion, Any], object]
@@ -158,16 +158,16 @@ class RolloutHandle:
         self._make_engine = make_engine
         self._settings = settings or RolloutSettings()
         self._placement = placement
-        self._prove: Prove | None = None
+        self._verify: VerifyDelivery | None = None
         self._send: Send | None = None
         self._asleep = False
         self._held: PolicyVersion | None = None
         self._lost = 0
         self._actor = self._start()
 
-    def prove_with(self, prove: Prove) -> None:
+    def verify_with(self, verify: VerifyDelivery) -> None:
         """What a replaced engine has to show before it samples again."""
-        self._prove = prove
+        self._verify = verify
 
     def send_with(self, send: Send) -> None:
         """Deliveries are sent by the trainer from now on, instead of being fetched by the engine."""
@@ -284,7 +284,7 @@ class RolloutHandle:
         return wait_for(reference, deadline_s=self._settings.deadline_s, who=f"rollout engine {self.name}", what=what)
 
     def _replace(self) -> None:
-        """A new process with the version that the lost one held, proven."""
+        """A new process with the version that the lost one held, verified."""
         self._lost += 1
         ray.kill(self._actor)
         self._actor = self._start()
@@ -293,5 +293,5 @@ class RolloutHandle:
         held = self._held
         if held is not None:
             delivery = self.deliver(held)
-            if self._prove is not None:
-                self._prove(self, delivery, held)
+            if self._verify is not None:
+                self._verify(self, delivery, held)

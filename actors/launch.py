@@ -40,7 +40,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.plan.resources import Bundle, Device, bundles
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.delivery import way_of
-from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState
 
@@ -69,11 +69,11 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
         backends = tabular_backends(groups) if isinstance(config.world, TabularWorldConfig) else text_backends(groups)
         groups.wait_ready()
         backends = groups.join(backends)
-        prover = Prover(
+        delivery_check = DeliveryCheck(
             backends.trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer
         )
         for engine in groups.engines:
-            engine.prove_with(prover)
+            engine.verify_with(delivery_check)
         groups.stack = stack.pop_all()
         return replace(
             backends, own_dual=groups.start_dual, own_scorer=groups.start_scorer, closers=(groups.stack.close,)

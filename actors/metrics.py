@@ -21,7 +21,7 @@ OF_ROUND: Mapping[str, tuple[str, str]] = {
     "pddpo_cost_estimate": ("cost/estimate", "Estimated expected cost of the last round's policy"),
     "pddpo_cost_low": ("cost/low", "Lower end of the cost estimate's 95 % interval"),
     "pddpo_cost_high": ("cost/high", "Upper end of the cost estimate's 95 % interval"),
-    "pddpo_merit": ("exact/merit_policy", "Exact gap to the optimum, where the world is known"),
+    "pddpo_gap": ("exact/gap_policy", "Exact gap to the optimum, where the world is known"),
     "pddpo_off_support": ("exact/off_support", "Mass on text outside the language, where the world is known"),
     "pddpo_reward_loss": ("fit/reward_loss", "Loss at the end of the reward fit"),
     "pddpo_cost_loss": ("fit/cost_loss", "Loss at the end of the cost fit"),

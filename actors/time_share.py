@@ -5,7 +5,7 @@ order of calls needs no schedule of its own: whoever is called has its turn.
 
     fit                 engines sleep, trainer works
     deliver, sample     the engine wakes; the trainer keeps weights and optimiser, nothing else
-    prove               trainer scores the canaries (engines sleep), the engine scores them: what woke is proven
+    verify               trainer scores the canaries (engines sleep), the engine scores them: what woke is verified
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Every run is an ordinary `pddpo train` with a folder of its own under `--runs`; finished ones are read back, broken ones
 continued, so the command can be stopped and given again. Offline PD-DPO gets the same number of rounds, at least as
-many optimiser steps, and a search over learning rates and stopping times: the *true* merit picks its best run and, in
+many optimiser steps, and a search over learning rates and stopping times: the *true* gap picks its best run and, in
 it, its best round among those that keep to their language, which favours it.
 """
 
@@ -30,11 +30,11 @@ RECIPE = "text-world"
 OFF_SUPPORT_MAX = 0.05
 """An offline round with more of its probability off the grammar is a broken fit, not a verdict on its data."""
 AT_ROUND = {
-    "merit_last": "exact/merit_policy",
+    "gap_last": "exact/gap_policy",
     "f_last": "exact/f_policy",
     "g_last": "exact/g_policy",
     "off_support_last": "exact/off_support",
-    "merit_mixture": "exact/merit_mixture",
+    "gap_mixture": "exact/gap_mixture",
     "slope_reward": "fit/slope_reward",
     "slope_cost": "fit/slope_cost",
 }
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run(job: tuple[int, Arm]) -> dict[str, Any]:
         seed, arm = job
         result = _run(options.runs / f"seed-{seed}" / arm.name, seed, arm, options.overrides)
-        console.print(f"seed {seed} {arm.name}: merit {result['merit_last']:.3f}")
+        console.print(f"seed {seed} {arm.name}: gap {result['gap_last']:.3f}")
         return result
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -134,14 +134,12 @@ def _run(folder: Path, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[st
     with Journal.open(folder / "journal.sqlite", folder.name) as journal:
         steps, metrics = journal.dual_steps(), journal.metrics()
     half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
-    merits = {
-        number: values["exact/merit_policy"] for number, values in metrics.items() if "exact/merit_policy" in values
-    }
+    gaps = {number: values["exact/gap_policy"] for number, values in metrics.items() if "exact/gap_policy" in values}
     if arm.stops:
-        sound = [number for number in merits if metrics[number]["exact/off_support"] <= OFF_SUPPORT_MAX]
-        stop = min(sound or merits, key=lambda number: merits[number])
+        sound = [number for number in gaps if metrics[number]["exact/off_support"] <= OFF_SUPPORT_MAX]
+        stop = min(sound or gaps, key=lambda number: gaps[number])
         result |= {"stop": stop} | {key: metrics[stop][name] for key, name in AT_ROUND.items()}
-    below = [number for number in sorted(merits) if merits[number] < result["merit_covered_only"]]
+    below = [number for number in sorted(gaps) if gaps[number] < result["gap_covered_only"]]
     return result | {"multiplier_second_half": sum(half) / len(half), "below_covered_from": below[0] if below else None}
 
 
@@ -149,39 +147,39 @@ def markdown(results: dict[tuple[int, str], tuple[Arm, dict[str, Any]]]) -> str:
     """Two tables: the outcome per seed, and the offline search behind it."""
     seeds = sorted({seed for seed, _ in results})
     lines = [
-        "| seed | method | merit | / offline | / covered-only | mixture's merit | below covered-only from round "
+        "| seed | method | gap | / offline | / covered-only | mixture's gap | below covered-only from round "
         "| f | g | multiplier, 2nd half (optimum) | off grammar | slope reward, cost |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    search = ["| seed | offline PD-DPO | best round | merit | g | off grammar |", "|---|---|---|---|---|---|"]
+    search = ["| seed | offline PD-DPO | best round | gap | g | off grammar |", "|---|---|---|---|---|---|"]
     for seed in seeds:
         own = {name: value for (number, name), value in results.items() if number == seed}
         tried = [value for name, value in own.items() if name.startswith("offline")]
         sound = [item for item in tried if item[1]["off_support_last"] <= OFF_SUPPORT_MAX] or tried
-        best_arm, best = min(sound, key=lambda item: item[1]["merit_last"])
-        covered = best["merit_covered_only"]
-        share = covered / best["merit_last"]
+        best_arm, best = min(sound, key=lambda item: item[1]["gap_last"])
+        covered = best["gap_covered_only"]
+        share = covered / best["gap_last"]
         lines.append(f"| {seed} | covered-only optimum | {covered:.3f} | {share:.2f} | 1.00 | | | | | | | |")
         for label, result in (
             ("offline PD-DPO, best rate and round", best),
             ("online, bonus off", own["no-bonus"][1]),
             ("**O-PD-DPO**", own["o-pd-dpo"][1]),
         ):
-            lines.append(_row(seed, label, result, best["merit_last"], covered))
+            lines.append(_row(seed, label, result, best["gap_last"], covered))
         for arm, result in tried:
             mark = " (best)" if arm is best_arm else ""
             search.append(
-                f"| {seed} | {arm.label}{mark} | {result['stop']} | {result['merit_last']:.3f} "
+                f"| {seed} | {arm.label}{mark} | {result['stop']} | {result['gap_last']:.3f} "
                 f"| {result['g_last']:+.3f} | {result['off_support_last']:.3f} |"
             )
     return "\n".join([*lines, "", *search, ""])
 
 
-def _row(seed: int, label: str, result: dict[str, Any], offline_merit: float, covered: float) -> str:
-    merit, slopes = result["merit_last"], (result["slope_reward"], result["slope_cost"])
+def _row(seed: int, label: str, result: dict[str, Any], offline_gap: float, covered: float) -> str:
+    gap, slopes = result["gap_last"], (result["slope_reward"], result["slope_cost"])
     return (
-        f"| {seed} | {label} | {merit:.3f} | {merit / offline_merit:.2f} | {merit / covered:.2f} "
-        f"| {result['merit_mixture']:.3f} | {result['below_covered_from'] or '-'} "
+        f"| {seed} | {label} | {gap:.3f} | {gap / offline_gap:.2f} | {gap / covered:.2f} "
+        f"| {result['gap_mixture']:.3f} | {result['below_covered_from'] or '-'} "
         f"| {result['f_last']:.3f} | {result['g_last']:+.3f} "
         f"| {result['multiplier_second_half']:.3f} ({result['multiplier_optimum']:.3f}) "
         f"| {result['off_support_last']:.3f} | {', '.join('-' if s is None else f'{s:.2f}' for s in slopes)} |"

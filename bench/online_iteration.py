@@ -5,7 +5,7 @@ generation by transformers runs without the Trainer's loop around it. Before any
 through our fit as well, and both must end at the same loss; the counted work of both must agree.
 
 What differs is the order: TRL samples and trains batch by batch, each batch from the newest weights. We sample the
-whole round from one proven version with vLLM, fit, store the new version, deliver it and prove it: all of that is in
+whole round from one verified version with vLLM, fit, store the new version, deliver it and verify it: all of that is in
 our time.
 """
 
@@ -27,7 +27,7 @@ from bench.rollout import Setting, engine_in, stored
 from bench.workload import endless, prompts_of
 from pddpo_ray.contracts import FitCommand, FitResult, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import minibatches
 from pddpo_ray.training.engine import ADAM_BETAS
@@ -124,17 +124,17 @@ class Iteration:
         self._prompts = round_trips(size)
         self._calls = 0
         canaries = [Response(prompt.id, prompt, prompt.token_ids, "", 0, 0) for prompt in self._prompts[:CANARIES]]
-        self._prove = Prover(self.trainer.log_probs, canaries, tokenizer=self.engine.tokenizer)  # type: ignore[attr-defined]
+        self._verify = DeliveryCheck(self.trainer.log_probs, canaries, tokenizer=self.engine.tokenizer)  # type: ignore[attr-defined]
         self.engine.deliver(self.policy)
 
     def iterate(self) -> Work:
-        """Sample, label, fit, store, deliver, prove."""
+        """Sample, label, fit, store, deliver, verify."""
         self._calls += 1
         prompts = [self._asked_anew(prompt) for prompt in self._prompts]
         drawn = self.engine.sample(prompts, range(len(prompts)), 2, Decoding(max_tokens=self.size.model.tokens))
         rows = [pair_row(prompt, one[0], other[0]) for prompt, (one, other) in zip(prompts, drawn, strict=True)]
         made = self.fit(rows, self.policy, f"policy-{self._calls}")
-        self._prove(self.engine, self.engine.deliver(made.version), made.version)
+        self._verify(self.engine, self.engine.deliver(made.version), made.version)
         self.policy = made.version
         tokens = sum(len(row.chosen) + len(row.rejected) for row in rows)
         return Work(2 * len(rows), tokens, len(rows), int(made.metrics["fit/steps"]))

@@ -59,14 +59,14 @@ def shares(data: RunData) -> list[Ratio]:
     }
     delivery = {
         "s per round": seconds["s per round"],
-        "delivery and proof s": float(np.median([one.parts["delivery"] for one in rounds])),
+        "delivery and delivery check s": float(np.median([one.parts["delivery"] for one in rounds])),
         "delivery alone s": float(np.median([one.delivery_alone for one in rounds])),
     }
     # the goals are 3 % and 10 % of a round
     return [
         of_pairs(
             "C6",
-            "seconds of a round / of its delivery with proof",
+            "seconds of a round / of its delivery with delivery check",
             [(one.whole, one.parts["delivery"]) for one in rounds],
             floor=1 / 0.03,
             details=delivery,
@@ -94,7 +94,7 @@ class Round:
     whole: float
     parts: Mapping[str, float]
     delivery_alone: float
-    """What the engine says about it: without the proof and the way to the engine."""
+    """What the engine says about it: without the delivery check and the way to the engine."""
 
 
 def round_of(data: RunData, number: int) -> Round:

@@ -31,7 +31,7 @@ from bench.rollout import Setting, generate, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, prompts_of, trained_weights
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.adapters import switched_off
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import Text, minibatches, texts_of
@@ -150,13 +150,13 @@ class Rounds:
         prompts = prompts_of(size.shape.vocabulary, CANARIES)
         canaries = [Response(prompt.id, prompt, prompt.token_ids, "", 0, 0) for prompt in prompts]
         tokenizer: str = self.engine.tokenizer  # type: ignore[attr-defined]
-        self._prove = Prover(self.trainer.log_probs, canaries, CANARY_TOLERANCE, tokenizer)
+        self._verify = DeliveryCheck(self.trainer.log_probs, canaries, CANARY_TOLERANCE, tokenizer)
         self._rows = preference_rows(size.shape.vocabulary, 200)
         self._calls = self._fits = 0
         self.engine.deliver(self.policy)
 
     def round(self) -> Work:
-        """Sample, label, both stages, deliver, prove."""
+        """Sample, label, both stages, deliver, verify."""
         self._calls += 1
         estimate, asked = self.size.prompts(self._calls)
         answers = [draws[0] for draws in self._sample(estimate, 1)]
@@ -176,7 +176,7 @@ class Rounds:
         return first, second
 
     def paper_rounds(self, rounds: int) -> None:
-        """A reward policy of one step, then rounds of one cost step, delivery, proof and fresh answers."""
+        """A reward policy of one step, then rounds of one cost step, delivery, delivery check and fresh answers."""
         settings = FitSettings(
             steps=1,
             learning_rate=LEARNING_RATE,
@@ -208,7 +208,7 @@ class Rounds:
         return made.version, made.metrics["fit/loss"]
 
     def _publish(self) -> None:
-        self._prove(self.engine, self.engine.deliver(self.policy), self.policy)
+        self._verify(self.engine, self.engine.deliver(self.policy), self.policy)
 
 
 class PlainRound:

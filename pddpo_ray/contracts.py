@@ -51,7 +51,7 @@ class Trainer(Protocol):
 
 
 class Rollout(Protocol):
-    """Samples from published policies; refuses to sample from one whose delivery was not proven."""
+    """Samples from published policies; refuses to sample from one whose delivery was not verified."""
 
     def publish(self, policy: PolicyVersion) -> None: ...
 
@@ -122,7 +122,7 @@ class Start:
     """Weights that a fit begins with: `policy + scale * (plus - minus)`, tensor by tensor (plain `policy` if None).
 
     The second form carries the cost part of last round's policy over to a new reward policy and rescales it to the
-    new multiplier: log policy/reward_policy is close to -(multiplier/beta) * cost (algorithms.md A3).
+    new multiplier: log policy/reward_policy is close to -(multiplier/beta) * cost (paper.md §3).
     """
 
     policy: PolicyVersion
@@ -133,7 +133,7 @@ class Start:
 
 @dataclass(frozen=True)
 class LossOptimism:
-    """XPO-style term of a cost fit (algorithms.md B1): + alpha * mean log policy(y'|x) over the baseline's answers."""
+    """XPO-style term of a cost fit (paper.md §13): + alpha * mean log policy(y'|x) over the baseline's answers."""
 
     alpha: float
     answers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]

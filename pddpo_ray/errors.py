@@ -14,7 +14,7 @@ class PddpoError(Exception):
 
 
 class RunError(PddpoError):
-    """Something failed while running: a proof, a deadline, a lost process."""
+    """Something failed while running: a delivery check, a deadline, a lost process."""
 
     exit_code = 1
 

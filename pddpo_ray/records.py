@@ -139,7 +139,7 @@ class PairRow:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Estimated expected cost with its standard error; `mode` is one of algorithms.md A5's three dual signals."""
+    """Estimated expected cost with its standard error; `mode` is one of paper.md §5's three dual signals."""
 
     value: float
     standard_error: float
@@ -159,7 +159,7 @@ class Objective:
     """Objective of one stage: softplus(-(temperature * (h(chosen) - h(rejected)) + margin)), h = log policy/base.
 
     The reward stage has base = reference and temperature beta; the cost stage base = reward policy and temperature
-    beta / multiplier (algorithms.md A2, A3). `multiplier` is None in the reward stage, and in a cost stage whose fit is
+    beta / multiplier (paper.md §2, §3). `multiplier` is None in the reward stage, and in a cost stage whose fit is
     a plain DPO without a price (the policy of a method with one stage). `margins[i]` belongs to row i; empty: none.
     """
 
@@ -169,14 +169,14 @@ class Objective:
     multiplier: float | None = None
     margins: tuple[float, ...] = ()
     margins_are_bonus: bool = True
-    """Margins come from a bonus (A9), which a table adds to every answer. False: they are part of the loss, no more."""
+    """Margins come from a bonus (paper.md §9), which a table adds to every answer. False: they only enter the loss."""
     score_max: float | None = None
-    """Bound of the scores in a table's policy class (A4); None: the world's bound for the stage."""
+    """Bound of the scores in a table's policy class (paper.md §4); None: the world's bound for the stage."""
 
 
 @dataclass(frozen=True)
 class UniformMixture:
-    """What the theorem speaks of: draw a round's policy evenly, then an answer from it (algorithms.md A10)."""
+    """What the theorem speaks of: draw a round's policy evenly, then an answer from it (paper.md §10)."""
 
     policies: tuple[PolicyVersion, ...]
 

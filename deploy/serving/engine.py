@@ -1,4 +1,4 @@
-"""One vLLM engine with vLLM's own OpenAI layer, and the proof that its words come from the policy that was asked for.
+"""One vLLM engine with vLLM's own OpenAI layer, checked to speak with the policy that was asked for.
 
 Merged weights: the engine holds one policy; a gate batches requests by policy and the next one's weights are loaded in
 place in between. Adapters: reference and policies live on one base at once, each adapter under a name of its own.
@@ -46,8 +46,8 @@ PLAIN_TEMPLATE = (
     "{{ ' ' if bos_token or not loop.first }}{{ message['content'] }}{% endfor %}"
 )
 """For models without a chat template: the messages one after another, as plain text."""
-PROOF_LASTS_S = 10.0
-"""A proven answer younger than this is as good as a health check of its own."""
+VERIFIED_FOR_S = 10.0
+"""A verified answer younger than this is as good as a health check of its own."""
 
 
 class PolicyEngine:
@@ -129,7 +129,7 @@ class PolicyEngine:
         stream: AsyncIterator[str] = reply
         return stream
 
-    # --- the proof ------------------------------------------------------------------------------------------------
+    # --- the delivery check -------------------------------------------------------------------------------------------
 
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]:
         """One real token under the policy (or the one that is loaded, if any), and the version that it came from."""
@@ -143,8 +143,8 @@ class PolicyEngine:
         return {"version": policy.version.number, "tokens": len(output.outputs[0].token_ids)}
 
     async def healthy(self) -> None:
-        """Raises unless a proven answer was just given or can be given now."""
-        if time.monotonic() - self._llm.proven_at > PROOF_LASTS_S:
+        """Raises unless a verified answer was just given or can be given now."""
+        if time.monotonic() - self._llm.verified_at > VERIFIED_FOR_S:
             await self.check()
 
     @asynccontextmanager
@@ -268,7 +268,7 @@ def watched_engine(settings: EngineSettings) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     class WatchedEngine(AsyncLLM):  # type: ignore[misc]
-        proven_at = -1e9
+        verified_at = -1e9
         _held: str | None = None
 
         def holds(self, version: str | None) -> None:
@@ -279,7 +279,7 @@ def watched_engine(settings: EngineSettings) -> Any:
             async for output in super().generate(*args, **kwargs):
                 if output.finished:
                     demand_version(output, held)
-                    self.proven_at = time.monotonic()
+                    self.verified_at = time.monotonic()
                 yield output
 
     options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory}

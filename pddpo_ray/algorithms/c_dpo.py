@@ -1,4 +1,4 @@
-"""C-DPO (algorithms.md C5): each round DPO on pseudo-labels of r - lambda c, then a dual step on the policy's own cost.
+"""C-DPO (docs/methods.md): each round DPO on pseudo-labels of r - lambda c, then a dual step on the policy's own cost.
 
     lambda <- [lambda + eta (E_policy c - d)]_+        E by the cost model, on fresh answers
 

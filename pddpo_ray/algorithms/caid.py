@@ -1,4 +1,4 @@
-"""CAID (algorithms.md C7): the one-shot price of MoCAN or PeCAN, improved in a few rounds on the policy's answers.
+"""CAID (docs/methods.md): the one-shot price of MoCAN or PeCAN, improved in a few rounds on the policy's answers.
 
     lambda_{t+1} = [lambda_t + eta (E_{policy t} c - d)]_+
     then DPO on pseudo-labels of r - lambda c over pairs of the *reference's* answers

@@ -1,4 +1,4 @@
-"""DPO-Harmless: DPO on the cost pairs alone, the cheaper answer chosen (algorithms.md C1). Reward is not looked at.
+"""DPO-Harmless: DPO on the cost pairs alone, the cheaper answer chosen (docs/methods.md). Reward is not looked at.
 
 Departure: log-probabilities are summed over the whole response. The trainer that the original probably used drops the
 first token in which the two answers differ and counts a padded position of the shorter one.

@@ -1,4 +1,4 @@
-"""DPO-Helpful: DPO on the reward pairs alone (algorithms.md C1), the first stage of every two-stage method.
+"""DPO-Helpful: DPO on the reward pairs alone (docs/methods.md), the first stage of every two-stage method.
 
 Departure: as in DPO-Harmless, the whole response counts.
 """

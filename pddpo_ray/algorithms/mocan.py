@@ -1,4 +1,4 @@
-"""MoCAN (algorithms.md C4): the price of the limit from the reference's answers alone, then one DPO on pseudo-labels.
+"""MoCAN (docs/methods.md): the price of the limit from the reference's answers alone, then one DPO on pseudo-labels.
 
     lambda = argmin over lambda >= 0 of D(lambda), from answers of the reference scored by reward and cost models
     P(first chosen) = sigmoid(w(first) - w(second)),  w = r - lambda c;  drawn once per pair;  DPO against the reference

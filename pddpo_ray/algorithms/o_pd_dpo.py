@@ -15,13 +15,13 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-    """K rounds: fit, prove, sample, explore, label, move the multiplier, remember."""
+    """K rounds: fit, verify, sample, explore, label, move the multiplier, remember."""
     journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
     dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):
         reward_policy = trainer.fit(reward_objective(reference, sizes.beta), preferences.reward)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
-        rollout.publish(policy)  # proven before anything is sampled
+        rollout.publish(policy)  # verified before anything is sampled
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k

@@ -1,11 +1,12 @@
-"""O-PD-DPO as the paper's Algorithm 2 has it, with the cost bonus corrected (E01): the bonus is in both losses.
+"""O-PD-DPO as the paper's Algorithm 2 has it, its cost bonus corrected (paper.md erratum 1): a bonus in both losses.
 
     reward:  beta (h(better) - h(worse))             - (b_r(better) - b_r(worse))      h = log policy/reference
     cost:    beta/lambda (h(cheaper) - h(costlier))  + b_c(costlier) - b_c(cheaper)    h = log policy/reward policy
 
 So the policy of a round is optimistic itself: it collects the data, its cost moves the multiplier, and the mixture of
 these policies is the output. It is kept for the theory and for comparison: what it returns breaks the limit more often
-than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural policy reaches no answer outside the pairs (B2).
+than the split roles of `o_pd_dpo`, and a bonus in the loss of a neural
+policy reaches no answer outside the pairs (paper.md §14).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""P-SACPO (algorithms.md C3): SACPO at a large multiplier, then weights halfway back to the helpful policy.
+"""P-SACPO (docs/methods.md): SACPO at a large multiplier, then weights halfway back to the helpful policy.
 
     theta = (1 - q) theta_helpful + q theta_safe
 

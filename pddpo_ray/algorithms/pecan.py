@@ -1,4 +1,4 @@
-"""PeCAN (algorithms.md C4): as MoCAN, with the implicit scores of two DPO policies in place of reward and cost models.
+"""PeCAN (docs/methods.md): as MoCAN, with the implicit scores of two DPO policies in place of reward and cost models.
 
     r = beta log(helpful/reference),  c = -beta log(harmless/reference) + constant
 

@@ -1,4 +1,4 @@
-"""SACPO (algorithms.md C3): DPO for helpfulness, then DPO for safety relative to that, at temperature beta/multiplier.
+"""SACPO (docs/methods.md): DPO for helpfulness, then DPO for safety relative to that, at temperature beta/multiplier.
 
 The second stage is the cost stage of PD-DPO; the multiplier is given, from a grid, and nothing learns it.
 

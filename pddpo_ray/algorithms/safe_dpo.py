@@ -1,4 +1,4 @@
-"""SafeDPO (algorithms.md C2): helpfulness pairs turned by safety bits, and a margin of safe over unsafe answers.
+"""SafeDPO (docs/methods.md): helpfulness pairs turned by safety bits, and a margin of safe over unsafe answers.
 
     better safe: kept     better unsafe, worse safe: swapped     both unsafe: dropped
     loss = softplus(-(beta (h(chosen) - h(rejected)) - D [rejected unsafe]))      h = log policy/reference

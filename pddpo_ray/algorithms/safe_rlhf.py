@@ -1,4 +1,4 @@
-"""Safe RLHF (algorithms.md C6): PPO-Lagrangian on a reward and a cost model, with two critics.
+"""Safe RLHF (docs/methods.md): PPO-Lagrangian on a reward and a cost model, with two critics.
 
     update:  policy climbs (r - lambda c) / (1 + lambda) - kappa KL(policy || reference) by clipped steps
     dual:    log lambda += rate * lambda * (mean cost of the newest `method.window` answers - d)

@@ -1,4 +1,4 @@
-"""What the pages share: the parts, the sizes of a round, and the two stages' objectives (algorithms.md A2, A3, A9)."""
+"""What the pages share: the parts, the sizes of a round, and the two stages' objectives (paper.md §2, §3, §9)."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ class Sizes:
 
 
 def reward_objective(reference: PolicyVersion, beta: float, margins: Sequence[float] = ()) -> Objective:
-    """Standard DPO against the reference (A2); margins are the reward bonus of the paper's mode."""
+    """Standard DPO against the reference (paper.md §2); margins are the reward bonus of the paper's mode."""
     return Objective("reward", reference, beta, margins=tuple(margins))
 
 
 def lagrangian_objective(
     base: PolicyVersion, multiplier: float, beta: float, margins: Sequence[float] = ()
 ) -> Objective:
-    """DPO against the last stage's policy at temperature beta/multiplier, the cheaper answer chosen (A3).
+    """DPO against the last stage's policy at temperature beta/multiplier, the cheaper answer chosen (paper.md §3).
 
-    At multiplier 0 the minimiser is the base itself; the trainer then takes it without a fit (A6).
+    At multiplier 0 the minimiser is the base itself; the trainer then takes it without a fit (paper.md §6).
     """
     temperature = beta / multiplier if multiplier > 0 else math.inf
     return Objective("cost", base, temperature, multiplier, tuple(margins))
@@ -96,7 +96,7 @@ def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes)
 
 
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
-    """Proves the policy, estimates its cost from labels and journals that; nothing answers to it."""
+    """Verifies the policy, estimates its cost from labels and journals that; nothing answers to it."""
     parts.rollout.publish(policy)
     for estimate in estimates(parts, policy, sizes):
         parts.dual.observe(estimate, multiplier=multiplier)
@@ -114,7 +114,7 @@ def unsafe_bits(parts: Parts) -> dict[str, bool]:
 
 
 def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) -> PolicyVersion:
-    """One cost fit per constraint, each relative to the one before; the order does not matter for exact optima (B7)."""
+    """One cost fit per constraint, relative to the one before; the order changes no exact optimum (paper.md §19)."""
     policy = reward_policy
     for constraint, multiplier in parts.dual.multipliers.items():
         policy = parts.trainer.fit(
@@ -124,7 +124,7 @@ def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) ->
 
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
-    """One estimate per constraint, all from the same N_ce fresh answers of the round's policy (A5)."""
+    """One estimate per constraint, all from the same N_ce fresh answers of the round's policy (paper.md §5)."""
     return estimates_of(parts, asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses)), sizes)
 
 

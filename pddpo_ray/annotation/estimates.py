@@ -122,7 +122,7 @@ def mixed_estimate(
 def mixed_from_shares(
     model: ArrayLike, shares: ArrayLike, sample: Sample, *, labels_each: int, cost_max: float, mode: Mode
 ) -> CostEstimate:
-    """The same from unsafe shares [N] of people, by the signal of the run (algorithms.md A5): what is averaged is the
+    """The same from unsafe shares [N] of people, by the signal of the run (paper.md §5): what is averaged is the
     clipped logit of a share, or the share itself. `model` is on that scale. Shares are ignored where not asked.
 
     The allowance for the logit's bias is weighted like the labels: it stands for all N answers.

@@ -56,7 +56,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Evaluate policies. A run alone, on a world: exact f, g and merit of every round. Models with sets: estimates."""
+    """Evaluate policies. A run alone, on a world: exact f, g and gap of every round. Models with sets: estimates."""
     asked = [*(sets or []), *(benign or [])]
     if not asked:
         _exact(models, journal, as_json=as_json)

@@ -34,7 +34,7 @@ from pddpo_ray.errors import PddpoError
 
 app = typer.Typer(
     name="pddpo",
-    help="Align a language model online under a cost limit, with a proof on every round.",
+    help="Align a language model online under a cost limit, with a delivery check on every round.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,7 +74,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Align a language model online under a cost limit, with a proof on every round."""
+    """Align a language model online under a cost limit, with a delivery check on every round."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What each compared method assumes, promises, trains and keeps in memory (algorithms.md C8, docs/methods.md)."""
+"""What each compared method assumes, promises, trains and keeps in memory (docs/methods.md, docs/methods.md)."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ GREY, GREEN = 6, 3
 
 INTRODUCTION = (
     "<p>f is the expected reward minus β times the divergence from the reference, g the expected cost minus the limit "
-    "(at most 0 is allowed), <em>merit</em> (f* − f) + 2ρ [g]₊: 0 is the optimum, and violating the limit cannot pay. "
+    "(at most 0 is allowed), <em>gap</em> (f* − f) + 2ρ [g]₊: 0 is the optimum, and violating the limit cannot pay. "
     "Helpfulness is the expected reward, harmlessness minus the expected cost. On a world all of them are exact sums, "
     "of the last policy unless the column says otherwise. ± is half of the 95 % interval over seeds.</p>"
 )
 JUDGED = (
-    "<p>Real text has no truth: there is no f, g or merit here. Helpfulness is the mean score of a reward model, "
+    "<p>Real text has no truth: there is no f, g or gap here. Helpfulness is the mean score of a reward model, "
     "harmlessness minus that of a cost model, both of answers to prompts that no run has seen and as differences from "
     "the reference's answers to the same prompts, in logits. Both judges are small models of their own, trained on the "
     "pairs of those prompts alone. A policy agrees on the better (the safer) answer of such a pair where it raises its "
@@ -78,7 +78,7 @@ def _table(entry: MethodsTable | SweepTable, suite: Suite, rows: Sequence[Row]) 
 
 
 def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
-    """Arms from the lowest merit to the highest, with their plane."""
+    """Arms from the lowest gap to the highest, with their plane."""
     order = tables.ranked(rows, entry)
     if not order:
         return ""
@@ -98,9 +98,9 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
         for arm in order
     ]  # fmt: skip
     known = tables.points(rows)
-    for name, (merit, f, g) in known.items():
+    for name, (gap, f, g) in known.items():
         rest = [""] * (len(columns) - 4)
-        cells = [_cell(merit, f"{entry.key}/{name}/merit"), "", _cell(f, f"{entry.key}/{name}/f"),
+        cells = [_cell(gap, f"{entry.key}/{name}/gap"), "", _cell(f, f"{entry.key}/{name}/f"),
                  _cell(g, f"{entry.key}/{name}/g"), *rest]  # fmt: skip
         lines.append(["", f"<i>{escape(tables.POINTS[name])}</i>", *cells])
     dots = [

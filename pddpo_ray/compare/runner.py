@@ -144,7 +144,7 @@ def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> 
             "estimate": [step.estimate.value for step in steps],
             "standard_error": [step.estimate.standard_error for step in steps],
             "g": [metrics.get(step.round, {}).get("exact/g_policy") for step in steps],
-            "merit": [metrics.get(step.round, {}).get("exact/merit_policy") for step in steps],
+            "gap": [metrics.get(step.round, {}).get("exact/gap_policy") for step in steps],
         },
     }
 
@@ -242,11 +242,11 @@ def _line(row: Row) -> str:
     where = f"seed {row['seed']} {row['arm']}"
     if "error" in row:
         return f"{where}: failed: {row['error']}"
-    merit, judged, seconds = row["result"]["merit_last"], row.get("judged"), f"{row['result']['seconds']:.0f} s"
+    gap, judged, seconds = row["result"]["gap_last"], row.get("judged"), f"{row['result']['seconds']:.0f} s"
     if judged is not None:
         helpful, harmless = (float(np.mean(judged[name])) for name in ("helpfulness", "harmlessness"))
         return f"{where}: helpfulness {helpful:+.3f}, harmlessness {harmless:+.3f}, {seconds}"
-    return f"{where}: merit {merit:.3f}, {seconds}" if merit is not None else f"{where}: done"
+    return f"{where}: gap {gap:.3f}, {seconds}" if gap is not None else f"{where}: done"
 
 
 def rows_so_far(suite: Suite, folder: Path) -> list[Row]:

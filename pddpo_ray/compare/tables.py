@@ -87,8 +87,8 @@ def estimate_error(row: Row) -> float | None:
 
 
 METHOD_COLUMNS = (
-    Column("merit_last", "merit", result("merit_last"), "low"),
-    Column("merit_mixture", "merit of the mixture", result("merit_mixture"), "low"),
+    Column("gap_last", "gap", result("gap_last"), "low"),
+    Column("gap_mixture", "gap of the mixture", result("gap_mixture"), "low"),
     Column("f_last", "f", result("f_last")),
     Column("g_last", "g", result("g_last")),
     Column("reward_last", "helpfulness", own("reward_last")),
@@ -102,7 +102,7 @@ METHOD_COLUMNS = (
 SWEEP_COLUMNS = (
     Column("harmlessness", "harmlessness", harmlessness),
     Column("reward_last", "helpfulness", own("reward_last")),
-    Column("merit_last", "merit", result("merit_last")),
+    Column("gap_last", "gap", result("gap_last")),
     Column("g_last", "g", result("g_last")),
     Column("multiplier", "λ", result("multiplier")),
     Column("price_error", "|λ − λ*|, 2nd half", price_error),
@@ -171,17 +171,17 @@ def judges(rows: Sequence[Row]) -> dict[str, Mean | None]:
 
 
 def ranked(rows: Sequence[Row], table: MethodsTable) -> list[str]:
-    """The table's arms that have a run, lowest merit first."""
-    merits = {arm: cells(rows, arm, METHOD_COLUMNS[:1])[0] for arm in table.arms}
+    """The table's arms that have a run, lowest gap first."""
+    gaps = {arm: cells(rows, arm, METHOD_COLUMNS[:1])[0] for arm in table.arms}
     there = [arm for arm in table.arms if any(row["arm"] == arm for row in rows)]
-    return sorted(there, key=lambda arm: math.inf if (found := merits[arm]) is None else found.value)
+    return sorted(there, key=lambda arm: math.inf if (found := gaps[arm]) is None else found.value)
 
 
 def points(rows: Sequence[Row]) -> dict[str, list[Mean | None]]:
-    """f, g and merit of what every world knows: reference, best on covered answers, optimum."""
+    """f, g and gap of what every world knows: reference, best on covered answers, optimum."""
     one_per_seed = {row["seed"]: row["result"] for row in rows}.values()
     return {
-        name: [mean_of([result.get(f"{kind}_{name}") for result in one_per_seed]) for kind in ("merit", "f", "g")]
+        name: [mean_of([result.get(f"{kind}_{name}") for result in one_per_seed]) for kind in ("gap", "f", "g")]
         for name in POINTS
     }
 
@@ -211,8 +211,8 @@ def csv_of_runs(suite: Suite, rows: Sequence[Row]) -> str:
 
 
 def csv_of_traces(rows: Sequence[Row]) -> str:
-    """One line per arm, seed and round: multiplier, estimate, exact violation and merit."""
-    names = ("round", "multiplier", "next", "estimate", "standard_error", "g", "merit")
+    """One line per arm, seed and round: multiplier, estimate, exact violation and gap."""
+    names = ("round", "multiplier", "next", "estimate", "standard_error", "g", "gap")
     lines: list[list[Any]] = [["arm", "seed", *names]]
     for row in rows:
         values = zip(*(row["trace"][name] for name in names), strict=True)

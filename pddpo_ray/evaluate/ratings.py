@@ -105,7 +105,7 @@ def iterative_elo(
     start: float = 1200.0,
     seed: int = 0,
 ) -> dict[str, Rating]:
-    """The Elo that published tables use (algorithms.md D2): one game at a time, averaged over shuffled orders.
+    """The Elo that published tables use (docs/evaluation.md): one game at a time, averaged over shuffled orders.
 
     At the end ratings are *multiplied* so that the anchor has 1000, as there; their intervals hold the middle 95 % of
     the shuffles, which says how much the order matters and nothing about the number of comparisons.

@@ -57,12 +57,12 @@ def world_view(config: Config, store: ArtifactStore) -> WorldView:
 
 
 def exact_values(view: WorldView, table: Array) -> dict[str, float]:
-    """f, g and merit of a policy's table [X, Y], and what stands behind them."""
+    """f, g and gap of a policy's table [X, Y], and what stands behind them."""
     oracle = view.oracle
     return {
         "f": oracle.f(table),
         "g": oracle.g(table),
-        "merit": oracle.merit(table),
+        "gap": oracle.gap(table),
         "helpfulness": float(oracle.expectations(table, oracle.reward)),
         "harmlessness": -float(oracle.expectations(table, oracle.cost)),
         "unsafe_rate": float(oracle.expectations(table, expit(oracle.cost))),

@@ -1,4 +1,4 @@
-"""Active choice: which of the pairs found are worth a person's time (algorithms.md B3: the same norm as the bonus)."""
+"""Active choice: which of the pairs found are worth a person's time (paper.md §15: the same norm as the bonus)."""
 
 from __future__ import annotations
 

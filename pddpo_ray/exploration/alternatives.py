@@ -166,7 +166,7 @@ class NoBonus:
 
 
 def margins(chosen_bonus: Array, rejected_bonus: Array) -> Array:
-    """Margins of a loss with the bonus inside (A9), for either stage. [n], [n] -> [n]
+    """Margins of a loss with the bonus inside (paper.md §9), for either stage. [n], [n] -> [n]
 
     b(rejected) - b(chosen): chosen is the better answer of a reward pair and the cheaper one of a cost pair, and the
     reward bonus enters as -(b(better) - b(worse)), the corrected cost bonus as b(costlier) - b(cheaper).

@@ -2,7 +2,7 @@
 
 `elliptical` is the default (k posterior standard deviations); `theory_amplitude` and `theory_precision` give the
 paper's own constants, which are a correctness test and never a default: with a practical number of labels that bonus
-is the same for every answer, and a constant bonus explores nothing (algorithms.md B6, E3).
+is the same for every answer, and a constant bonus explores nothing (paper.md §18, the experiments).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The explorer: chooses which pairs of answers get compared (contracts.Explorer; algorithms.md B3, B4).
+"""The explorer: chooses which pairs of answers get compared (contracts.Explorer; paper.md §15, §16).
 
     candidates -> bonus of each -> one draw from the optimistic policy = y;  a baseline answer = y';  compare (y, y')
 

@@ -1,4 +1,4 @@
-"""Features of answers: hidden states of the frozen reference, whitened once (algorithms.md B3).
+"""Features of answers: hidden states of the frozen reference, whitened once (paper.md §15).
 
 The whitening is fitted on a calibration set at the start of a run and never again, because bonuses of different
 rounds must be comparable; its digest goes into the journal.
@@ -103,6 +103,6 @@ def centres(pool_rows: Mapping[str, Array]) -> dict[str, Array]:
     """phi_base(x): mean features of the baseline's answers, per prompt id. {id: [m, q]} -> {id: [q]}
 
     Policies need within-prompt differences alone, so features are centred on the baseline; uncentred ones keep a floor
-    of uncertainty that no amount of data removes (E13, E15).
+    of uncertainty that no amount of data removes (paper.md errata 13 and 15).
     """
     return {prompt: rows.mean(axis=0) for prompt, rows in pool_rows.items()}

@@ -1,4 +1,4 @@
-"""Optimistic resampling: one draw from the behaviour policy out of n candidates (algorithms.md B3).
+"""Optimistic resampling: one draw from the behaviour policy out of n candidates (paper.md §15).
 
     log w = log policy - log q + tau (b_r + multiplier b_c) / beta,   q = (policy + proposal) / 2
 

@@ -51,7 +51,7 @@ class DeliveryEntry:
 
     round: int
     delivery: Delivery
-    proven: bool
+    verified: bool
     canary_difference: float | None
 
 

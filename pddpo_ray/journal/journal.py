@@ -229,7 +229,7 @@ class Journal:
         )
         self._add(schema.dual_step, [row])
 
-    def add_delivery(self, delivery: Delivery, proven: bool, canary_difference: float | None) -> None:
+    def add_delivery(self, delivery: Delivery, verified: bool, canary_difference: float | None) -> None:
         """A hand-over that happened; may be added outside a phase, since engines forget what the journal does not."""
         row = self._row(
             round=self.round,
@@ -239,7 +239,7 @@ class Journal:
             tensors=delivery.tensors,
             seconds=delivery.seconds,
             tokenizer=delivery.tokenizer,
-            proven=proven,
+            verified=verified,
             canary_difference=canary_difference,
             at_ms=_now_ms(),
         )
@@ -444,7 +444,7 @@ class Journal:
             DeliveryEntry(
                 row.round,
                 Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds, row.tokenizer),
-                row.proven,
+                row.verified,
                 row.canary_difference,
             )
             for row in self._read(self._of_run(schema.delivery).order_by(schema.delivery.c.id))

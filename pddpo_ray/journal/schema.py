@@ -201,7 +201,7 @@ delivery = Table(
     Column("tensors", Integer, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("tokenizer", String(64), nullable=False),
-    Column("proven", Boolean, nullable=False),
+    Column("verified", Boolean, nullable=False),
     Column("canary_difference", Float),
     Column("at_ms", BigInteger, nullable=False),
     _belongs_to_run(),

@@ -29,7 +29,7 @@ class Backends:
     baseline: tuple[PolicyVersion, Decoding] | Callable[[int], dict[str, list[Response]]]
     """The fixed comparator: which version, and how it is sampled; or so many of its answers per prompt id."""
     canaries: Sequence[Response]
-    """Texts whose log-probabilities prove a delivery."""
+    """Texts whose log-probabilities verify a delivery."""
     prior: Sequence[float] | None = None
     """Probability of each prompt; None: all alike."""
     tokenizer: str = ""

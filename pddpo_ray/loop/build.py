@@ -27,7 +27,7 @@ from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.loop.scored_labelling import ScoredFeedbackController, labelled_reference_answers
 from pddpo_ray.loop.scorer_fits import ScorerTraining, feedback_models
 from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PolicyVersion, Response, SafetyLabels, Verdict
-from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
@@ -58,7 +58,7 @@ def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, ro
         reference=backends.reference,
         proposal=proposal_of(config, len(backends.prompts)),
         log_probs=trainer.log_probs,
-        prove=Prover(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
+        verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
     _record_reference(journal, backends)
     feedback = feedback_of(config, journal, backends, rollout)
@@ -213,7 +213,7 @@ def cost_estimator(config: tree.Config) -> _Estimator:
 
 
 class _Estimator:
-    """The recipe's signal from safety labels to an estimate (algorithms.md A5)."""
+    """The recipe's signal from safety labels to an estimate (paper.md §5)."""
 
     def __init__(self, config: tree.Config) -> None:
         self._feedback = config.feedback

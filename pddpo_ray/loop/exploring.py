@@ -72,8 +72,9 @@ class ExplorationController:
             self._bonus.update(pairs)
 
     def margins(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> tuple[float, ...]:
-        """Bonus of the rejected answer minus that of the chosen one, per row (A9): in both stages the logit is lowered
-        by what the chosen answer's bonus is ahead, so that the fit adds the bonus of its stage.
+        """Bonus of the rejected answer minus that of the chosen one, per row (paper.md §9).
+
+        In both stages the logit is lowered by what the chosen answer's bonus is ahead: the fit adds the stage's bonus.
         """
         if self._bonus is None or not rows:
             return ()

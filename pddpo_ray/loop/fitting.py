@@ -47,7 +47,7 @@ class FitPlan:
     carry_max: float = 2.0
     """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
     skip_below: float = 0.0
-    """At or below this multiplier the policy is its base: the exact limit at 0 (algorithms.md A6)."""
+    """At or below this multiplier the policy is its base: the exact limit at 0 (paper.md §6)."""
     refit: RefitPolicy = field(default_factory=Union)
     """How much of the past a fit sees."""
     merge_duplicates: bool = False

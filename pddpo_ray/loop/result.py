@@ -46,7 +46,7 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
     names = (
         "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last",
         "f_covered_only", "g_covered_only", "f_optimum", "g_optimum", "multiplier_optimum", "rho",
-        "merit_reference", "merit_offline", "merit_covered_only", "merit_mixture", "merit_last",
+        "gap_reference", "gap_offline", "gap_covered_only", "gap_mixture", "gap_last",
         "off_support_last", "off_support_offline",
     )  # fmt: skip
     found: dict[str, Any] = dict.fromkeys(names)
@@ -58,13 +58,13 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
         tables["offline"] = offline.last()
         found["off_support_offline"] = off_support(world, tables["offline"])
     for name, table in tables.items():
-        found |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"merit_{name}": oracle.merit(table)}
+        found |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"gap_{name}": oracle.gap(table)}
     best = oracle.optimum
     found |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
     if world.covered is not None:
         covered = oracle.covered_only(world.covered)
         found |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
-        found["merit_covered_only"] = oracle.merit_of(covered.f, covered.g)
+        found["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
     found["off_support_last"] = off_support(world, tables["last"])
     return found
 
@@ -102,7 +102,7 @@ def _further_labels(journal: Journal, names: Sequence[str]) -> int:
 
 
 def _counts(journal: Journal) -> dict[str, Any]:
-    """Labels, seconds, tokens and proofs of the whole run."""
+    """Labels, seconds, tokens and delivery checks of the whole run."""
     metrics = journal.metrics()
 
     def total(name: str) -> float:
@@ -126,7 +126,7 @@ def _counts(journal: Journal) -> dict[str, Any]:
         "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": tokens / sampling if sampling else None,
         "sync_seconds": sum(syncs) / len(syncs) if syncs else None,
-        "weights_proven": bool(deliveries) and all(entry.proven for entry in deliveries),
+        "weights_verified": bool(deliveries) and all(entry.verified for entry in deliveries),
     }
 
 

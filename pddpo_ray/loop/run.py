@@ -44,12 +44,12 @@ from pddpo_ray.loop.result import START, WALL, result_of
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.report.round_line import RoundLine
 from pddpo_ray.serving.rule import decide as decide_release
-from pddpo_ray.storage.disk import told_when_full
+from pddpo_ray.storage.disk import explain_full_disk
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")
 
-PAGES: Mapping[str, ModuleType] = {
+METHODS: Mapping[str, ModuleType] = {
     "o-pd-dpo": o_pd_dpo,
     "o-pd-dpo-paper": o_pd_dpo_paper,
     "pd-dpo": pd_dpo,
@@ -131,13 +131,13 @@ def run_recipe(
     """Runs a recipe to its end, from the beginning or from where its journal stops, and returns `result.json`.
 
     Raises UserError if the folder holds a run already (or, with `resume`, none, or one of another recipe), RunError if
-    a proof or a deadline fails on the way.
+    a delivery check or a deadline fails on the way.
     """
     run_dir = Path(run_dir).absolute()
     place = config.journal or run_dir / JOURNAL
     _demand_place(run_dir, place, resume)
     tell: Progress = progress or (lambda event: None)
-    with told_when_full(run_dir), _open_journal(config, place, run_dir.name, tell) as journal:
+    with explain_full_disk(run_dir), _open_journal(config, place, run_dir.name, tell) as journal:
         if journal.is_new == resume:
             # Only a server's journal gets here: it may know runs whose folder is not on this machine.
             state = "there is no run called {}" if resume else "run {} has begun already"
@@ -164,7 +164,7 @@ def drive(
     config: Config, journal: Journal, backends: Backends, tell: Progress, *, every_round: bool = True
 ) -> Evaluation | None:
     """Runs the recipe's page over its parts. Returns the evaluation where the world is known."""
-    page = PAGES[config.algorithm]
+    page = METHODS[config.algorithm]
     began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)

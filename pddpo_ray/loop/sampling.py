@@ -1,4 +1,4 @@
-"""Rollouts as the pages see them: answers from policies whose delivery was proven, the same on one engine or many.
+"""Rollouts as the pages see them: answers from policies whose delivery was verified, the same on one engine or many.
 
 The seed of a prompt decides its draws, so neither the number of engines nor the size of a batch changes anything.
 Samples are in the journal before anybody labels them; as many come back as were asked for, or the run stops.
@@ -26,15 +26,15 @@ LARGEST_BATCH = 2048
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
-class Proven(Protocol):
-    """What a proof shows; `rollout.proof.Proof` is one."""
+class Verified(Protocol):
+    """What a delivery check shows; `rollout.delivery_check.VerifiedDelivery` is one."""
 
     @property
     def canary_difference(self) -> float: ...
 
 
-Prove = Callable[[RolloutEngine, Delivery, PolicyVersion], Proven]
-"""Shows that an engine holds a version, or raises RunError (`rollout.proof.Prover`)."""
+VerifyDelivery = Callable[[RolloutEngine, Delivery, PolicyVersion], Verified]
+"""Shows that an engine holds a version, or raises RunError (`rollout.delivery_check.DeliveryCheck`)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RolloutController:
         reference: PolicyVersion,
         proposal: Proposal,
         log_probs: LogProbs,
-        prove: Prove,
+        verify: VerifyDelivery,
         largest_batch: int = LARGEST_BATCH,
     ) -> None:
         self._engines = tuple(engines)
@@ -91,9 +91,9 @@ class RolloutController:
         self._reference = reference
         self._proposal = proposal
         self._log_probs = log_probs
-        self._prove = prove
+        self._verify = verify
         self._largest_batch = largest_batch
-        self._proven: dict[str, int] = {}
+        self._verified: dict[str, int] = {}
         self._published: set[int] = set()
         self._announced: set[tuple[int, int]] = set()
         self._pool: dict[str, list[Response]] | None = None
@@ -101,7 +101,7 @@ class RolloutController:
     # --- delivery -----------------------------------------------------------------------------------------------
 
     def publish(self, policy: PolicyVersion) -> None:
-        """Hands a version to every engine and proves it there. Raises RunError before anything could be sampled."""
+        """Hands a version to every engine and verifies it there. Raises RunError before anything could be sampled."""
         first_time = (self._journal.round, policy.number) not in self._announced
         self._published.add(policy.number)
         self._announced.add((self._journal.round, policy.number))
@@ -113,13 +113,15 @@ class RolloutController:
         self._hold(policy)
 
     def _hold(self, policy: PolicyVersion) -> int:
-        """Every engine holds the version, proven. Returns the number of deliveries that were needed."""
+        """Every engine holds the version, verified. Returns the number of deliveries that were needed."""
         if policy.number not in self._published:
-            raise RunError(f"{policy.name} was not published: nothing is sampled from a version without proof")
+            raise RunError(
+                f"{policy.name} was not published: nothing is sampled from a version without a delivery check"
+            )
         waiting = [
             engine
             for engine in self._engines
-            if engine.version != policy.number or self._proven.get(engine.name) != policy.number
+            if engine.version != policy.number or self._verified.get(engine.name) != policy.number
         ]
         began = time.monotonic()
         for engine in waiting:
@@ -129,16 +131,16 @@ class RolloutController:
         return len(waiting)
 
     def _deliver(self, engine: RolloutEngine, policy: PolicyVersion) -> None:
-        self._proven.pop(engine.name, None)
+        self._verified.pop(engine.name, None)
         delivery = engine.deliver(policy)
         try:
-            proof = self._prove(engine, delivery, policy)
+            check = self._verify(engine, delivery, policy)
         except RunError:
             # For the record; the phase that fails keeps nothing of its own.
             self._journal.add_at_once(lambda: self._journal.add_delivery(delivery, False, None))
             raise
-        self._proven[engine.name] = policy.number
-        self._journal.add_delivery(delivery, True, proof.canary_difference)
+        self._verified[engine.name] = policy.number
+        self._journal.add_delivery(delivery, True, check.canary_difference)
 
     # --- sampling -----------------------------------------------------------------------------------------------
 

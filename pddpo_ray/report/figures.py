@@ -23,27 +23,27 @@ PHASES_SHOWN = 6
 
 def figures(run: RunData) -> list[str]:
     """All charts of the page, in reading order."""
-    every = (_merit, _plane, _multiplier, _cost, _off_support, _slopes, _bonus, _logdet, _effective, _time, _speed)
+    every = (_gap, _plane, _multiplier, _cost, _off_support, _slopes, _bonus, _logdet, _effective, _time, _speed)
     return [drawn for draw in every if (drawn := draw(run))]
 
 
-def _merit(run: RunData) -> str:
+def _gap(run: RunData) -> str:
     levels = [
-        Level(POINT_STYLE[name][0].split(" (")[0], merit, POINT_STYLE[name][1])
+        Level(POINT_STYLE[name][0].split(" (")[0], gap, POINT_STYLE[name][1])
         for name in ("offline", "covered_only")
-        if (merit := run.merit(name)) is not None
+        if (gap := run.gap(name)) is not None
     ]
     return line_chart(
         "Gap to the optimum",
-        "Merit (f* − f) + 2ρ [g]₊; 0 is the best possible policy.",
+        "Gap (f* − f) + 2ρ [g]₊; 0 is the best possible policy.",
         [
-            Line("policy of the round", run.series("exact/merit_policy"), POLICY),
-            Line("mixture so far", run.series("exact/merit_mixture"), MIXTURE, "6 2"),
+            Line("policy of the round", run.series("exact/gap_policy"), POLICY),
+            Line("mixture so far", run.series("exact/gap_mixture"), MIXTURE, "6 2"),
         ],
         levels=levels,
         include=[0.0],
         robust=True,
-        y_label="merit",
+        y_label="gap",
     )
 
 

@@ -38,13 +38,13 @@ def _state(run: RunData) -> str:
 def _in_words(run: RunData) -> str:
     """The outcome in a sentence or two; empty before there is one."""
     said = []
-    last, offline, covered = run.merit("last"), run.merit("offline"), run.merit("covered_only")
+    last, offline, covered = run.gap("last"), run.gap("offline"), run.gap("covered_only")
     other, leaves = (offline, "offline PD-DPO leaves") if offline else (covered, "every offline method must leave")
     if last is not None and other:
         share = 100.0 * last / other
         said.append(
             f"What separates the last policy from the best possible one is "
-            f"{number(share, 'merit_share', shown=f'{share:.0f} %')} of what {leaves} open"
+            f"{number(share, 'gap_share', shown=f'{share:.0f} %')} of what {leaves} open"
         )
     if run.steps:
         estimate, limit = run.steps[-1].estimate, run.threshold
@@ -65,23 +65,23 @@ def _card(title: str, big: str, *lines: str) -> str:
 
 def _gap(run: RunData) -> str:
     title = "How far from the best possible policy?"
-    merit = _newest(run, "last", "exact/merit_policy")
-    if merit is None:
+    gap = _newest(run, "last", "exact/gap_policy")
+    if gap is None:
         return _card(
             title, '<span class="none">not known</span>', "Only a world with known scores has a known best policy."
         )
     beside = []
     for name, words in (("offline", "offline PD-DPO ends at"), ("covered_only", "no offline method can get below")):
-        other = run.merit(name)
+        other = run.gap(name)
         if other is not None:
-            beside.append(f"{words} {number(other, f'merit_{name}')}")
-    mixed = _newest(run, "mixture", "exact/merit_mixture")
+            beside.append(f"{words} {number(other, f'gap_{name}')}")
+    mixed = _newest(run, "mixture", "exact/gap_mixture")
     return _card(
         title,
-        number(merit, "merit_last"),
-        "merit of the last policy; 0 is the optimum, violation counts against it.",
+        number(gap, "gap_last"),
+        "gap of the last policy; 0 is the optimum, violation counts against it.",
         f"For comparison: {'; '.join(beside)}." if beside else "",
-        f"The mixture of all rounds: {number(mixed, 'merit_mixture')}." if mixed is not None else "",
+        f"The mixture of all rounds: {number(mixed, 'gap_mixture')}." if mixed is not None else "",
     )
 
 
@@ -139,21 +139,21 @@ def _effort(run: RunData) -> str:
     pairs = sum(item.pairs for item in run.labels.values())
     spent = run.result.get("seconds")
     spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)
-    proven = sum(entry.proven for entry in run.deliveries)
+    verified = sum(entry.verified for entry in run.deliveries)
     speed = run.result.get("tokens_per_second") or run.last("rollout/tokens_per_second")
     return _card(
         "What did it take?",
         number(spent, "seconds", shown=seconds(spent)),
         f"{number(labels, 'safety_labels')} safety labels and {number(pairs, 'labelled_pairs')} labelled pairs.",
         f"{number(speed, 'tokens_per_second')} tokens a second." if speed else "",
-        f"{number(proven, 'weights_proven')} of {number(len(run.deliveries), 'deliveries')} weight deliveries proven.",
+        f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries verified.",
     )
 
 
 def _newest(run: RunData, point: str, metric: str) -> float | None:
-    """A point's merit from the result, or from the newest round of an unfinished run."""
-    merit = run.merit(point)
-    return run.last(metric) if merit is None else merit
+    """A point's gap from the result, or from the newest round of an unfinished run."""
+    gap = run.gap(point)
+    return run.last(metric) if gap is None else gap
 
 
 def _exact_g(run: RunData) -> float | None:

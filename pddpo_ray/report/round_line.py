@@ -13,7 +13,7 @@ from pddpo_ray.report.text import seconds, short
 class RoundLine:
     """One finished round as one line of a log; numbers that a run does not have are left out.
 
-    round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · merit 0.310 (f 0.420, g −0.020) · ⊥ 0.004
+    round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310 (f 0.420, g −0.020) · ⊥ 0.004
     · slopes 0.970/0.910 · 3,120 tok/s · 8.4 s      (on one line)
     """
 
@@ -53,8 +53,8 @@ class RoundLine:
         parts = []
         if self._has("exact/f_policy", "exact/g_policy"):
             point = f"f {self._short('exact/f_policy')}, g {self._short('exact/g_policy')}"
-            merit = f"merit {self._short('exact/merit_policy')} ({point})"
-            parts.append(merit if self._has("exact/merit_policy") else point)
+            gap = f"gap {self._short('exact/gap_policy')} ({point})"
+            parts.append(gap if self._has("exact/gap_policy") else point)
         if self._has("exact/off_support"):
             parts.append(f"⊥ {self._short('exact/off_support')}")
         return parts

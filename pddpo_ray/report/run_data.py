@@ -33,7 +33,7 @@ class Point:
     name: str
     f: float
     g: float
-    merit: float | None = None
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class RunData:
     def point(self, name: str) -> Point | None:
         """A point by name; None where f or g is not known."""
         f, g = _number(self.result.get(f"f_{name}")), _number(self.result.get(f"g_{name}"))
-        return None if f is None or g is None else Point(name, f, g, self.merit(name))
+        return None if f is None or g is None else Point(name, f, g, self.gap(name))
 
-    def merit(self, name: str) -> float | None:
-        """Merit of a point by name; the optimum's is 0."""
-        return 0.0 if name == "optimum" else _number(self.result.get(f"merit_{name}"))
+    def gap(self, name: str) -> float | None:
+        """Gap of a point by name; the optimum's is 0."""
+        return 0.0 if name == "optimum" else _number(self.result.get(f"gap_{name}"))
 
     def series(self, name: str) -> Series:
         """[(round, value)] of a metric, without the rounds that lack it."""

@@ -23,13 +23,13 @@ def charts(run: RunData) -> str:
 
 
 def endpoints(run: RunData) -> str:
-    """f, g and merit of the named policies."""
+    """f, g and gap of the named policies."""
     rows = [
         [
             escape(POINT_STYLE[name][0]),
             number(point.f, f"f_{name}"),
             number(point.g, f"g_{name}"),
-            number(point.merit, f"merit_{name}"),
+            number(point.gap, f"gap_{name}"),
         ]
         for name in POINT_STYLE
         if (point := run.point(name)) is not None
@@ -40,7 +40,7 @@ def endpoints(run: RunData) -> str:
         "<p>f is the expected reward minus β times the divergence from the reference, g the expected cost minus the "
         "limit (at most 0 is allowed). These are exact sums over all answers, not samples.</p>"
     )
-    return note + table(["policy", "helpfulness f", "violation g", "merit"], rows)
+    return note + table(["policy", "helpfulness f", "violation g", "gap"], rows)
 
 
 def limits(run: RunData) -> str:
@@ -68,7 +68,7 @@ def limits(run: RunData) -> str:
     headings = ["constraint", "limit", "last cost, 95 % interval", "λ, next", "λ*", "exact g, last", "exact g, mixture"]
     note = (
         "<p>Each limit has a cost stage and a multiplier of its own; the stages are chained. The cards above speak of "
-        "the first limit, the merit counts the violations of all.</p>"
+        "the first limit, the gap counts the violations of all.</p>"
     )
     return note + table(headings, rows)
 
@@ -98,7 +98,7 @@ def proof(run: RunData) -> str:
         return ""
     note = (
         "<p>Before an engine samples from new weights, the hash taken inside it must equal the trainer's, it must "
-        "state the version, and its log-probabilities of fixed sequences must agree. A failed proof stops the run.</p>"
+        "state the version, and its log-probabilities of fixed sequences must agree. A failed check stops the run.</p>"
     )
     return note + _deliveries(run, None)
 
@@ -138,7 +138,7 @@ SECTIONS: tuple[Section, ...] = (
     ("points", "Policies compared", endpoints),
     ("limits", "Limits", limits),
     ("answers", "Answers before and after", answers),
-    ("proof", "Proof of delivery", proof),
+    ("delivery check", "VerifiedDelivery of delivery", proof),
     ("people", "People in the loop", people),
     ("theory", "What the theorem says", theory),
     ("rounds", "Round by round", rounds),
@@ -157,11 +157,11 @@ def _deliveries(run: RunData, round_: int | None) -> str:
         if round_ is not None and entry.round != round_:
             continue
         delivery = entry.delivery
-        ok = entry.proven and made.get(delivery.version, delivery.sha256) == delivery.sha256
+        ok = entry.verified and made.get(delivery.version, delivery.sha256) == delivery.sha256
         rows.append(
             [
                 number(entry.round, "round"),
-                '<span class="good">proven</span>' if ok else '<span class="bad">not proven</span>',
+                '<span class="good">verified</span>' if ok else '<span class="bad">not verified</span>',
                 escape(delivery.engine),
                 number(delivery.version, "policy_version"),
                 f"<code>{escape(delivery.sha256[:12])}</code>",
@@ -263,7 +263,7 @@ def _round(run: RunData, round_: int) -> str:
 _BRIEF = (
     ("dual/multiplier", "λ"),
     ("cost/estimate", "cost"),
-    ("exact/merit_policy", "merit"),
+    ("exact/gap_policy", "gap"),
     ("exact/off_support", "⊥"),
 )
 

@@ -1,11 +1,11 @@
-"""The theory panel: how far the run is from the theorem's rate, and which assumptions hold (algorithms.md A11).
+"""The theory panel: how far the run is from the theorem's rate, and which assumptions hold (paper.md §11).
 
 The rate is the part of the bound that the dual steps cause. With exact fits and estimates, projected ascent gives, for
 every multiplier u in [0, 2 rho],
 
     sum_k (u - lambda_k) g_k  <=  sum_k (|u - lambda_k|^2 - |u - lambda_(k+1)|^2) / (2 eta_k) + eta_k C'^2 / 2
 
-and u = 0 bounds the regret in f, u = 2 rho the merit. What fits and estimates get wrong comes on top of it.
+and u = 0 bounds the regret in f, u = 2 rho the gap. What fits and estimates get wrong comes on top of it.
 """
 
 from __future__ import annotations
@@ -196,11 +196,11 @@ def _exact_fits(run: RunData) -> Assumption:
 
 def _coverage(run: RunData) -> Assumption:
     name = "the offline pairs alone cover the best policy (needed by offline PD-DPO only)"
-    covered = run.merit("covered_only")
+    covered = run.gap("covered_only")
     if covered is None:
         return Assumption(name, "not checkable", "the best policy is not known")
     if covered > 0.01:
-        return Assumption(name, "not met", f"the best policy on covered answers has merit {covered:.3g}")
+        return Assumption(name, "not met", f"the best policy on covered answers has gap {covered:.3g}")
     return Assumption(name, "met", "the best policy on covered answers is the best of all")
 
 

@@ -1,1 +1,1 @@
-"""Inference engines that draw answers from published policies, and the proof that they hold the right weights."""
+"""Inference engines that draw answers from published policies, and the check that they hold the right weights."""

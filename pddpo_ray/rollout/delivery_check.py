@@ -1,8 +1,8 @@
-"""The proof that an engine holds the weights that the trainer made. It comes before anything is sampled.
+"""The delivery check that an engine holds the weights that the trainer made. It comes before anything is sampled.
 
 Four statements, each checked by itself: the engine names the version; it uses the same tokenizer; the hash that it
 took over the tensors while consuming them is the trainer's; and its log-probabilities of a few canary answers agree
-with the trainer's. The hash proves the delivery, the canary proves what became of it inside the engine.
+with the trainer's. The hash verifies the delivery, the canary verifies what became of it inside the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Proof:
+class VerifiedDelivery:
     """What was shown about one engine and one version."""
 
     engine: str
@@ -33,7 +33,7 @@ class Proof:
     """Largest difference of a canary's log-probability, per token."""
 
 
-def prove(
+def verify(
     engine: RolloutEngine,
     delivery: Delivery,
     expected: PolicyVersion,
@@ -41,7 +41,7 @@ def prove(
     trainer_log_probs: Array,
     tolerance: float = FLOAT32_TOLERANCE,
     tokenizer: str = "",
-) -> Proof:
+) -> VerifiedDelivery:
     """Show that `engine` holds `expected`, or raise RunError naming engine and version.
 
     trainer_log_probs [n]: sums over the canaries' tokens under `expected`, from the trainer's own forward pass.
@@ -67,7 +67,7 @@ def prove(
             f"{what}canary log-probabilities differ by {difference:.3g} per token (tolerance {tolerance:.3g}): the"
             f" hash agrees, but the engine computes with other weights than the trainer.{stop}"
         )
-    return Proof(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
+    return VerifiedDelivery(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
 
 
 def _canary_difference(engine: RolloutEngine, canaries: Sequence[Response], trainer_log_probs: Array) -> float:
@@ -78,8 +78,8 @@ def _canary_difference(engine: RolloutEngine, canaries: Sequence[Response], trai
     return float(np.max(np.abs(scores - trainer_log_probs) / lengths))
 
 
-class Prover:
-    """Proves one version after another with the same canaries; the trainer is asked once per version.
+class DeliveryCheck:
+    """Verifies one version after another with the same canaries; the trainer is asked once per version.
 
     `log_probs` is the trainer's own scorer (`Trainer.log_probs`).
     """
@@ -97,7 +97,7 @@ class Prover:
         self._tokenizer = tokenizer
         self._asked: tuple[str, Array] | None = None
 
-    def __call__(self, engine: RolloutEngine, delivery: Delivery, expected: PolicyVersion) -> Proof:
+    def __call__(self, engine: RolloutEngine, delivery: Delivery, expected: PolicyVersion) -> VerifiedDelivery:
         if self._asked is None or self._asked[0] != expected.sha256:
             self._asked = (expected.sha256, self._log_probs(expected, self._canaries))
-        return prove(engine, delivery, expected, self._canaries, self._asked[1], self._tolerance, self._tokenizer)
+        return verify(engine, delivery, expected, self._canaries, self._asked[1], self._tolerance, self._tokenizer)

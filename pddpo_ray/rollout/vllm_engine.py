@@ -104,7 +104,7 @@ class VllmEngine:
             self._llm.sleep(level=1)
 
     def wake(self) -> None:
-        """Take the memory again. The proof that comes with every version covers what came back."""
+        """Take the memory again. The delivery check that comes with every version covers what came back."""
         if self._sleeps:
             self._llm.wake_up()
 

@@ -1,6 +1,6 @@
 """vLLM engines that take weights by vLLM's own ways: adapters as files, whole weights over NCCL or CUDA IPC.
 
-Both give the same proof as an engine that reads the artifact store: names, shapes and count are compared before, the
+Both are checked like an engine that reads the artifact store: names, shapes and count are compared before, the
 hash is taken inside the engine's process over what it consumed, and the canaries come after.
 """
 
@@ -165,7 +165,7 @@ def adapter_options(model: Path, rank: int) -> dict[str, Any]:
     """How an engine is started that takes adapters of this rank on every linear map of the model in this folder.
 
     The output head stays plain: it is never adapted, and behind an adapted one vLLM 0.32 cannot score prompts (it has
-    one line per request there, not one per token), which is how versions are proven.
+    one line per request there, not one per token), which is how versions are verified.
     """
     matrices = [name for name, shape in stored_shapes(model).items() if len(shape) == 2 and name.endswith(".weight")]
     linear = {name.split(".")[-2] for name in matrices} - NOT_ADAPTED

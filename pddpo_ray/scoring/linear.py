@@ -1,6 +1,6 @@
 """Reward and cost models that are linear in features of the frozen reference.
 
-Fitted on preferences and, for the cost's zero, on safe-or-unsafe labels (the sign-aware loss of algorithms.md C6).
+Fitted on preferences and, for the cost's zero, on safe-or-unsafe labels (the sign-aware loss of docs/methods.md).
 One-hot features and a box make them the box maximum likelihood of a table.
 """
 

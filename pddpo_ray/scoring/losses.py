@@ -1,4 +1,4 @@
-"""Losses of reward and cost models: tensors in, `(losses, metrics)` out (algorithms.md C6).
+"""Losses of reward and cost models: tensors in, `(losses, metrics)` out (docs/methods.md).
 
 reward   softplus(-(r(better) - r(worse)))
 cost     softplus(-(c(costlier) - c(cheaper))) + sum over both answers of softplus(-s c),  s = +1 unsafe, -1 safe

@@ -1,4 +1,4 @@
-"""Fitting reward and cost models on labelled pairs (algorithms.md C6)."""
+"""Fitting reward and cost models on labelled pairs (docs/methods.md)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0) -> int:
-    """k ~ Unif(rounds), the same for the same conversation and seed (algorithms.md A10)."""
+    """k ~ Unif(rounds), the same for the same conversation and seed (paper.md §10)."""
     if not rounds:
         raise ValueError("a mixture needs at least one round")
     return max(rounds, key=lambda number: (_weight(conversation, number, seed), number))

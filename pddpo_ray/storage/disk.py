@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def told_when_full(place: Path) -> Iterator[None]:
+def explain_full_disk(place: Path) -> Iterator[None]:
     """Turns what file systems and SQLite say about a full disk into a RunError that says what to do."""
     try:
         yield

@@ -1,9 +1,9 @@
-"""Box-constrained maximum likelihood of Bradley-Terry scores: the theory's "argmin over Pi" (algorithms.md A4).
+"""Box-constrained maximum likelihood of Bradley-Terry scores: the theory's "argmin over Pi" (paper.md §4).
 
     minimise over |s| <= z:   sum over pairs softplus(-(s[winner] - s[loser] - offset)) + ridge/2 ||s||^2
 
 The policy is then built from the scores. Scores that no pair mentions and each prompt's common shift are not
-determined by data; the ridge picks the smallest ones (E14). Many independent problems are solved at once.
+determined by data; the ridge picks the smallest ones (paper.md erratum 14). Many problems are solved at once.
 """
 
 from __future__ import annotations

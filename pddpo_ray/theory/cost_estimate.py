@@ -1,4 +1,4 @@
-"""Estimates of the expected cost, with standard errors and 95 % intervals (algorithms.md A5).
+"""Estimates of the expected cost, with standard errors and 95 % intervals (paper.md §5).
 
 Three signals behind one record:
 
@@ -41,8 +41,8 @@ BIAS_FACTOR = 1.5
 def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
     """logit(clip(share, sigmoid(-C), sigmoid(C))), so every value lies in [-C, C]. [...] -> [...]
 
-    Without the clip a response whose labels agree would count as infinite, and the proofs need |c| <= C (E06). The
-    clip projects onto an interval that holds the true probability, so it never increases the error (E07).
+    Without the clip, labels that agree would count as infinite, and the proofs need |c| <= C (paper.md erratum 6). It
+    projects onto an interval that holds the true probability, so it never increases the error (paper.md erratum 7).
     """
     if cost_max <= 0:
         raise ValueError(f"cost_max must be above 0, got {cost_max}")
@@ -97,7 +97,7 @@ def _noise_sizes(labels_each: int, cost_max: float) -> Array:
 def within_prompt_variance(values: ArrayLike, noise: ArrayLike, prompts: Sequence[str]) -> float | None:
     """E_x Var(c | x): pooled sample variance of values [N] within prompts, less the mean of `noise` [N]; at least 0.
 
-    Times 1/beta it is the curvature of the dual (A6). None where every prompt has a single response.
+    Times 1/beta it is the curvature of the dual (paper.md §6). None where every prompt has a single response.
     """
     numbers, names = np.asarray(values, dtype=np.float64), np.asarray(prompts)
     group = np.unique(names, return_inverse=True)[1]
@@ -109,7 +109,7 @@ def within_prompt_variance(values: ArrayLike, noise: ArrayLike, prompts: Sequenc
 
 
 def logit_curvature(cost_max: float) -> float:
-    """W_clip = e^C + e^-C + 2, the largest slope of the logit between the clips; needs no condition on M (E07)."""
+    """W_clip = e^C + e^-C + 2, the largest slope of the logit between the clips, for any M (paper.md erratum 7)."""
     return math.exp(cost_max) + math.exp(-cost_max) + 2.0
 
 

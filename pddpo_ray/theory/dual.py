@@ -1,4 +1,4 @@
-"""The dual variable as arithmetic: one step of each rule, for a vector of constraints (algorithms.md A6).
+"""The dual variable as arithmetic: one step of each rule, for a vector of constraints (paper.md §6).
 
     estimate above the limit  ->  the multiplier rises;  projection onto [lower, upper], upper = 2 rho
 
@@ -32,14 +32,14 @@ class Memory:
     """What a rule remembers between steps (PID alone uses it)."""
 
     integral: float = 0.0
-    previous_gap: float | None = None
+    previous_excess: float | None = None
 
 
 @dataclass(frozen=True)
 class ProjectedFixed:
     """lambda + eta (c~ - d) with eta = first / (C' sqrt(K)), C' = C + |d|: the paper's rule; K is fixed in advance.
 
-    eta is proportional to the first multiplier, which therefore must not be 0 (E10). `curvature_beta` turns on the
+    eta is proportional to the first multiplier, never 0 (paper.md erratum 10). `curvature_beta` turns on the
     cap eta < 2 beta / Var(c), beyond which a gradient step on the dual diverges when every fit is solved exactly.
     `step` replaces the theory's eta.
     """
@@ -59,7 +59,7 @@ class ProjectedFixed:
 
 @dataclass(frozen=True)
 class ProjectedAnytime:
-    """lambda + eta_k (c~ - d) with eta_k = first_step / sqrt(k), k = 1, 2, ...; needs no horizon (E11).
+    """lambda + eta_k (c~ - d) with eta_k = first_step / sqrt(k), k = 1, 2, ...; needs no horizon (paper.md erratum 11).
 
     The usual first step is rho / C'.
     """
@@ -85,7 +85,7 @@ class LogMultiplier:
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         value = constraint.multiplier
         # the exponent is bounded so that one wild estimate cannot overflow; the projection decides anyway
-        grown = value * math.exp(min(self.rate * value * constraint.gap(estimate), 50.0))
+        grown = value * math.exp(min(self.rate * value * constraint.excess(estimate), 50.0))
         return grown, self.rate * value**2, constraint.memory
 
 
@@ -106,7 +106,7 @@ class DampedNewton:
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         eta = self.damping * self.beta / curvature_variance(estimate, self.cost_max)
         radius = 0.5 * constraint.upper / math.sqrt(self.rounds) if self.trust is None else self.trust
-        step = min(max(eta * constraint.gap(estimate), -radius), radius)
+        step = min(max(eta * constraint.excess(estimate), -radius), radius)
         return constraint.multiplier + step, eta, constraint.memory
 
 
@@ -122,12 +122,12 @@ class Pid:
     derivative: float = 0.0
 
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        gap, memory = constraint.gap(estimate), constraint.memory
+        excess, memory = constraint.excess(estimate), constraint.memory
         # the integral is kept inside the multiplier's interval, or it would wind up while the projection holds
-        total = min(max(memory.integral + self.integral * gap, constraint.lower), constraint.upper)
-        rise = 0.0 if memory.previous_gap is None else max(gap - memory.previous_gap, 0.0)
-        value = self.proportional * gap + total + self.derivative * rise
-        return value, self.proportional + self.integral, Memory(total, gap)
+        total = min(max(memory.integral + self.integral * excess, constraint.lower), constraint.upper)
+        rise = 0.0 if memory.previous_excess is None else max(excess - memory.previous_excess, 0.0)
+        value = self.proportional * excess + total + self.derivative * rise
+        return value, self.proportional + self.integral, Memory(total, excess)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ConstraintState:
     """One constraint's multiplier in [lower, upper] and what its rule remembers.
 
     `threshold` is the limit d. It enters here alone: pairs and labels do not change when the limit moves.
-    `dead_band` skips steps whose gap is below one standard error.
+    `dead_band` skips steps whose excess is below one standard error.
     """
 
     name: str
@@ -158,7 +158,7 @@ class ConstraintState:
     rounds_at_lower: int = 0
     memory: Memory = Memory()
 
-    def gap(self, estimate: CostEstimate) -> float:
+    def excess(self, estimate: CostEstimate) -> float:
         """Estimated violation c~ - d, positive when the limit is broken."""
         return estimate.value - self.threshold
 
@@ -227,12 +227,12 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
     old = state[estimate.constraint]
     if not math.isfinite(estimate.value):
         raise ValueError(f"{old.name}: the cost estimate is {estimate.value}; a dual step needs a finite number")
-    if old.dead_band and abs(old.gap(estimate)) < estimate.standard_error:
+    if old.dead_band and abs(old.excess(estimate)) < estimate.standard_error:
         proposed, eta, memory = old.multiplier, 0.0, old.memory
     else:
         proposed, eta, memory = old.rule.next(old, estimate)
     multiplier = min(max(proposed, old.lower), old.upper)
-    pressed_up = multiplier >= old.upper and old.gap(estimate) > 0
+    pressed_up = multiplier >= old.upper and old.excess(estimate) > 0
     new = replace(
         old,
         multiplier=multiplier,
@@ -289,7 +289,7 @@ def _shrunk(variance: float, responses: int, cost_max: float, prior_responses: f
 
 
 def skips_cost_stage(multiplier: float, *, beta: float, fraction: float = 0.1) -> bool:
-    """Whether the round's policy is the reward policy itself (A6, E09).
+    """Whether the round's policy is the reward policy itself (paper.md §6, erratum 9).
 
     At multiplier 0 that is the exact limit; below fraction * beta the log ratio to be learned is smaller than what a
     trained policy gets wrong, so training would only add noise.
@@ -304,4 +304,4 @@ def _gradient_step(
     if curvature_beta is not None:
         # 0.95: the bound itself is where the iteration stops contracting
         eta = min(eta, 0.95 * 2.0 * curvature_beta / cost_variance(estimate, cost_max))
-    return constraint.multiplier + eta * constraint.gap(estimate), eta, constraint.memory
+    return constraint.multiplier + eta * constraint.excess(estimate), eta, constraint.memory

@@ -1,4 +1,4 @@
-"""The dual of the constrained problem, estimated from answers of the reference alone (algorithms.md C4).
+"""The dual of the constrained problem, estimated from answers of the reference alone (docs/methods.md).
 
     D(lambda)  = beta mean_x log mean_j exp(s_xj),    s_xj = (r_xj + lambda g_xj) / beta,   g = limit - cost
     D'(lambda) = mean_x sum_j softmax(s_x)_j g_xj     = E_{pi_lambda}[g]

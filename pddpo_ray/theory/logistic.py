@@ -2,7 +2,7 @@
 
     minimise over |theta| <= bound:   sum of w_i softplus(-(a_i . theta + m_i)) + ridge/2 ||theta||^2
 
-With one-hot features a_i = e(winner) - e(loser) this is the box maximum likelihood of `box_mle` (algorithms.md A4);
+With one-hot features a_i = e(winner) - e(loser) this is the box maximum likelihood of `box_mle` (paper.md §4);
 that one solves a table faster, this one takes any rows.
 """
 

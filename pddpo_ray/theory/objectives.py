@@ -1,7 +1,7 @@
 """Losses of both stages: tensors in, `(losses, metrics)` out.
 
 There is one preference loss. The reward stage calls it with base = reference and temperature = beta; the cost stage
-with base = reward policy and temperature = beta / multiplier, chosen = the *cheaper* answer (algorithms.md A2, A3).
+with base = reward policy and temperature = beta / multiplier, chosen = the *cheaper* answer (paper.md §2, §3).
 The reference does not appear in the cost stage because it cancels, which is why one frozen base is enough.
 """
 
@@ -63,7 +63,7 @@ def implicit_cost(log_ratio: Tensor, *, beta: float, multiplier: float) -> Tenso
 
 
 def cost_stage_scales(multiplier: float, *, reference_multiplier: float = 1.0) -> tuple[float, float]:
-    """Factors (loss, learning rate) that keep the cost stage well scaled for any multiplier (algorithms.md A6).
+    """Factors (loss, learning rate) that keep the cost stage well scaled for any multiplier (paper.md §6).
 
     Multiplying the loss bounds its gradient in each log-probability by beta, as in the reward stage. Adam does not see
     that factor, and the log ratio to be learned shrinks with the multiplier, hence the second one.
@@ -72,7 +72,7 @@ def cost_stage_scales(multiplier: float, *, reference_multiplier: float = 1.0) -
 
 
 def reward_bonus_margins(better_bonus: Tensor, worse_bonus: Tensor) -> Tensor:
-    """Margins with which the reward stage fits reward + bonus (A9). Bonuses [B], [B] -> [B], detached."""
+    """Margins with which the reward stage fits reward + bonus (paper.md §9). Bonuses [B], [B] -> [B], detached."""
     return (worse_bonus - better_bonus).detach()
 
 
@@ -86,7 +86,7 @@ def cost_bonus_margins(costlier_bonus: Tensor, cheaper_bonus: Tensor) -> Tensor:
 
 
 def printed_cost_bonus_margins(costlier_bonus: Tensor, cheaper_bonus: Tensor, *, multiplier: float) -> Tensor:
-    """Margins of the cost loss as the paper prints it (E01). [B], [B] -> [B]. For `pddpo verify` alone.
+    """Margins of the cost loss as the paper prints it (paper.md erratum 1). [B], [B] -> [B]. For `pddpo verify` alone.
 
     Sign and scale are wrong: the log ratio answers a bonus with slope -1/beta, so uncertain answers are avoided.
     """

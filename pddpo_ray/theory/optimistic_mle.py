@@ -1,4 +1,4 @@
-"""Box maximum likelihood of cost scores with the XPO-style term, for tables (algorithms.md A4, B1).
+"""Box maximum likelihood of cost scores with the XPO-style term, for tables (paper.md §4, §13).
 
     minimise over |c| <= z:   sum over pairs softplus(-(c[costlier] - c[cheaper])) + ridge/2 ||c||^2
                               + alpha * pairs * mean over the baseline's answers of log policy_c(y'|x),

@@ -1,4 +1,4 @@
-"""What a run hands over: which rounds' policies, with which weights, and whether one may be released (A10)."""
+"""What a run hands over: which rounds' policies, with which weights, and whether one may be released (paper.md §10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one update of PPO-Lagrangian is told and returns (algorithms.md C6); `training/ppo.py` has its mathematics."""
+"""What one update of PPO-Lagrangian is told and returns (docs/methods.md); `training/ppo.py` has its mathematics."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def run_fit(
     """Run the steps of one fit on an engine that already holds the start weights. Returns metrics `fit/...`.
 
     The cost stage multiplies its loss by the multiplier and its learning rate by min(1, multiplier), which keeps it
-    well scaled as the multiplier goes to 0 (algorithms.md A6).
+    well scaled as the multiplier goes to 0 (paper.md §6).
     """
     loss_scale, rate_scale = cost_stage_scales(objective.multiplier) if objective.multiplier is not None else (1.0, 1.0)
     totals = np.zeros(4)

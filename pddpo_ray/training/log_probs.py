@@ -1,7 +1,7 @@
 """Log-probabilities of responses, and what the reference supports.
 
 A sum runs over the response tokens including end-of-sequence, in float32 or better, without length normalisation
-(algorithms.md 0.1). There are two ways to the same numbers, chosen once per model by its size:
+(paper.md §2). There are two ways to the same numbers, chosen once per model by its size:
 
 - plain: a padded batch, and the vocabulary matrix of all response positions. Best for a very small model.
 - packed: no padding, a prompt that texts share once, the vocabulary in chunks of tokens.

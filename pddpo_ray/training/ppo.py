@@ -1,4 +1,4 @@
-"""PPO-Lagrangian with two critics: the mathematics, and the loop of one update (algorithms.md C6).
+"""PPO-Lagrangian with two critics: the mathematics, and the loop of one update (docs/methods.md).
 
     reward of a token   -kappa (log pi - log ref),  at the last token + r
     cost of a token     +kappa (log pi - log ref),  at the last token + c          both clipped

@@ -1,4 +1,4 @@
-"""Claims about formulas, each against an independent exact answer (algorithms.md E1).
+"""Claims about formulas, each against an independent exact answer (the experiments of docs/paper.md).
 
 A check takes a world and returns one row: what is claimed, the value found, what it is compared with, the verdict.
 """
@@ -196,7 +196,9 @@ def corrected_bonus_loss(world: TabularWorld) -> Check:
 
 def printed_bonus_loss(world: TabularWorld) -> Check:
     slope, _ = free_policy_slope(printed=True)
-    return Check("printed bonus loss: slope in the bonus", slope, "-1, not +1.3 (E01)", abs(slope + 1.0) < 1e-5)
+    return Check(
+        "printed bonus loss: slope in the bonus", slope, "-1, not +1.3 (paper.md erratum 1)", abs(slope + 1.0) < 1e-5
+    )
 
 
 def box_mle_two_solvers(world: TabularWorld) -> Check:
@@ -237,14 +239,14 @@ def exact_dual_run(oracle: Oracle, *, first: float, rounds: int) -> list[float]:
     return multipliers
 
 
-def merit_bound(oracle: Oracle, *, first: float, rounds: float) -> float:
+def gap_bound(oracle: Oracle, *, first: float, rounds: float) -> float:
     """A11: (lambda_1 - 2 rho)^2 C' / (2 lambda_1 sqrt K) + lambda_1 C' / (2 sqrt K), C' = C + |d|."""
     scale = (oracle.cost_max + abs(oracle.threshold)) / math.sqrt(rounds)
     return (first - 2 * oracle.rho) ** 2 * scale / (2 * first) + first * scale / 2
 
 
 def bounds_hold(world: TabularWorld) -> Check:
-    """f-gap, violation and merit bounds over a grid of first multipliers and horizons; value: worst ratio."""
+    """f-gap, violation and gap bounds over a grid of first multipliers and horizons; value: worst ratio."""
     oracle, worst = world.oracle, 0.0
     reach = oracle.cost_max + abs(oracle.threshold)
     for share in (0.25, 0.5, 0.75, 1.0, math.sqrt(2.0), 2.0):
@@ -257,7 +259,7 @@ def bounds_hold(world: TabularWorld) -> Check:
             ratios = (
                 gap / (first * reach / root),
                 violation / (reach / (2 * oracle.rho * root) * ((first - 2 * oracle.rho) ** 2 / first + first)),
-                (gap + 2 * oracle.rho * max(violation, 0.0)) / merit_bound(oracle, first=first, rounds=rounds),
+                (gap + 2 * oracle.rho * max(violation, 0.0)) / gap_bound(oracle, first=first, rounds=rounds),
             )
             worst = max(worst, *ratios)
     return at_most("bounds of A11 over 18 (lambda_1, K): worst share of the bound used", worst, 1.0)
@@ -278,7 +280,7 @@ def unseen_responses_get_no_gradient(world: TabularWorld) -> Check:
 
 
 def baseline_assumption_fails(world: TabularWorld) -> Check:
-    """Largest L with E(phi - phi')(phi - phi')^T >= L E phi phi^T for one-hot features: 0, so 1/L is infinite (E13)."""
+    """Largest L with E(phi - phi')(phi - phi')^T >= L E phi phi^T for one-hot features: 0 (paper.md erratum 13)."""
     oracle = world.oracle
     largest = []
     for x in range(world.shape[0]):
@@ -290,7 +292,7 @@ def baseline_assumption_fails(world: TabularWorld) -> Check:
 
 
 def uncentred_floor(world: TabularWorld) -> Check:
-    """||phi|| in (I + Sigma)^-1 with 1e9 pairs: stays at 1/sqrt(Y) uncentred (E15); error of that value."""
+    """||phi|| in (I + Sigma)^-1 with 1e9 pairs: stays at 1/sqrt(Y) uncentred (paper.md erratum 15); its error."""
     size = world.shape[1]
     precision = np.eye(size) + 1e9 * (size * np.eye(size) - np.ones((size, size))) / size
     floor = elliptical(precision, np.eye(size), 1.0)

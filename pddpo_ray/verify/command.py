@@ -60,14 +60,14 @@ def main(options: VerifyOptions) -> int:
         (folder / "verify.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}; choose another folder with --out") from None
-    from pddpo_ray.verify.plots import plot_merits
+    from pddpo_ray.verify.plots import plot_gaps
 
-    plot_merits(world, curves, folder / "merit.png")
+    plot_gaps(world, curves, folder / "gap.png")
     if options.json:
         print(json.dumps(result))
     else:
         _print_table(result["checks"])
-        print(f"{folder / 'verify.json'}, {folder / 'merit.png'}")
+        print(f"{folder / 'verify.json'}, {folder / 'gap.png'}")
     return 0 if result["passed"] else 1
 
 
@@ -164,9 +164,9 @@ def _print_rounds(result: dict[str, Any]) -> None:
         f"{result['method']}, seed {result['seed']}: f* {result['f_optimum']:.4f}, lambda* "
         f"{result['multiplier_optimum']:.4f}, rho {result['rho']:.4f}"
     )
-    print(f"{'round':>6} {'lambda':>8} {'cost':>8} {'f':>8} {'g':>8} {'f mix':>8} {'g mix':>8} {'merit':>8}")
+    print(f"{'round':>6} {'lambda':>8} {'cost':>8} {'f':>8} {'g':>8} {'f mix':>8} {'g mix':>8} {'gap':>8}")
     for row in result["rounds"]:
         print(
             f"{row['round']:>6} {row['multiplier']:>8.4f} {row['cost_estimate']:>8.4f} {row['f_policy']:>8.4f} "
-            f"{row['g_policy']:>8.4f} {row['f_mixture']:>8.4f} {row['g_mixture']:>8.4f} {row['merit_mixture']:>8.4f}"
+            f"{row['g_policy']:>8.4f} {row['f_mixture']:>8.4f} {row['g_mixture']:>8.4f} {row['gap_mixture']:>8.4f}"
         )

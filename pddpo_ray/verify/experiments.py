@@ -1,4 +1,4 @@
-"""The theory's claims as experiments on the trap world (algorithms.md E2, E3), and the coverage of the intervals."""
+"""The theory's claims as experiments on the trap world (docs/paper.md), and the intervals' coverage."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Merit of the mixture over seeds, by round, and of the last policy without bonus."""
+    """Gap of the mixture over seeds, by round, and of the last policy without bonus."""
 
     method: Method
-    merit: Array
+    gap: Array
     """Of the marginal mixture's f and g. [S, K]"""
     last: Array
     """[S]"""
     mean: Array
-    """Of the mean of the rounds' f and g, the quantity that the proofs bound; at least `merit`. [S, K]"""
+    """Of the mean of the rounds' f and g, the quantity that the proofs bound; at least `gap`. [S, K]"""
 
     @property
     def final(self) -> float:
-        return float(self.merit[:, -1].mean())
+        return float(self.gap[:, -1].mean())
 
     @property
     def standard_error(self) -> float:
-        return float(self.merit[:, -1].std(ddof=1) / math.sqrt(len(self.merit)))
+        return float(self.gap[:, -1].std(ddof=1) / math.sqrt(len(self.gap)))
 
     def row(self) -> dict[str, object]:
         """Plain values for `verify.json`."""
         return {
             "method": self.method.name,
-            "rounds": self.merit.shape[1],
-            "seeds": len(self.merit),
-            "merit": self.final,
+            "rounds": self.gap.shape[1],
+            "seeds": len(self.gap),
+            "gap": self.final,
             "standard_error": self.standard_error,
-            "merit_last": float(self.last.mean()),
+            "gap_last": float(self.last.mean()),
         }
 
 
 def curve(world: TabularWorld, method: Method, *, rounds: int, seeds: Sequence[int]) -> Curve:
     """Runs one method and measures it."""
     trace: Trace = simulate(world, method, rounds=rounds, seeds=seeds)
-    merits = world.oracle.merit_values(trace.f_mixture, trace.g_mixture)
+    gaps = world.oracle.gap_values(trace.f_mixture, trace.g_mixture)
     mean_f = np.cumsum(trace.f_policy, axis=1) / np.arange(1, rounds + 1)
-    last = world.oracle.merit_values(trace.f_last, trace.g_last)[:, -1]
-    return Curve(method, merits, last, world.oracle.merit_values(mean_f, trace.g_mixture))
+    last = world.oracle.gap_values(trace.f_last, trace.g_last)[:, -1]
+    return Curve(method, gaps, last, world.oracle.gap_values(mean_f, trace.g_mixture))
 
 
 def compare(
@@ -85,25 +85,25 @@ def compare(
 
 def exploration_claims(world: TabularWorld, curves: dict[str, Curve], at_100: Curve) -> list[Check]:
     """What E2 shows about coverage, from runs of 300 rounds (and one of 100)."""
-    merit = {name: found.final for name, found in curves.items()}
-    stuck = merit[NO_BONUS.name]
+    gaps = {name: found.final for name, found in curves.items()}
+    stuck = gaps[NO_BONUS.name]
     covered = world.oracle.covered_only(world.covered)
-    gap = world.oracle.merit_of(covered.f, covered.g)
-    corrected = merit["paper mode, scale 2"]
+    covered_gap = world.oracle.gap_of(covered.f, covered.g)
+    corrected = gaps["paper mode, scale 2"]
     return [
-        at_most("default bonus, split: merit over that without bonus, K = 300", merit[DEFAULT.name] / stuck, 0.2),
+        at_most("default bonus, split: gap over that without bonus, K = 300", gaps[DEFAULT.name] / stuck, 0.2),
         at_most("the same at K = 100", at_100.final / stuck, 0.5),
-        at_most("offline PD-DPO: distance to the covered-only gap", abs(merit[OFFLINE.name] / gap - 1.0), 0.05),
-        at_least("without bonus: merit over the covered-only gap", stuck / gap, 0.95),
+        at_most("offline PD-DPO: distance to the covered-only gap", abs(gaps[OFFLINE.name] / covered_gap - 1.0), 0.05),
+        at_least("without bonus: gap over the covered-only gap", stuck / covered_gap, 0.95),
         at_least(
-            "uncentred over centred (paper mode, scale 2)", merit["paper mode, scale 2, uncentred"] / corrected, 1.5
+            "uncentred over centred (paper mode, scale 2)", gaps["paper mode, scale 2, uncentred"] / corrected, 1.5
         ),
         at_least(
             "printed over corrected cost loss (paper mode, scale 2)",
-            merit["paper mode, scale 2, printed cost loss"] / corrected,
+            gaps["paper mode, scale 2, printed cost loss"] / corrected,
             1.2,
         ),
-        at_least("theory bonus clipped at 2z over no bonus", merit["theory bonus clipped at 2z"] / stuck, 0.95),
+        at_least("theory bonus clipped at 2z over no bonus", gaps["theory bonus clipped at 2z"] / stuck, 0.95),
     ]
 
 
@@ -111,16 +111,24 @@ def coverage_claims(world: TabularWorld, *, rounds: int, seeds: Sequence[int]) -
     """Offline data: more of the same pairs do not help, covering pairs do; a wide baseline explores by itself."""
     oracle = world.oracle
     covered = oracle.covered_only(world.covered)
-    gap = oracle.merit_of(covered.f, covered.g)
+    covered_gap = oracle.gap_of(covered.f, covered.g)
     more = dataclasses.replace(world, offline_pairs=40_000)
     wide = dataclasses.replace(world, baseline=oracle.reference)
     many = curve(more, OFFLINE, rounds=rounds, seeds=seeds).final
     full = curve(full_coverage(world, 40_000), OFFLINE, rounds=rounds, seeds=seeds).final
     explored = curve(wide, NO_BONUS, rounds=rounds, seeds=seeds).final
     return [
-        at_most("offline with 40,000 pairs on the same answers: distance to the gap", abs(many / gap - 1.0), 0.05),
-        at_most("offline with 40,000 pairs on all answers: merit over the gap", full / gap, 0.1),
-        at_most("baseline = reference explores by itself: merit over the gap, no bonus", explored / gap, 0.25),
+        at_most(
+            "offline with 40,000 pairs on the same answers: distance to the covered-only gap",
+            abs(many / covered_gap - 1.0),
+            0.05,
+        ),
+        at_most("offline with 40,000 pairs on all answers: gap over the covered-only gap", full / covered_gap, 0.1),
+        at_most(
+            "baseline = reference explores by itself: gap over the covered-only gap, no bonus",
+            explored / covered_gap,
+            0.25,
+        ),
     ]
 
 
@@ -179,7 +187,7 @@ def _target(mode: Mode, costs: Array, labels_each: int, cost_max: float) -> Arra
 
 
 def bias_table() -> list[dict[str, float]]:
-    """Largest bias for |c| <= 0.9 C and mean RMSE per response (A5) of the clipped logit and of Anscombe's smoothing.
+    """Largest bias for |c| <= 0.9 C and mean RMSE (paper.md §5) of the clipped logit and of Anscombe's one.
 
     A round's estimate averages over many responses, so the bias counts for more than the variance: the clip wins.
     """
@@ -218,7 +226,7 @@ def e2_table(
     horizons: Sequence[int] = (10, 30, 100, 300),
     pieces: Pieces | None = None,
 ) -> list[Row]:
-    """Every row of E2: one run of the longest horizon, read at each of them, its merit that of the mean f and g."""
+    """Every row of E2: one run of the longest horizon, read at each of them, its gap that of the mean f and g."""
     kept = pieces or Pieces()
 
     def row(method: Method) -> Row:
@@ -228,7 +236,7 @@ def e2_table(
         last, last_error = _mean_and_error(found.last)
         return {
             "method": method.name,
-            **{f"merit_{k}": mean for k, (mean, _) in at.items()},
+            **{f"gap_{k}": mean for k, (mean, _) in at.items()},
             **{f"se_{k}": error for k, (_, error) in at.items()},
             "marginal": found.final,
             "se_marginal": found.standard_error,
@@ -246,15 +254,15 @@ def _mean_and_error(values: Array) -> tuple[float, float]:
 def random_worlds_table(
     *, worlds: int, progress: Progress, rounds: int = 200, pieces: Pieces | None = None
 ) -> list[Row]:
-    """Mixture merit and last merit over random worlds."""
+    """Mixture gap and last gap over random worlds."""
     kept = pieces or Pieces()
 
     def row(method: Method) -> Row:
         progress(f"{method.name}, {worlds} random worlds")
         found = [curve(random_world(seed), method, rounds=rounds, seeds=[seed]) for seed in range(worlds)]
-        merit, error = _mean_and_error(np.array([one.final for one in found]))
+        gap, error = _mean_and_error(np.array([one.final for one in found]))
         last = float(np.mean([one.last[0] for one in found]))
-        return {"method": method.name, "merit": merit, "standard_error": error, "last": last}
+        return {"method": method.name, "gap": gap, "standard_error": error, "last": last}
 
     chosen = [method for method in TABLE if method.name in RANDOM_WORLD_ROWS]
     return [kept.row(f"random worlds {m.name} {worlds}x{rounds}", partial(row, m)) for m in chosen]
@@ -279,9 +287,9 @@ def theory_table(
 
     def row(method: Method) -> Row:
         progress(method.name)
-        merits = curve(wide, method, rounds=rounds, seeds=[0]).mean[0]
+        gaps = curve(wide, method, rounds=rounds, seeds=[0]).mean[0]
         shown = sorted({min(k, rounds) for k in (10, 100, rounds)})
-        return {"method": method.name, **{f"merit_{k}": float(merits[k - 1]) for k in shown}}
+        return {"method": method.name, **{f"gap_{k}": float(gaps[k - 1]) for k in shown}}
 
     rows = []
     for gamma, pairs, centred, split in (

@@ -1,4 +1,4 @@
-"""The methods that the experiments compare, as plain settings (algorithms.md E2, E3)."""
+"""The methods that the experiments compare, as plain settings (the experiments of docs/paper.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TheoryBonus:
 class Method:
     """One row of a table of experiments.
 
-    `k` is the bonus in posterior standard deviations with s0 = 2; the "scale" of algorithms.md E2 is 2 k. With
+    `k` is the bonus in posterior standard deviations with s0 = 2; the "scale" in docs/paper.md is 2 k. With
     `split` the policy without bonus is the one that is estimated, mixed and released; without, the optimistic one is.
     """
 
@@ -35,7 +35,7 @@ class Method:
     reward_bonus: bool = True
     cost_bonus: bool = True
     printed: bool = False
-    """Cost loss as the paper prints it (E01)."""
+    """Cost loss as the paper prints it (paper.md erratum 1)."""
     loss_only: bool = False
     """A free policy: the bonus reaches answers that occur in pairs, no others."""
     theory: TheoryBonus | None = None
@@ -101,7 +101,7 @@ TABLE = (
     paper(2, name="theory bonus clipped at 2z", theory=TheoryBonus(clip=2.0)),
     split(4, name="split, scale 4, one label per response", labels_each=1),
 )
-"""All rows of algorithms.md E2."""
+"""All rows of the experiments of docs/paper.md."""
 
 PUBLIC: dict[str, Method] = {
     "pd-dpo": OFFLINE,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.verify.checks import merit_bound
+from pddpo_ray.verify.checks import gap_bound
 from pddpo_ray.verify.experiments import Curve
 from pddpo_ray.worlds.tabular import TabularWorld
 
 
-def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) -> None:
-    """Merit of the mixture against rounds, mean over seeds with a band of two standard errors, and A11's bound."""
+def plot_gaps(world: TabularWorld, curves: Mapping[str, Curve], file: Path) -> None:
+    """Gap of the mixture against rounds, mean over seeds with a band of two standard errors, and A11's bound."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,8 +23,8 @@ def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) ->
     figure, axes = pyplot.subplots(figsize=(9, 6.5), layout="constrained")
     # methods that stay stuck lie on one line: dash patterns keep each of them visible
     for found, style in zip(curves.values(), cycle(("-", (0, (6, 3)), "-.", (0, (2, 2)))), strict=False):
-        mean = found.merit.mean(axis=0)
-        error = found.merit.std(axis=0, ddof=1) / np.sqrt(len(found.merit)) if len(found.merit) > 1 else 0.0 * mean
+        mean = found.gap.mean(axis=0)
+        error = found.gap.std(axis=0, ddof=1) / np.sqrt(len(found.gap)) if len(found.gap) > 1 else 0.0 * mean
         rounds = np.arange(1, len(mean) + 1)
         (line,) = axes.plot(rounds, mean, label=found.method.name, linewidth=1.6, linestyle=style)
         axes.fill_between(
@@ -35,11 +35,11 @@ def plot_merits(world: TabularWorld, curves: Mapping[str, Curve], file: Path) ->
             alpha=0.15,
             linewidth=0,
         )
-    longest = max(found.merit.shape[1] for found in curves.values())
+    longest = max(found.gap.shape[1] for found in curves.values())
     horizon = np.unique(np.geomspace(5, longest, 60).astype(int))
-    bound = [merit_bound(world.oracle, first=world.oracle.rho, rounds=k) for k in horizon]
+    bound = [gap_bound(world.oracle, first=world.oracle.rho, rounds=k) for k in horizon]
     axes.plot(horizon, bound, color="black", linestyle="--", linewidth=1.2, label="bound of A11 (exact fits)")
-    axes.set(xscale="log", yscale="log", xlabel="round", ylabel="merit of the mixture: (f* - f) + 2 rho [g]+")
+    axes.set(xscale="log", yscale="log", xlabel="round", ylabel="gap of the mixture: (f* - f) + 2 rho [g]+")
     axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.legend(fontsize=8, ncols=3, loc="outside lower center")
     figure.savefig(file, dpi=130)

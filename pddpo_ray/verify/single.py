@@ -21,7 +21,7 @@ def run_single(world: TabularWorld, method: Method, *, rounds: int, seed: int) -
         "g_policy": trace.g_policy,
         "f_mixture": trace.f_mixture,
         "g_mixture": trace.g_mixture,
-        "merit_mixture": oracle.merit_values(trace.f_mixture, trace.g_mixture),
+        "gap_mixture": oracle.gap_values(trace.f_mixture, trace.g_mixture),
     }
     return {
         "method": method.name,

@@ -1,4 +1,4 @@
-"""Exact evaluation on worlds whose truth is known: f, g, merit, KL and mass outside the support, round by round.
+"""Exact evaluation on worlds whose truth is known: f, g, gap, KL and mass outside the support, round by round.
 
 Nothing here feeds back into a run: it reads versions that were published and writes numbers for the report.
 """
@@ -73,7 +73,7 @@ class Evaluation:
 
     def _exposure(self, round_: int) -> dict[str, float]:
         """Mean of cost minus limit over the answers that exploring put before the labellers: optimism about cost asks
-        for text that may be harmful (algorithms.md B4). The baseline's answers are left out."""
+        for text that may be harmful (paper.md §16). The baseline's answers are left out."""
         if self._world.cost_of is None:
             return {}
         baseline = {answer.id for answer in self._journal.samples(0, "baseline")}
@@ -117,7 +117,7 @@ class Evaluation:
 
 
 def exact_metrics(world: WorldView, policy: Array, mixed: Array) -> dict[str, float]:
-    """f, g and merit of a policy and of the mixture; KL and mass outside the enumerated answers of the policy."""
+    """f, g and gap of a policy and of the mixture; KL and mass outside the enumerated answers of the policy."""
     oracle = world.oracle
     further = {
         f"{limit.name}/exact/g_{name}": value
@@ -129,8 +129,8 @@ def exact_metrics(world: WorldView, policy: Array, mixed: Array) -> dict[str, fl
         "exact/g_policy": oracle.g(policy),
         "exact/f_mixture": oracle.f(mixed),
         "exact/g_mixture": oracle.g(mixed),
-        "exact/merit_policy": oracle.merit(policy),
-        "exact/merit_mixture": oracle.merit(mixed),
+        "exact/gap_policy": oracle.gap(policy),
+        "exact/gap_mixture": oracle.gap(mixed),
         "exact/kl_policy": oracle.kl(policy),
         "exact/off_support": off_support(world, policy),
     }

@@ -64,7 +64,7 @@ class Oracle:
     slater_ratio: float = 2.0
     """Slater's point is pi_{r - slater_ratio * lambda* * c}: strictly feasible whenever the limit binds."""
     further: tuple[Limit, ...] = ()
-    """Limits on further costs. With them, `dual`, `policy` and `merit_values` are about the first limit alone."""
+    """Limits on further costs. With them, `dual`, `policy` and `gap_values` are about the first limit alone."""
 
     def f(self, policy: ArrayLike) -> float:
         """E[reward] - beta KL(policy || reference) of a table [X, Y]."""
@@ -104,19 +104,19 @@ class Oracle:
             terms = np.where(policies > 0, policies * values, 0.0)
         return np.asarray(terms.sum(axis=-1) @ self.prior)
 
-    def merit(self, policy: ArrayLike) -> float:
+    def gap(self, policy: ArrayLike) -> float:
         """(f* - f) + 2 rho [g]_+, the quantity that the proofs bound; 0 at the optimum, and violation cannot pay.
 
         With several limits the violations add up.
         """
-        return self.merit_of(self.f(policy), self.g(policy), *self.further_g(policy))
+        return self.gap_of(self.f(policy), self.g(policy), *self.further_g(policy))
 
-    def merit_of(self, f: float, *g: float) -> float:
-        """Merit from f and the g of each limit (units of reward)."""
+    def gap_of(self, f: float, *g: float) -> float:
+        """Gap from f and the g of each limit (units of reward)."""
         return self.optimum.f - f + 2.0 * self.rho * sum(max(value, 0.0) for value in g)
 
-    def merit_values(self, f: Array, g: Array) -> Array:
-        """Merits from many f and g. [...] -> [...]"""
+    def gap_values(self, f: Array, g: Array) -> Array:
+        """Gaps from many f and g. [...] -> [...]"""
         return self.optimum.f - f + 2.0 * self.rho * np.maximum(g, 0.0)
 
     def tilted(self, reward: Array, cost: Array, multiplier: float | Array, support: Mask | None = None) -> Array:
@@ -135,7 +135,7 @@ class Oracle:
         return self.tilted(self.reward, self.cost, multiplier, support)
 
     def dual(self, multiplier: float, support: Mask | None = None) -> float:
-        """D(lambda) = max over policies of f - lambda g; convex, D' = -g(pi_lambda), D'' = E Var[c] / beta (A1)."""
+        """D(lambda) = max over policies of f - lambda g; convex, D' = -g, D'' = E Var[c] / beta (paper.md §1)."""
         with np.errstate(divide="ignore"):
             scores = np.log(self.reference) + (self.reward - multiplier * (self.cost - self.threshold)) / self.beta
         if support is not None:
@@ -229,5 +229,5 @@ class Oracle:
 
 
 def mixture(policies: Sequence[Array]) -> Array:
-    """Marginal of the uniform mixture: g is linear in it, f at least the mean of the f's (A10). -> [X, Y]"""
+    """Marginal of the uniform mixture: g is linear in it, f at least the mean of the f's (paper.md §10). -> [X, Y]"""
     return np.mean(np.stack(list(policies)), axis=0)

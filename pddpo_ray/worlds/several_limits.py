@@ -1,4 +1,4 @@
-"""The optimum under several limits at once: max f subject to E[c_i] <= d_i for every i (algorithms.md A1, B7).
+"""The optimum under several limits at once: max f subject to E[c_i] <= d_i for every i (paper.md §1, §19).
 
     D(lambda) = beta E_x log E_{y~reference} exp((r - sum_i lambda_i (c_i - d_i)) / beta),   lambda >= 0
 

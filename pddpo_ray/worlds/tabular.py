@@ -245,7 +245,7 @@ def rare_world(seed: int, *, prompts: int = 4, answers: int = 8, beta: float = 0
     """A random world whose uncovered answers have 2 % each under the reference, as in the trap world.
 
     Draws are repeated until the limit binds on all answers and on the covered ones, and covered answers alone lose
-    between 0.3 and 1.2 of merit: so methods differ in how they keep the limit, and only rare answers close the gap.
+    between 0.3 and 1.2 of gap: so methods differ in how they keep the limit, and only rare answers close the gap.
     """
     generator = np.random.default_rng([seed, prompts, answers, 1])
     covered = np.tile(np.arange(answers) < answers // 2, (prompts, 1))
@@ -262,8 +262,8 @@ def rare_world(seed: int, *, prompts: int = 4, answers: int = 8, beta: float = 0
             best = oracle.covered_only(covered)
         except InfeasibleError:
             continue
-        merit = oracle.merit_of(best.f, best.g)
-        if best.multiplier > 0.05 and 0.3 <= merit <= 1.2 and 0.1 <= oracle.optimum.multiplier <= 0.8:
+        gap = oracle.gap_of(best.f, best.g)
+        if best.multiplier > 0.05 and 0.3 <= gap <= 1.2 and 0.1 <= oracle.optimum.multiplier <= 0.8:
             return TabularWorld(oracle, _confined(reference, covered), covered, offline_pairs=pairs)
 
 

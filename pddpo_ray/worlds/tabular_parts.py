@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TableBonus:
-    """Bonus of the optimistic class (A4, A9): k and s0 of the elliptical bonus with one-hot features."""
+    """Bonus of the optimistic class (paper.md §4, §9): k and s0 of the elliptical bonus with one-hot features."""
 
     k: float = 1.5
     s0: float = 2.0

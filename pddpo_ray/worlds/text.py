@@ -59,7 +59,7 @@ class TextWorldSpec:
     multiplier_range: tuple[float, float] = (0.5, 0.9)
     """lambda* is drawn from here."""
     covered_gap_range: tuple[float, float] = (0.7, 1.3)
-    """Merit of the best policy on the covered answers."""
+    """Gap of the best policy on the covered answers."""
     off_grammar_max: float = 0.01
     attempts: int = 200
 
@@ -73,7 +73,7 @@ class TextWorld:
     oracle: Oracle
     """Exact answers; only worlds, the world's feedback and evaluation may look at it."""
     cost_shift: float
-    covered_merit: float
+    covered_gap: float
 
     @cached_property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -154,15 +154,15 @@ def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt
         covered = oracle.covered_only(world.covered)
     except InfeasibleError:
         return None
-    merit = oracle.merit_of(covered.f, covered.g)
+    gap = oracle.gap_of(covered.f, covered.g)
     low, high = spec.covered_gap_range
     well_posed = (
-        low <= merit <= high
+        low <= gap <= high
         and 0.2 * spec.rho <= oracle.optimum.multiplier <= 1.6 * spec.rho
         and oracle.g(oracle.policy(0.0)) > 0
         and oracle.g(oracle.policy(2.0 * oracle.optimum.multiplier)) < 0
     )
-    return replace(world, covered_merit=merit) if well_posed else None
+    return replace(world, covered_gap=gap) if well_posed else None
 
 
 def _table(grammar: Grammar, effects: Effects, spec: TextWorldSpec, rng: np.random.Generator) -> Array:

@@ -25,7 +25,7 @@ def nodes() -> Iterator[LocalCluster]:
     yield from local_cluster(nodes=2, cpus=2)
 
 
-def test_the_demo_spreads_over_nodes_and_every_delivery_is_proven(nodes: LocalCluster, tmp_path: Path) -> None:
+def test_the_demo_spreads_over_nodes_and_every_delivery_is_verified(nodes: LocalCluster, tmp_path: Path) -> None:
     where: dict[str, set[str]] = {}
 
     def look(event: run.Event) -> None:
@@ -34,7 +34,7 @@ def test_the_demo_spreads_over_nodes_and_every_delivery_is_proven(nodes: LocalCl
                 where[kind] = {actor.node_id for actor in living(kind)}
 
     result = launch.run_recipe(load("text-world", [*SMALL_DEMO, "rounds=2"]), tmp_path / "demo", progress=look)
-    assert result["weights_proven"]
+    assert result["weights_verified"]
     assert where["rank"] == where["rollout engine"] == set(nodes.nodes), "one of each on either node"
     for kind in ("dual variable", "labeller", "mailbox"):
         assert not where[kind] & set(nodes.nodes), f"the {kind} stays with the driver"
@@ -43,4 +43,4 @@ def test_the_demo_spreads_over_nodes_and_every_delivery_is_proven(nodes: LocalCl
         deliveries = journal.deliveries()
         assert [step.round for step in journal.dual_steps()] == [1, 2]
     assert {entry.delivery.engine for entry in deliveries} == {"vllm-0", "vllm-1"}
-    assert all(entry.proven for entry in deliveries)
+    assert all(entry.verified for entry in deliveries)

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
-EXACT = ("arm", "seed", "merit_last", "f_last", "g_last", "multiplier", "pairs", "labels", "tokens")
+EXACT = ("arm", "seed", "gap_last", "f_last", "g_last", "multiplier", "pairs", "labels", "tokens")
 
 
 def numbers(folder: Path, jobs: int) -> list[tuple[str, ...]]:

@@ -52,7 +52,7 @@ def test_ray_and_one_process_give_the_same_multipliers_labels_and_versions(
     recipe, overrides = RECIPE
     result = launch.run_recipe(load(recipe, [*overrides, *ON_RAY, "rollout.engines=2"]), here)
     assert trace(here) == unbroken
-    assert result["weights_proven"]
+    assert result["weights_verified"]
     workers = workers_by_round(here)
     assert len(workers) == 8, "two fits a round"
     assert len(set(workers)) == 1, "every fit of the run was made by the same processes"

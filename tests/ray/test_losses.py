@@ -63,17 +63,17 @@ def ray_running() -> Iterator[None]:
     yield from session(cpus=2)
 
 
-def test_losses_are_counted_by_question_and_every_new_process_is_proven(ray_running: None, tmp_path: Path) -> None:
-    deaths, proven = tmp_path / "deaths", []
+def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_running: None, tmp_path: Path) -> None:
+    deaths, verified = tmp_path / "deaths", []
     deaths.touch()
     engine = RolloutHandle("frail", lambda: FrailEngine(deaths), RolloutSettings(restarts=1))
-    engine.prove_with(lambda engine, delivery, policy: proven.append(delivery.version))
+    engine.verify_with(lambda engine, delivery, policy: verified.append(delivery.version))
     try:
         engine.deliver(POLICY)
         for seed in (1, 2):
             deaths.write_bytes(b"x")
             assert engine.sample(PROMPTS, [seed], 1, Decoding()) == [[((seed,), f"answer {seed}", 0.0)]]
-        assert (engine.restarts, proven) == (2, [7, 7])
+        assert (engine.restarts, verified) == (2, [7, 7])
         deaths.write_bytes(b"xx")
         with pytest.raises(RunError, match=r"rollout engine frail was lost 2 times during sampling 1 answer\(s\)"):
             engine.sample(PROMPTS, [3], 1, Decoding())

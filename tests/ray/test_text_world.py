@@ -1,4 +1,4 @@
-"""The text world on Ray with real vLLM engines: proven deliveries, one group for all rounds, and lost processes."""
+"""The text world on Ray with real vLLM engines: verified deliveries, one group for all rounds, and lost processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(ray_running: None, folder: Path) -> dict[str, Any]:
     result = launch.run_recipe(small(), folder / "unbroken")
-    assert result["weights_proven"]
+    assert result["weights_verified"]
     return trace(folder / "unbroken")
 
 
@@ -49,12 +49,12 @@ def small() -> Config:
     return load("text-world", SMALL)
 
 
-def test_every_version_was_proven_in_the_engine_before_it_was_sampled(unbroken: dict[str, Any], folder: Path) -> None:
+def test_every_version_was_verified_in_the_engine_before_it_was_sampled(unbroken: dict[str, Any], folder: Path) -> None:
     with Journal.open(folder / "unbroken" / "journal.sqlite", "unbroken") as journal:
         deliveries = journal.deliveries()
         samples = {response.policy_version for number in range(4) for response in journal.samples(number)}
     assert samples <= {entry.delivery.version for entry in deliveries}
-    assert all(entry.proven and (entry.canary_difference or 0.0) < 1e-5 for entry in deliveries)
+    assert all(entry.verified and (entry.canary_difference or 0.0) < 1e-5 for entry in deliveries)
 
 
 def test_all_fits_were_made_by_the_same_two_processes(unbroken: dict[str, Any], folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_killing_a_rank_in_mid_fit_and_vllm_before_sampling_changes_no_number(
     result = launch.run_recipe(small(), folder / "wounded", progress=wound)
     assert killed == ["RayTrainWorker", "RolloutActor"]
     assert trace(folder / "wounded") == unbroken
-    assert result["weights_proven"]
+    assert result["weights_verified"]
     workers = workers_by_round(folder / "wounded")
     assert workers[0] == workers[2]
     assert workers[3] != workers[2]

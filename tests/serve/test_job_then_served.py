@@ -26,7 +26,7 @@ def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
     with running_head() as head:
         done = pddpo_submit(head, "text-world", run, *SMALL)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert json.loads((run / "result.json").read_text())["weights_proven"] is True
+    assert json.loads((run / "result.json").read_text())["weights_verified"] is True
     with Journal.open(run / "journal.sqlite", "job") as journal:
         version = journal.policies[-1].number
         prompt = journal.samples(1)[0].prompt

@@ -16,7 +16,7 @@ from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
-from pddpo_ray.rollout.delivery_check import prove
+from pddpo_ray.rollout.delivery_check import verify
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
@@ -57,14 +57,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(trainer, engine, store, versions)
 
 
-def test_every_adapter_is_proven_like_whole_weights(bench: Bench) -> None:
+def test_every_adapter_is_verified_like_whole_weights(bench: Bench) -> None:
     tokenizer = tokenizer_fingerprint(bench.store.folder(bench.versions[0].path))
     for policy in (bench.versions[0], bench.versions[1], bench.versions[2], bench.versions[0]):
         delivery = bench.engine.deliver(policy)
         assert (delivery.version, delivery.sha256) == (policy.number, policy.sha256)
         expected = bench.trainer.log_probs(policy, ANSWERS)
-        proof = prove(bench.engine, delivery, policy, ANSWERS, expected, tolerance=1e-4, tokenizer=tokenizer)
-        assert proof.canary_difference < 1e-4
+        check = verify(bench.engine, delivery, policy, ANSWERS, expected, tolerance=1e-4, tokenizer=tokenizer)
+        assert check.canary_difference < 1e-4
 
 
 def test_answers_come_from_the_adapter_that_was_delivered_last(bench: Bench) -> None:

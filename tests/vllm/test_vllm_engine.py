@@ -14,7 +14,7 @@ import torch
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
-from pddpo_ray.rollout.delivery_check import Prover, prove
+from pddpo_ray.rollout.delivery_check import DeliveryCheck, verify
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from tests.engine_process import vllm_process
@@ -179,24 +179,24 @@ def test_both_engines_take_over_the_same_weights(bench: Bench, fallback: Transfo
     )
 
 
-def test_a_version_is_proven_and_the_next_one_takes_its_place(bench: Bench) -> None:
-    prover = Prover(
+def test_a_version_is_verified_and_the_next_one_takes_its_place(bench: Bench) -> None:
+    delivery_check = DeliveryCheck(
         lambda policy, items: log_probs(10 + policy.number, list(items)),
         canaries(),
         tokenizer=tokenizer_fingerprint(bench.reference),
     )
     for number in (1, 2, 1):
         policy = bench.version(number, seed=10 + number)
-        proof = prover(bench.engine, bench.engine.deliver(policy), policy)
-        assert (proof.version, bench.engine.version, proof.sha256) == (number, number, policy.sha256)
-        assert proof.canary_difference < 1e-5
-        assert proof.canaries == 6
+        check = delivery_check(bench.engine, bench.engine.deliver(policy), policy)
+        assert (check.version, bench.engine.version, check.sha256) == (number, number, policy.sha256)
+        assert check.canary_difference < 1e-5
+        assert check.canaries == 6
 
 
-def proven(bench: Bench, policy: PolicyVersion, seed: int, tokenizer: str = "", **forged: Any) -> None:
+def verified(bench: Bench, policy: PolicyVersion, seed: int, tokenizer: str = "", **forged: Any) -> None:
     tokenizer = tokenizer or tokenizer_fingerprint(bench.reference)
     delivery = replace(bench.engine.deliver(policy), **forged)
-    prove(
+    verify(
         bench.engine,
         delivery,
         policy,
@@ -209,13 +209,13 @@ def proven(bench: Bench, policy: PolicyVersion, seed: int, tokenizer: str = "", 
 def test_stale_weights_under_a_new_number_are_refused_by_their_hash(bench: Bench) -> None:
     old, new = bench.version(1, seed=11), bench.version(2, seed=12)
     with pytest.raises(RunError, match=r"engine rollout-0, version 2 .*hash .*stale"):
-        proven(bench, replace(new, path=old.path), seed=12)
+        verified(bench, replace(new, path=old.path), seed=12)
 
 
 def test_stale_weights_with_a_forged_hash_are_refused_by_the_canary(bench: Bench) -> None:
     old, new = bench.version(1, seed=11), bench.version(2, seed=12)
     with pytest.raises(RunError, match=r"engine rollout-0, version 2 .*canary"):
-        proven(bench, replace(new, path=old.path), seed=12, sha256=new.sha256)
+        verified(bench, replace(new, path=old.path), seed=12, sha256=new.sha256)
 
 
 def test_a_missing_layer_is_refused_before_anything_is_loaded(bench: Bench) -> None:
@@ -249,9 +249,9 @@ def test_one_matrix_scaled_by_a_hundredth_is_refused_by_hash_and_by_canary(bench
 
     honest, altered = bench.version(5, seed=11), bench.version(5, seed=11, change=scale)
     with pytest.raises(RunError, match=r"engine rollout-0, version 5 .*altered weights"):
-        proven(bench, replace(honest, path=altered.path), seed=11)
+        verified(bench, replace(honest, path=altered.path), seed=11)
     with pytest.raises(RunError, match=r"engine rollout-0, version 5 .*canary"):
-        proven(bench, altered, seed=11)
+        verified(bench, altered, seed=11)
 
 
 def test_a_swapped_tokenizer_is_refused(bench: Bench) -> None:
@@ -259,4 +259,4 @@ def test_a_swapped_tokenizer_is_refused(bench: Bench) -> None:
     with pytest.raises(RunError, match=r"engine rollout-0, version 6: the tokenizer delivered"):
         bench.engine.deliver(bench.version(6, seed=11, tokenizer=swapped))
     with pytest.raises(RunError, match=r"engine rollout-0, version 7 .*tokenizer"):
-        proven(bench, bench.version(7, seed=11), seed=11, tokenizer="0" * 64)
+        verified(bench, bench.version(7, seed=11), seed=11, tokenizer="0" * 64)

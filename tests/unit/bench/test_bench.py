@@ -267,10 +267,10 @@ def test_a_ratio_is_peer_over_ours() -> None:
 
 
 def test_the_comparison_takes_the_best_offline_run_that_keeps_to_its_language() -> None:
-    def result(merit: float, off_support: float = 0.01) -> dict[str, float]:
+    def result(gap: float, off_support: float = 0.01) -> dict[str, float]:
         return {
-            "merit_mixture": 0.4, "below_covered_from": 4, "merit_last": merit,
-            "merit_covered_only": 0.8, "f_last": -0.5, "g_last": 0.01,
+            "gap_mixture": 0.4, "below_covered_from": 4, "gap_last": gap,
+            "gap_covered_only": 0.8, "f_last": -0.5, "g_last": 0.01,
             "off_support_last": off_support, "multiplier_second_half": 0.7, "multiplier_optimum": 0.7,
             "slope_reward": 0.9, "slope_cost": 0.9, "stop": 3,
         }  # fmt: skip

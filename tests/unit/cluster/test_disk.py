@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
 from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
-from pddpo_ray.storage.disk import told_when_full
+from pddpo_ray.storage.disk import explain_full_disk
 from tests.traces import trace
 
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
@@ -72,11 +72,11 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(small
     ],
 )
 def test_whoever_says_that_a_disk_is_full_is_understood(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no space is left"), told_when_full(tmp_path):
+    with pytest.raises(RunError, match="no space is left"), explain_full_disk(tmp_path):
         raise error
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     for error in (FileNotFoundError("x"), OperationalError("INSERT", {}, Exception("database is locked"))):
-        with pytest.raises(type(error)), told_when_full(tmp_path):
+        with pytest.raises(type(error)), explain_full_disk(tmp_path):
             raise error

@@ -18,7 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.run import JOURNAL, PAGES
+from pddpo_ray.loop.run import JOURNAL, METHODS
 from tests.small_real_text import SMALL_REAL_TEXT
 
 SMALL = ["rounds=1", *SMALL_REAL_TEXT]
@@ -38,10 +38,10 @@ def judged(helpful: list[float], harmless: list[float]) -> dict[str, Any]:
 
 
 def row(arm: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
-    empty: dict[str, list[float]] = {name: [] for name in ("round", "multiplier", "next", "estimate", "g", "merit")}
+    empty: dict[str, list[float]] = {name: [] for name in ("round", "multiplier", "next", "estimate", "g", "gap")}
     return {
         "arm": arm, "seed": seed, "algorithm": arm, "threshold": 0.0, "judged": found, "peak_mib": None,
-        "result": {"merit_last": None, "multiplier_next": 1.0}, "budget": {"pairs": 40, "labels": 100},
+        "result": {"gap_last": None, "multiplier_next": 1.0}, "budget": {"pairs": 40, "labels": 100},
         "trace": empty | {"standard_error": []},
     }  # fmt: skip
 
@@ -49,7 +49,7 @@ def row(arm: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
 def test_every_method_is_an_arm_of_the_suite() -> None:
     suite = load_suite("real-text")
     configs = [suite.config(name, 0) for name in suite.arms]
-    assert {config.algorithm for config in configs} == set(PAGES)
+    assert {config.algorithm for config in configs} == set(METHODS)
     assert {config.world.kind for config in configs} == {"none"}
     assert len({str(config.world) for config in configs}) == 1
 
@@ -95,13 +95,13 @@ def test_the_page_says_that_there_is_no_truth_and_how_good_the_judges_are() -> N
     rows = [row("sacpo", 0, judged([0.5, 0.7], [0.1, 0.3])), row("mocan", 0, judged([-0.5, -0.7], [0.1, 0.3]))]
     page = render(suite, rows)
     assert "Real text has no truth" in page
-    assert "merit of the mixture" not in page
+    assert "gap of the mixture" not in page
     assert "helpfulness over π_ref" in page
     assert "the reward judge with" in page
     assert page.index("SACPO, λ = 1") < page.index("MoCAN"), "the suite's order: nothing ranks them"
     header = tables.csv_of_runs(suite, rows).splitlines()[0].split(",")
     assert "agrees_safer" in header
-    assert "merit_last" not in header
+    assert "gap_last" not in header
 
 
 def test_a_suite_on_real_text_needs_held_out_prompts(tmp_path: Path) -> None:

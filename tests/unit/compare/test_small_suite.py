@@ -35,7 +35,7 @@ def test_the_small_suite_runs_every_method_and_is_read_back_the_second_time(tmp_
         rows = {row["arm"]: row for row in csv.DictReader(file)}
     assert set(rows) == set(suite.arms)
     for name, row in rows.items():
-        for key in ("f_last", "g_last", "merit_last"):
+        for key in ("f_last", "g_last", "gap_last"):
             assert math.isfinite(float(row[key])), (name, key)
         assert int(row["optimiser_steps"]) > 0, name
     assert int(rows["sacpo.equal"]["pairs"]) > int(rows["sacpo"]["pairs"])

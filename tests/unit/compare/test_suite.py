@@ -18,7 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import dual_state
-from pddpo_ray.loop.run import PAGES
+from pddpo_ray.loop.run import METHODS
 
 SMALL = """
 about: small
@@ -139,7 +139,7 @@ def test_the_whole_suites_have_what_a_comparison_needs(name: str) -> None:
     published, equal = by_key["published"], by_key["equal"]
     assert isinstance(published, MethodsTable)
     algorithms = {suite.config(arm, 0).algorithm for arm in published.arms}
-    assert algorithms >= set(PAGES) - {"o-pd-dpo-paper", "safe-rlhf"}
+    assert algorithms >= set(METHODS) - {"o-pd-dpo-paper", "safe-rlhf"}
     assert isinstance(equal, MethodsTable)
     online = suite.config("o-pd-dpo", 0)
     for arm in equal.arms:
@@ -169,7 +169,7 @@ def test_the_suite_of_the_documentation_loads(tmp_path: Path) -> None:
 
 
 def test_every_page_has_its_line_in_the_table_of_methods() -> None:
-    assert set(FACTS) >= set(PAGES)
+    assert set(FACTS) >= set(METHODS)
 
 
 # --- the paper's comparison ----------------------------------------------------------------------------------------

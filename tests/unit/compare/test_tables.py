@@ -16,17 +16,17 @@ from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable, load_suite
 from tests.unit.compare.test_suite import suite_file
 
 
-def row(arm: str, seed: int, merit: float, *, g: float = -0.1, reward: float = 1.0) -> dict[str, Any]:
+def row(arm: str, seed: int, gap: float, *, g: float = -0.1, reward: float = 1.0) -> dict[str, Any]:
     """A run's row as the runner writes it, with few different numbers."""
     result = {
-        "merit_last": merit, "merit_mixture": merit + 0.1, "f_last": 1.0 - merit, "g_last": g, "multiplier": 0.5,
+        "gap_last": gap, "gap_mixture": gap + 0.1, "f_last": 1.0 - gap, "g_last": g, "multiplier": 0.5,
         "multiplier_optimum": 0.6, "off_support_last": 0.0, "f_optimum": 1.0, "g_optimum": 0.0, "f_reference": 0.2,
-        "g_reference": 0.3, "merit_reference": 1.4, "f_covered_only": 0.5, "g_covered_only": 0.0,
-        "merit_covered_only": 0.5, "seconds": 1.0,
+        "g_reference": 0.3, "gap_reference": 1.4, "f_covered_only": 0.5, "g_covered_only": 0.0,
+        "gap_covered_only": 0.5, "seconds": 1.0,
     }  # fmt: skip
     trace = {
         "round": [1, 2], "multiplier": [0.2, 0.4], "next": [0.4, 0.5], "estimate": [0.3, -0.1],
-        "standard_error": [0.1, 0.1], "g": [0.1, -0.1], "merit": [0.5, merit],
+        "standard_error": [0.1, 0.1], "g": [0.1, -0.1], "gap": [0.5, gap],
     }  # fmt: skip
     budget = {
         "pairs": 10, "labels": 20, "tokens": 100, "fits": 2, "optimiser_steps": 30, "fit_seconds": 1.0,
@@ -59,7 +59,7 @@ def test_one_seed_has_no_interval_and_none_no_mean() -> None:
     assert tables.mean_of([None, float("nan")]) is None
 
 
-def test_arms_are_ranked_by_their_mean_merit(suite: Suite) -> None:
+def test_arms_are_ranked_by_their_mean_gap(suite: Suite) -> None:
     table = suite.tables[0]
     assert isinstance(table, MethodsTable)
     assert tables.ranked(ROWS[::-1], table) == ["a", "b"]
@@ -84,7 +84,7 @@ def test_a_sweep_is_read_in_the_order_of_its_values(suite: Suite) -> None:
 def test_every_run_and_every_round_is_a_line_of_csv(suite: Suite) -> None:
     lines = list(csv.DictReader(io.StringIO(tables.csv_of_runs(suite, ROWS))))
     assert [(line["arm"], line["seed"]) for line in lines] == [("a", "3"), ("a", "5"), ("b", "3"), ("b", "5")]
-    assert float(lines[2]["merit_last"]) == 0.8
+    assert float(lines[2]["gap_last"]) == 0.8
     assert float(lines[2]["peak_mib"]) == 12.5
     rounds = list(csv.DictReader(io.StringIO(tables.csv_of_traces(ROWS))))
     assert len(rounds) == 8
@@ -96,7 +96,7 @@ def test_the_page_holds_every_table_figure_command_and_number(suite: Suite) -> N
     for section in ("all", "limit", "multiplier", "methods", "budgets", "commands", "data"):
         assert f'<section id="{section}">' in page
     values = {key: float(value) for value, key in re.findall(r'<data value="([^"]+)" data-key="([^"]+)"', page)}
-    assert values["all/a/merit_last"] == pytest.approx(0.2)
+    assert values["all/a/gap_last"] == pytest.approx(0.2)
     assert values["all/optimum/f"] == 1.0
     assert values["budget/b/tokens"] == 100
     assert values["peak/pd-dpo"] == 12.5

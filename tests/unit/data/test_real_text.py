@@ -100,13 +100,13 @@ def test_what_a_world_would_have_said_must_be_given(override: str, said: str, tm
 @pytest.mark.slow
 def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path) -> None:
     result = run_recipe(tiny(tmp_path / "cache"), tmp_path / "run")
-    assert (result["rounds"], result["merit_last"], result["f_optimum"]) == (2, None, None)
+    assert (result["rounds"], result["gap_last"], result["f_optimum"]) == (2, None, None)
     assert result["multiplier_next"] is not None
     with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
         names = [entry.version.name for entry in journal.versions()]
         pairs, metrics, deliveries = journal.pairs(), journal.metrics(), journal.deliveries()
     assert names == ["reference", "reward-1", "policy-1", "reward-2", "policy-2"]
-    assert all(entry.proven for entry in deliveries)
+    assert all(entry.verified for entry in deliveries)
     offline = [entry for entry in pairs if entry.round == 0]
     assert 30 <= len(offline) <= 40
     assert {entry.labelled.helpful for entry in offline} == {Verdict.FIRST, Verdict.ABSTAIN}

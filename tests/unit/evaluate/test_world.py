@@ -27,7 +27,7 @@ def test_a_run_is_evaluated_to_the_numbers_of_its_result(tmp_path: Path) -> None
     for point in ("reference", "optimum", "covered_only"):
         assert values[point]["f"] == pytest.approx(result[f"f_{point}"], abs=1e-12)
         assert values[point]["g"] == pytest.approx(result[f"g_{point}"], abs=1e-12)
-    for key in ("f", "g", "merit"):
+    for key in ("f", "g", "gap"):
         assert values["policy-3"][key] == pytest.approx(result[f"{key}_last"], abs=1e-12)
         assert values["mixture"][key] == pytest.approx(result[f"{key}_mixture"], abs=1e-12)
     last = values["policy-3"]

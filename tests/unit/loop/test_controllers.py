@@ -1,4 +1,4 @@
-"""The parts one by one: cursors, counts, labels that are missing, proofs, warm starts, several constraints."""
+"""The parts one by one: cursors, counts, labels that are missing, delivery checks, warm starts, several constraints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pddpo_ray.records import (
     SafetyLabels,
     Verdict,
 )
-from pddpo_ray.rollout.delivery_check import Prover
+from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.rollout.draws import Count, counts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
@@ -388,7 +388,7 @@ def rollout_of(
         reference=backend.reference,
         proposal=proposal,
         log_probs=backend.log_probs,
-        prove=Prover(backend.log_probs, canaries),
+        verify=DeliveryCheck(backend.log_probs, canaries),
         largest_batch=largest_batch,
     )
 
@@ -405,7 +405,7 @@ def test_nothing_is_sampled_from_a_version_that_was_not_published(
         rollout.sample(WORLD.prompts, backend.reference)
 
 
-def test_a_delivery_that_cannot_be_proven_stops_before_sampling(
+def test_a_delivery_that_cannot_be_verified_stops_before_sampling(
     journal: Journal, backend: TabularTrainer, tmp_path: Path
 ) -> None:
     engine = engine_of(tmp_path)
@@ -413,7 +413,7 @@ def test_a_delivery_that_cannot_be_proven_stops_before_sampling(
     rollout = rollout_of(journal, backend, [engine], Proposal())
     with pytest.raises(RunError, match="engine tabular-0, version 0"):
         rollout.publish(backend.reference)
-    assert [(item.proven, item.delivery.sha256) for item in journal.deliveries()] == [(False, "0" * 64)]
+    assert [(item.verified, item.delivery.sha256) for item in journal.deliveries()] == [(False, "0" * 64)]
     with pytest.raises(RunError, match="engine tabular-0, version 0"):
         rollout.sample(WORLD.prompts, backend.reference)
     assert journal.samples() == []

@@ -19,7 +19,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import JOURNAL, PAGES, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
+from pddpo_ray.loop.run import JOURNAL, METHODS, RESULT, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
@@ -27,9 +27,9 @@ from tests.unit.loop.small_run import finish, small, story
 
 RESULT_KEYS = {
     "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last", "f_optimum",
-    "g_optimum", "multiplier", "multiplier_optimum", "merit_offline", "merit_covered_only", "merit_last",
+    "g_optimum", "multiplier", "multiplier_optimum", "gap_offline", "gap_covered_only", "gap_last",
     "off_support_last", "slope_reward", "slope_cost", "rounds", "labels_used", "seconds", "seconds_by_phase",
-    "tokens_per_second", "sync_seconds", "weights_proven",
+    "tokens_per_second", "sync_seconds", "weights_verified",
 }  # fmt: skip
 
 
@@ -42,14 +42,14 @@ def test_a_result_has_every_promised_key_and_agrees_with_the_oracle(tmp_path: Pa
     assert result["f_optimum"] == oracle.optimum.f
     assert result["multiplier_optimum"] == oracle.optimum.multiplier
     assert result["f_reference"] == pytest.approx(oracle.f(oracle.reference), abs=1e-15)
-    assert result["merit_covered_only"] == pytest.approx(0.464, abs=1e-3)
-    assert result["merit_last"] == pytest.approx(oracle.merit_of(result["f_last"], result["g_last"]), abs=1e-12)
+    assert result["gap_covered_only"] == pytest.approx(0.464, abs=1e-3)
+    assert result["gap_last"] == pytest.approx(oracle.gap_of(result["f_last"], result["g_last"]), abs=1e-12)
     # 2 rounds x 10 answers x 4 labels, and two labels for each of 40 + 2 x 6 pairs
     assert result["labels_safety"] == 80
     assert result["labels_used"] == 80 + 2 * result["labels_pairs"]
     assert result["labels_pairs"] <= 52
     assert result["rounds"] == 2
-    assert result["weights_proven"] is True
+    assert result["weights_verified"] is True
     assert isinstance(heard[0], RunStarted)
     assert [event.round for event in heard if isinstance(event, RoundFinished) and event.run == "run"] == [1, 2]
     assert heard[-1] == RunFinished("run", result)
@@ -72,7 +72,7 @@ def test_choosing_pairs_before_or_after_the_dual_step_changes_no_number(
     monkeypatch.setattr(DualController, "ascend", seen)
     shipped = finish(config, tmp_path / "shipped" / "run")
     monkeypatch.setattr(DualController, "ascend", ascend)
-    page = PAGES[algorithm]
+    page = METHODS[algorithm]
     step_first, read = with_the_step_first(page)
     monkeypatch.setattr(page, "run", step_first)
     other = finish(config, tmp_path / "other" / "run")
@@ -109,13 +109,13 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     return run, read
 
 
-def test_exploring_online_halves_the_merit_of_offline_training_in_the_trap(tmp_path: Path) -> None:
+def test_exploring_online_halves_the_gap_of_offline_training_in_the_trap(tmp_path: Path) -> None:
     config = load(
         "tabular", ["rounds=12", "offline.compare_rounds=12", "feedback.responses=128", "feedback.labels_each=16"]
     )
     result = run_recipe(config, tmp_path / "run")
-    assert result["merit_offline"] == pytest.approx(result["merit_covered_only"], rel=0.25)
-    assert result["merit_last"] < 0.5 * result["merit_offline"]
+    assert result["gap_offline"] == pytest.approx(result["gap_covered_only"], rel=0.25)
+    assert result["gap_last"] < 0.5 * result["gap_offline"]
     with (
         Journal.open(tmp_path / "run" / JOURNAL, "run") as online,
         Journal.open(tmp_path / "run" / JOURNAL, "run-offline") as offline,
@@ -228,7 +228,7 @@ def test_without_a_known_world_a_run_works_and_says_what_it_does_not_know(tmp_pa
         run_recipe(small(), tmp_path / "without", make_backends=blind)
     result = run_recipe(small("dual.rho=0.5"), tmp_path / "run", make_backends=blind)
     assert set(result) >= RESULT_KEYS
-    assert {result[name] for name in ("f_last", "multiplier_optimum", "merit_covered_only", "slope_cost")} == {None}
+    assert {result[name] for name in ("f_last", "multiplier_optimum", "gap_covered_only", "slope_cost")} == {None}
     assert result["multiplier"] > 0
 
 

@@ -55,9 +55,9 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
         assert ours == pytest.approx(theirs, rel=1e-6)
     assert broken == unbroken
     assert resumed["g_last"] == whole["g_last"]
-    assert whole["weights_proven"] is True
+    assert whole["weights_verified"] is True
     assert 0.0 <= whole["off_support_last"] < 1.0
     with Journal.open(tmp_path / "whole" / "run" / JOURNAL, "run") as journal:
-        proofs = journal.deliveries()
-    assert all(entry.proven and entry.canary_difference < 1e-4 for entry in proofs if entry.canary_difference)
-    assert {entry.delivery.version for entry in proofs} == {0, 2, 4, 6}
+        deliveries = journal.deliveries()
+    assert all(entry.verified and entry.canary_difference < 1e-4 for entry in deliveries if entry.canary_difference)
+    assert {entry.delivery.version for entry in deliveries} == {0, 2, 4, 6}

@@ -151,7 +151,7 @@ def test_saturation_counts_directions_without_data() -> None:
 
 
 def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound() -> None:
-    """Why it saturates: 4 z against the trivial bound 2 z (algorithms.md E3)."""
+    """Why it saturates: 4 z against the trivial bound 2 z (the experiments of docs/paper.md)."""
     amplitude = theory_amplitude(score_max=2.0, cells=32, rounds=100, pairs_per_round=32, gamma=2.0, delta=0.05)
     unseen = elliptical(theory_precision(np.zeros((8, 8)), pairs_per_round=32, gamma=2.0), np.eye(8), amplitude)
     assert unseen.min() >= 8.0

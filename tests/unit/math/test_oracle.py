@@ -1,4 +1,4 @@
-"""The exact oracle: every row of algorithms.md E1 on several worlds, and the invariants as properties."""
+"""The exact oracle: every claim of `verify.checks` on several worlds, and the invariants as properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pddpo_ray.verify.checks import FORMULAS, merit_bound, multiplier_from_reference_samples
+from pddpo_ray.verify.checks import FORMULAS, gap_bound, multiplier_from_reference_samples
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 
@@ -52,7 +52,7 @@ def test_optimum_by_hand() -> None:
     assert optimum.multiplier == pytest.approx(0.5, abs=1e-12)
     assert optimum.policy == pytest.approx(np.full((1, 2), 0.5), abs=1e-12)
     assert optimum.f == pytest.approx(0.5)
-    assert oracle.merit(optimum.policy) == pytest.approx(0.0, abs=1e-12)
+    assert oracle.gap(optimum.policy) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_multiplier_is_zero_where_the_limit_does_not_bind() -> None:
@@ -145,12 +145,12 @@ def test_a_mixture_has_the_mean_cost_and_at_least_the_mean_value(seed: int, mult
 
 @given(seeds, st.floats(0.0, 5.0))
 @slow_property
-def test_no_policy_of_the_family_has_negative_merit(seed: int, multiplier: float) -> None:
+def test_no_policy_of_the_family_has_negative_gap(seed: int, multiplier: float) -> None:
     oracle = drawn(seed).oracle
-    assert oracle.merit(oracle.policy(multiplier)) >= -1e-10
+    assert oracle.gap(oracle.policy(multiplier)) >= -1e-10
 
 
-def test_merit_bound_by_hand() -> None:
+def test_gap_bound_by_hand() -> None:
     """rho = lambda_1, d = 0: rho C / (2 sqrt K) + rho C / (2 sqrt K) = rho C / sqrt K."""
     oracle = trap_world().oracle
-    assert merit_bound(oracle, first=oracle.rho, rounds=100) == pytest.approx(oracle.rho * 2.0 / 10.0)
+    assert gap_bound(oracle, first=oracle.rho, rounds=100) == pytest.approx(oracle.rho * 2.0 / 10.0)

@@ -114,7 +114,7 @@ def test_no_duality_gap_and_rho_is_at_least_the_sum_of_the_multipliers(seed: int
     assert dual.value(multipliers) == pytest.approx(best.f, abs=1e-8)
     assert max(best.g, *best.further_g) < 1e-9
     assert oracle.rho >= multipliers.sum() - 1e-9
-    assert oracle.merit(best.policy) == pytest.approx(0.0, abs=1e-8)
+    assert oracle.gap(best.policy) == pytest.approx(0.0, abs=1e-8)
 
 
 def test_limits_that_exclude_each_other_are_infeasible() -> None:

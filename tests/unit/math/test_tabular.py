@@ -148,7 +148,7 @@ def test_random_worlds_are_well_posed(seed: int) -> None:
     assert found.oracle.g(found.oracle.policy(0.0)) > 0
     assert 0 < found.oracle.optimum.multiplier <= found.oracle.rho
     covered = found.oracle.covered_only(found.covered)
-    assert found.oracle.merit_of(covered.f, covered.g) > 0.1
+    assert found.oracle.gap_of(covered.f, covered.g) > 0.1
     assert (found.covered.sum(axis=1) == 4).all()
 
 
@@ -266,7 +266,7 @@ def test_cost_stage_pushes_down_what_pairs_call_costlier(world: TabularWorld, st
 
 
 def test_chained_cost_stages_hold_a_vector_of_constraints(world: TabularWorld, store: ArtifactStore) -> None:
-    """Base of the second constraint = result of the first; the order does not matter (B7)."""
+    """Base of the second constraint = result of the first; the order does not matter (paper.md §19)."""
     trainer = TabularTrainer(world, store)
     harm = rows_of(world.offline(0), costs=True)
     length = rows_of(world.offline(1), costs=False)

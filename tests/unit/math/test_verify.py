@@ -29,7 +29,7 @@ from pddpo_ray.verify.experiments import (
 )
 from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLIC, TABLE, TheoryBonus, paper, split
 from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.plots import plot_merits
+from pddpo_ray.verify.plots import plot_gaps
 from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
 from pddpo_ray.verify.single import run_single
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
@@ -119,7 +119,7 @@ def test_exploration_closes_the_gap_that_offline_data_and_no_bonus_leave(world: 
     """E2 in small: 4 paired seeds, 60 rounds."""
     seeds = range(4)
     covered = world.oracle.covered_only(world.covered)
-    gap = world.oracle.merit_of(covered.f, covered.g)
+    gap = world.oracle.gap_of(covered.f, covered.g)
     offline, stuck, found = (curve(world, m, rounds=60, seeds=seeds).final for m in (OFFLINE, NO_BONUS, DEFAULT))
     assert offline == pytest.approx(gap, rel=0.1)
     assert stuck == pytest.approx(gap, rel=0.05)
@@ -170,10 +170,10 @@ def test_full_tables_have_a_row_per_method(world: TabularWorld, monkeypatch: pyt
     monkeypatch.setattr("pddpo_ray.verify.experiments.TABLE", (few,))
     monkeypatch.setattr("pddpo_ray.verify.experiments.RANDOM_WORLD_ROWS", (few.name,))
     (row,) = e2_table(world, seeds=[0, 1], progress=quiet, horizons=(2, 5))
-    assert {"merit_2", "merit_5", "se_5", "last", "se_last"} < set(row)
-    assert float(str(row["merit_5"])) >= float(str(row["marginal"]))
+    assert {"gap_2", "gap_5", "se_5", "last", "se_last"} < set(row)
+    assert float(str(row["gap_5"])) >= float(str(row["marginal"]))
     (row,) = random_worlds_table(worlds=2, progress=quiet, rounds=3)
-    assert float(str(row["merit"])) > 0
+    assert float(str(row["gap"])) > 0
     assert len(theory_table(world, progress=quiet, rounds=3)) == 5
 
 
@@ -184,10 +184,10 @@ def test_long_tables_that_broke_off_go_on_with_the_rows_they_have(tmp_path: Path
         if fails:
             raise KeyboardInterrupt
         made.append(name)
-        return {"method": name, "merit": 0.5}
+        return {"method": name, "gap": 0.5}
 
     first = Pieces(tmp_path / "out")
-    assert first.row("one", lambda: row("one")) == {"method": "one", "merit": 0.5}
+    assert first.row("one", lambda: row("one")) == {"method": "one", "gap": 0.5}
     with pytest.raises(KeyboardInterrupt):
         first.row("two", lambda: row("two", fails=True))
     again = Pieces(tmp_path / "out")
@@ -197,9 +197,9 @@ def test_long_tables_that_broke_off_go_on_with_the_rows_they_have(tmp_path: Path
 
 
 def test_rows_of_other_sources_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Pieces(tmp_path).row("one", lambda: {"merit": 1.0})
+    Pieces(tmp_path).row("one", lambda: {"gap": 1.0})
     monkeypatch.setattr("pddpo_ray.verify.pieces.fingerprint", lambda: "another" * 8)
-    assert Pieces(tmp_path).row("one", lambda: {"merit": 2.0}) == {"merit": 2.0}
+    assert Pieces(tmp_path).row("one", lambda: {"gap": 2.0}) == {"gap": 2.0}
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_exit_code_says_whether_every_check_holds(
     printed = capsys.readouterr().out
     assert ("FAILS" in printed) is not passed
     assert json.loads((tmp_path / "out" / "verify.json").read_text())["passed"] is passed
-    assert (tmp_path / "out" / "merit.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "gap.png").stat().st_size > 10_000
 
 
 def test_a_folder_that_cannot_be_written_is_a_user_error(
@@ -289,10 +289,10 @@ def test_the_whole_command_holds(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_plot_of_a_single_seed_has_no_band(world: TabularWorld, tmp_path: Path) -> None:
-    plot_merits(world, {"one": curve(world, OFFLINE, rounds=5, seeds=[0])}, tmp_path / "one.png")
+    plot_gaps(world, {"one": curve(world, OFFLINE, rounds=5, seeds=[0])}, tmp_path / "one.png")
     assert (tmp_path / "one.png").exists()
 
 
 def test_random_worlds_run_the_default_method() -> None:
     found = run_single(random_world(0), DEFAULT, rounds=3, seed=0)
-    assert all(row["merit_mixture"] >= 0 for row in found["rounds"])
+    assert all(row["gap_mixture"] >= 0 for row in found["rounds"])

@@ -59,8 +59,8 @@ def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, 
     config = config_of(method)
     result = run_recipe(config, tmp_path / "run")
     assert result["rounds"] == config.rounds
-    assert result["weights_proven"] is True
-    assert result["merit_last"] > 0
+    assert result["weights_verified"] is True
+    assert result["gap_last"] > 0
     with journal_of(tmp_path / "run") as journal:
         assert len(journal.policies) == config.rounds
         assert [step.round for step in journal.dual_steps()] == list(range(1, config.rounds + 1))
@@ -378,7 +378,7 @@ def test_scores_from_hidden_states_are_whitened_on_the_offline_answers(method: s
 
 @pytest.mark.slow
 def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_optimum(tmp_path: Path) -> None:
-    """Merit of the trap's covered-only optimum is 0.464, of DPO-Helpful with the same pairs 0.25."""
+    """Gap of the trap's covered-only optimum is 0.464, of DPO-Helpful with the same pairs 0.25."""
     path = tmp_path / "world.json"
     path.write_text(json.dumps(world_json(full_coverage(trap_world(), 4000))))
     price = trap_world().oracle.optimum.multiplier
@@ -388,6 +388,6 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
         config_of("pd-dpo-adalag", *world, "dual.upper=2.0", "dual.first=0.4", "rounds=10", "feedback.labels_each=16"),
         tmp_path / "learned",
     )
-    assert given["merit_last"] < 0.05
-    assert learned["merit_last"] < 0.05
+    assert given["gap_last"] < 0.05
+    assert learned["gap_last"] < 0.05
     assert learned["multiplier"] == pytest.approx(price, abs=0.05)

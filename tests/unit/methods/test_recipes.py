@@ -1,4 +1,4 @@
-"""The `paper/` recipes hold the values of the table of hyper-parameters (algorithms.md A12; C for other methods)."""
+"""The `paper/` recipes hold the values of the table of hyper-parameters (paper.md §12; C for other methods)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.config.tree import Config, FitConfig, LogRule, LoraParameters
-from pddpo_ray.loop.run import PAGES
+from pddpo_ray.loop.run import METHODS
 
 # epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay
 TABLE = {
@@ -98,7 +98,7 @@ def test_the_other_methods_train_all_parameters_and_draw_what_their_authors_drew
 
 def test_every_method_has_a_page_a_world_recipe_and_a_paper_recipe() -> None:
     methods = set(get_args(Config.model_fields["algorithm"].annotation))
-    assert methods == set(PAGES)
+    assert methods == set(METHODS)
     assert methods <= set(recipe_names())
     online = {name for name in methods if name.startswith("o-")}  # the paper has no experiment with them
     assert {f"paper/{name}" for name in methods - online} == {n for n in recipe_names() if n.startswith("paper/")}

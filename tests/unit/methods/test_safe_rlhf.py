@@ -226,7 +226,7 @@ def tabular(*overrides: str) -> object:
 def test_a_run_updates_on_the_answers_of_the_policy_before_and_prices_by_the_newest_window(tmp_path: Path) -> None:
     result = run_recipe(tabular(), tmp_path / "run")  # type: ignore[arg-type]
     assert result["rounds"] == 4
-    assert result["weights_proven"] is True
+    assert result["weights_verified"] is True
     with journal_of(tmp_path / "run") as journal:
         samples = {number: journal.samples(number, "cost") for number in range(5)}
         steps = journal.dual_steps()

@@ -17,13 +17,13 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.config import load, recipe_names
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+METHODS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of every fenced block of a language."""
     found = []
-    for page in PAGES:
+    for page in METHODS:
         for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
             found.append((page.name, text))
     return found
@@ -65,7 +65,7 @@ def test_documented_commands_parse(page: str, words: list[str]) -> None:
 
 def test_make_targets_that_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
+    named = {name for page in METHODS for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
     named |= {words[1] for _, words in commands() if words[0] == "make"}
     assert named
     assert named <= targets
@@ -85,7 +85,7 @@ def test_recipes_in_pages_load(page: str, text: str, tmp_path: Path) -> None:
     assert load(str(path)).about == yaml.safe_load(text)["about"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     for link in re.findall(r"\[[^]\n]+\]\(([^)\s]+)\)", prose):

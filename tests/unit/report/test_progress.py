@@ -28,7 +28,7 @@ METRICS = {
     "cost/high": 0.021,
     "exact/f_policy": 0.42,
     "exact/g_policy": -0.0204,
-    "exact/merit_policy": 0.31,
+    "exact/gap_policy": 0.31,
     "exact/off_support": 0.004,
     "fit/slope_reward": 0.97,
     "fit/slope_cost": 0.91,
@@ -39,7 +39,7 @@ METRICS = {
 
 def test_round_line_by_hand() -> None:
     assert str(RoundLine(7, 16, METRICS, 8.4)) == (
-        "round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · merit 0.310 (f 0.420, g −0.020) · ⊥ 0.004"
+        "round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310 (f 0.420, g −0.020) · ⊥ 0.004"
         " · slopes 0.970/0.910 · 3,120 tok/s · 8.4 s"
     )
 
@@ -99,7 +99,7 @@ def test_panel_shows_round_phase_numbers_and_time_left() -> None:
         "fit-cost 1 min 30 s",
     ):
         assert part in text
-    assert "λ 0.831 → 0.795 · cost −0.041 ± 0.062 · merit 0.310" in text
+    assert "λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310" in text
     assert "3,120 tok/s" in text
 
 
@@ -141,7 +141,7 @@ def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) 
     for number in (1, 2):
         values = metrics[number]
         assert f"run {RoundLine(number, 2, values, values['time/wall'])}" in out.getvalue().splitlines()
-        for name in ("dual/multiplier", "cost/estimate", "exact/f_policy", "exact/merit_mixture"):
+        for name in ("dual/multiplier", "cost/estimate", "exact/f_policy", "exact/gap_mixture"):
             assert scalars[number, name] == pytest.approx(values[name], rel=1e-6)
 
 

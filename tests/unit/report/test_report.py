@@ -45,7 +45,7 @@ def test_no_number_contradicts_the_journal_or_the_result(finished_run: Path) -> 
         if item.round is not None and item.key in metrics.get(item.round, {}):
             assert item.value == metrics[item.round][item.key]
             checked += 1
-        elif item.round is None and item.key in result and item.key != "weights_proven":
+        elif item.round is None and item.key in result and item.key != "weights_verified":
             assert item.value == result[item.key]
             checked += 1
     assert checked > 150
@@ -58,8 +58,8 @@ def test_headline_says_gap_limit_and_price(finished_run: Path) -> None:
         steps = journal.dual_steps()
         labels = sum(len(item.labels) for item in journal.safety())
         pairs = len(journal.pairs())
-    assert by_key["merit_offline"] == 0.93
-    assert by_key["merit_covered_only"] == 0.85
+    assert by_key["gap_offline"] == 0.93
+    assert by_key["gap_covered_only"] == 0.85
     assert by_key["multiplier_optimum"] == LAMBDA_STAR
     assert by_key["multiplier_mean"] == pytest.approx(sum(step.multiplier_before for step in steps[3:]) / 3)
     assert by_key["safety_labels"] == labels == 6 * 24 * 4
@@ -68,12 +68,12 @@ def test_headline_says_gap_limit_and_price(finished_run: Path) -> None:
 
 
 def test_charts_draw_the_journals_numbers(finished_run: Path) -> None:
-    """Tooltips of the merit curve: one per round, with the journalled value."""
+    """Tooltips of the gap curve: one per round, with the journalled value."""
     page = Page.of(finished_run / "report.html")
     with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
         metrics = journal.metrics()
     for round_, values in metrics.items():
-        assert f"round {round_}, policy of the round: {short(values['exact/merit_policy'])}" in page.titles
+        assert f"round {round_}, policy of the round: {short(values['exact/gap_policy'])}" in page.titles
         assert f"round {round_}, exact: {short(values['exact/g_policy'])}" in page.titles
         assert f"round {round_}, λ: {short(values['dual/multiplier'])}" in page.titles
 
@@ -178,15 +178,15 @@ def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
     assert ("fit/slope_cost", 2) not in {(item.key, item.round) for item in page.numbers}
 
 
-def test_weights_that_differ_from_the_trainers_are_not_called_proven(tmp_path: Path) -> None:
+def test_weights_that_differ_from_the_trainers_are_not_called_verified(tmp_path: Path) -> None:
     from pddpo_ray.contracts import Delivery
 
     run_dir = write_run(tmp_path / "run", rounds=2)
-    assert "not proven" not in Page.of(build_report(run_dir)).text
+    assert "not verified" not in Page.of(build_report(run_dir)).text
     with Journal.open(run_dir / "journal.sqlite", "run", create=recipe(2)) as journal:
         journal.round = 2
         journal.add_delivery(Delivery("vllm-1", 4, "f" * 64, 30, 0.2), True, 1e-6)
-    assert "not proven" in Page.of(build_report(run_dir)).text
+    assert "not verified" in Page.of(build_report(run_dir)).text
 
 
 def test_passwords_of_database_urls_are_not_shown(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
     result = run_recipe(config, tmp_path / "run")
     page = Page.of(build_report(tmp_path / "run"))
     by_key = {item.key: item.value for item in page.numbers if item.round is None}
-    for name in ("f_last", "g_last", "f_optimum", "merit_last", "merit_covered_only", "multiplier_optimum"):
+    for name in ("f_last", "g_last", "f_optimum", "gap_last", "gap_covered_only", "multiplier_optimum"):
         assert by_key[name] == result[name]
     assert by_key["safety_labels"] == result["labels_safety"] == 2 * 16 * 4
     assert by_key["labelled_pairs"] == result["labels_pairs"]

@@ -89,7 +89,7 @@ def test_a_curve_passes_through_its_points() -> None:
 
 def test_a_wild_start_does_not_flatten_the_rest() -> None:
     values = [40.0, 3.0, *[0.5 - 0.01 * k for k in range(14)]]
-    line = Line("merit", list(enumerate(values, 1)), 1)
+    line = Line("gap", list(enumerate(values, 1)), 1)
     tame = line_chart("t", "d.", [line], robust=True)
     assert "early rounds lie outside" in tame
     assert "early rounds" not in line_chart("t", "d.", [line])

@@ -27,7 +27,7 @@ def test_regret_bound_equals_the_printed_table(rounds: int, printed: float) -> N
     assert bound == pytest.approx(printed, rel=0.02)
 
 
-def test_merit_bound_equals_the_theorems_form() -> None:
+def test_gap_bound_equals_the_theorems_form() -> None:
     """(lambda_1 - 2 rho)^2 C / (2 lambda_1 sqrt K) + lambda_1 C / (2 sqrt K)."""
     rho, first, cost_max, rounds = 1.0, 0.5, 2.0, 64
     expected = ((first - 2 * rho) ** 2 / first + first) * cost_max / (2 * math.sqrt(rounds))

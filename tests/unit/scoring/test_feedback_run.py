@@ -126,7 +126,7 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tmp_path: Path) -> None:
     result = run_recipe(tiny("ppo.batch=6", "ppo.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")
-    assert result["weights_proven"] is True
+    assert result["weights_verified"] is True
     with journal(tmp_path / "run") as log:
         entries = [entry for entry in log.versions() if entry.stage == "cost"]
         metrics = log.metrics()

@@ -120,7 +120,7 @@ def assert_well_posed(world: TextWorld) -> None:
     assert oracle.g(oracle.policy(0.0)) > 0.1, "the reward optimum breaks the limit"
     assert oracle.g(oracle.policy(3 * oracle.optimum.multiplier)) < -0.05, "some policy is strictly feasible"
     assert 0.1 < oracle.optimum.multiplier / (2 * spec.rho) < 0.8
-    assert world.covered_merit >= 0.4
+    assert world.covered_gap >= 0.4
     assert oracle.reference[:, -1].max() <= 0.01
     good = oracle.optimum.policy[:, :-1] * ~world.covered[:, :-1]
     assert good.sum() / len(good) > 0.5, "the optimum lives on answers that no offline pair mentions"
