@@ -33,7 +33,7 @@ from actors.time_share import TrainerInTurns
 from actors.trainer_group import MakeBackend, TrainerGroup, TrainerSettings
 from actors.weights import SendCommand
 from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
-from pddpo_ray.config.tree import Config, RayCluster, TabularWorldConfig, VllmRollout
+from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.loop import run
 from pddpo_ray.loop.backends import Backends

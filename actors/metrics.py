@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config import Config
 from pddpo_ray.loop import run
 
 OF_ROUND: Mapping[str, tuple[str, str]] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 
 SECRETS = "PDDPO_SECRETS"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.config.tree import Config, TabularWorldConfig
+from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -20,7 +20,7 @@ from bench.own_process import alone
 from bench.ratio import Ratio, assert_same, of_pairs
 from bench.rollout import Setting, stored
 from bench.workload import ALPHA, RANK, Shape, preference_rows, trained_weights
-from pddpo_ray.config.tree import LoraParameters
+from pddpo_ray.config import LoraParameters
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Objective, PolicyVersion
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process

@@ -46,7 +46,7 @@ def make_vllm(name: str, model: Path, store: str) -> Any:
 
 
 def make_adapters(name: str, model: Path, store: str, rank: int, alpha: float) -> Any:
-    from pddpo_ray.config.tree import LoraParameters
+    from pddpo_ray.config import LoraParameters
     from pddpo_ray.rollout.vllm_engine import VllmSettings, prepare_process
     from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
 

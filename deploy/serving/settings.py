@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pddpo_ray.config import Config
-from pddpo_ray.config.tree import LoraParameters, VllmRollout
+from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.run import ARTIFACTS, JOURNAL

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pddpo_ray.config.tree import MethodConfig
+from pddpo_ray.config import MethodConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.exploring import ExplorationController

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.config.tree import Config, TabularWorldConfig
+from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import Array, TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller

@@ -46,7 +46,7 @@ def annotate(
     config, place = recipe_of(run, journal, wait=wait)
     from pddpo_ray.annotation.people import People
     from pddpo_ray.annotation.rules import Rules
-    from pddpo_ray.config.tree import AskedPeople
+    from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.loop.people_labelling import rules_of

@@ -152,7 +152,7 @@ def _contradicts_itself(example: Any) -> bool:
 @contextmanager
 def _queue_of(run: Path, journal: str | None) -> Iterator[tuple[Store, Rules]]:
     from pddpo_ray.annotation.rules import Rules
-    from pddpo_ray.config.tree import AskedPeople
+    from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.loop.people_labelling import rules_of

@@ -33,7 +33,7 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
 
     Raises UserError if the run asks nobody or the port is taken.
     """
-    from pddpo_ray.config.tree import AskedPeople
+    from pddpo_ray.config import AskedPeople
 
     if not isinstance(config.feedback, AskedPeople):
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")

@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from pddpo_ray.compare.suite import PAPER, SUITES
+from pddpo_ray.config import Strict
 from pddpo_ray.config.document import parse_value, read_document
-from pddpo_ray.config.tree import Strict
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, Tell, evaluate
 from pddpo_ray.evaluate.models import Model

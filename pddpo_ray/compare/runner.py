@@ -22,7 +22,7 @@ import numpy as np
 from pddpo_ray.compare.budget import MemoryPeak, budget_of
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_ray.compare.suite import HeldOutEntry, Suite
-from pddpo_ray.config.tree import Config, NoWorldConfig, TabularWorldConfig
+from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends

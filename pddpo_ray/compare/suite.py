@@ -13,9 +13,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, Strict, load
 from pddpo_ray.config.document import read_document
-from pddpo_ray.config.tree import Strict
 from pddpo_ray.errors import UserError
 
 SUITES = Path(__file__).resolve().parent.parent / "suites"

@@ -1,6 +1,87 @@
-"""The configuration: a frozen tree (`tree`), how recipes and overrides become one (`loading`)."""
+"""What a run is made of: frozen sections, one subject a file; `recipe` joins them and `loading` reads them.
 
+Defaults here are the values of the mathematics; recipes change what their world or model needs. Nothing heavy is
+imported, so that `--help` stays instant. A value that follows from others is a property, not a setting.
+"""
+
+from pddpo_ray.config.cluster import RayCluster
+from pddpo_ray.config.dual import (
+    AnytimeRule,
+    ConstraintConfig,
+    DualConfig,
+    FixedRule,
+    LogRule,
+    NewtonRule,
+    PidRule,
+    ProjectedRule,
+)
+from pddpo_ray.config.feedback import (
+    AskedPeople,
+    FeedbackCommon,
+    JudgeFeedback,
+    MixedFeedback,
+    ModelFeedback,
+    PeopleFeedback,
+    WorldFeedback,
+    WorldScores,
+)
 from pddpo_ray.config.loading import load, recipe_names, to_yaml
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config.method import MethodConfig
+from pddpo_ray.config.model import LoraParameters, ModelConfig
+from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
+from pddpo_ray.config.scorers import ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config.section import Strict
+from pddpo_ray.config.trainer import (
+    BudgetRefit,
+    DeterminantRefit,
+    FitConfig,
+    GeometricRefit,
+    Refit,
+    SupportConfig,
+    UnionRefit,
+)
+from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig
 
-__all__ = ["Config", "load", "recipe_names", "to_yaml"]
+__all__ = [
+    "AnytimeRule",
+    "AskedPeople",
+    "BudgetRefit",
+    "Config",
+    "ConstraintConfig",
+    "DeterminantRefit",
+    "DualConfig",
+    "FeedbackCommon",
+    "FitConfig",
+    "FixedRule",
+    "GeometricRefit",
+    "JudgeFeedback",
+    "LogRule",
+    "LoraParameters",
+    "MethodConfig",
+    "MixedFeedback",
+    "ModelConfig",
+    "ModelFeedback",
+    "NewtonRule",
+    "NoWorldConfig",
+    "PeopleFeedback",
+    "PidRule",
+    "ProjectedRule",
+    "RayCluster",
+    "Refit",
+    "ScorerTrainingConfig",
+    "StoredScorerConfig",
+    "Strict",
+    "SupportConfig",
+    "TabularRollout",
+    "TabularWorldConfig",
+    "TextWorldConfig",
+    "TransformersRollout",
+    "UnionRefit",
+    "VllmRollout",
+    "WorldFeedback",
+    "WorldScores",
+    "load",
+    "recipe_names",
+    "to_yaml",
+]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config.recipe import Config
 from pddpo_ray.errors import UserError
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"

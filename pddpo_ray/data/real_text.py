@@ -22,7 +22,7 @@ from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 
 if TYPE_CHECKING:
-    from pddpo_ray.config.tree import Config, NoWorldConfig
+    from pddpo_ray.config import Config, NoWorldConfig
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 VERDICTS = (Verdict.FIRST, Verdict.SECOND)
@@ -69,7 +69,7 @@ def prepare_real_text(config: Config) -> PreparedRealText:
 
     UserError where a file is not there, or where nothing in it is short enough.
     """
-    from pddpo_ray.config.tree import NoWorldConfig
+    from pddpo_ray.config import NoWorldConfig
 
     settings = config.world
     assert isinstance(settings, NoWorldConfig)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pddpo_ray.config.tree import Config, TabularWorldConfig, TextWorldConfig
+from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.loop.run import ARTIFACTS

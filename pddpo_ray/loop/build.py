@@ -8,7 +8,28 @@ from dataclasses import replace
 from functools import partial
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
-from pddpo_ray.config import tree
+from pddpo_ray.config import (
+    AnytimeRule,
+    BudgetRefit,
+    Config,
+    ConstraintConfig,
+    DeterminantRefit,
+    DualConfig,
+    FitConfig,
+    FixedRule,
+    GeometricRefit,
+    JudgeFeedback,
+    LogRule,
+    MixedFeedback,
+    ModelFeedback,
+    NewtonRule,
+    PeopleFeedback,
+    PidRule,
+    ProjectedRule,
+    Refit,
+    UnionRefit,
+    WorldScores,
+)
 from pddpo_ray.contracts import FitSettings, Labeller
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
@@ -39,7 +60,7 @@ from pddpo_ray.theory.seeds import generator
 CONSTRAINT = "cost"
 
 
-def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
+def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
     """All parts, with the work before the first round done or read back. The page is ready to run."""
     trainer = TrainerController(
         backends.trainer,
@@ -67,7 +88,7 @@ def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, ro
     before = feedback_before(config, journal, backends, feedback)
     _offline_pairs(config, journal, backends, rollout, before, preferences)
     state = dual_state(config, backends, rounds)
-    warmup = rounds if isinstance(config.dual.rule, tree.FixedRule) else config.dual.warmup_rounds
+    warmup = rounds if isinstance(config.dual.rule, FixedRule) else config.dual.warmup_rounds
     owner = LocalDual(state, warmup_rounds=warmup) if backends.own_dual is None else backends.own_dual(state, warmup)
     dual = DualController(owner, journal)
     explorer = None
@@ -88,7 +109,7 @@ def build_parts(config: tree.Config, journal: Journal, backends: Backends, *, ro
     )
 
 
-def sizes_of(config: tree.Config, rounds: int) -> Sizes:
+def sizes_of(config: Config, rounds: int) -> Sizes:
     return Sizes(
         rounds=rounds,
         responses=config.feedback.responses,
@@ -104,11 +125,11 @@ def sizes_of(config: tree.Config, rounds: int) -> Sizes:
 # --- plain values from the recipe ---------------------------------------------------------------------------------
 
 
-def fit_plan(config: tree.Config) -> FitPlan:
+def fit_plan(config: Config) -> FitPlan:
     """Settings of all fits of a run."""
     trainer = config.trainer
 
-    def settings(fit: tree.FitConfig) -> FitSettings:
+    def settings(fit: FitConfig) -> FitSettings:
         support = trainer.support
         budget = trainer.activation_gib
         return FitSettings(
@@ -135,20 +156,20 @@ def fit_plan(config: tree.Config) -> FitPlan:
     )
 
 
-def refit_policy(settings: tree.Refit) -> RefitPolicy:
+def refit_policy(settings: Refit) -> RefitPolicy:
     """How much of the past a fit sees."""
     match settings:
-        case tree.UnionRefit(cold=cold):
+        case UnionRefit(cold=cold):
             return Union(cold)
-        case tree.BudgetRefit(rows=rows, per_new=per_new):
+        case BudgetRefit(rows=rows, per_new=per_new):
             return Budget(rows, per_new)
-        case tree.GeometricRefit(factor=factor, rows=rows, per_new=per_new):
+        case GeometricRefit(factor=factor, rows=rows, per_new=per_new):
             return Geometric(factor, Budget(rows, per_new))
-        case tree.DeterminantRefit(growth=growth, rows=rows, per_new=per_new):
+        case DeterminantRefit(growth=growth, rows=rows, per_new=per_new):
             return Determinant(growth, Budget(rows, per_new))
 
 
-def proposal_of(config: tree.Config, prompts: int) -> Proposal:
+def proposal_of(config: Config, prompts: int) -> Proposal:
     """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
 
     The pool of proposals doubles as the calibration set of the features.
@@ -160,26 +181,24 @@ def proposal_of(config: tree.Config, prompts: int) -> Proposal:
     return Proposal(candidates, share, config.rollout.proposal_temperature, pool)
 
 
-def feedback_of(
-    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController
-) -> FeedbackController:
+def feedback_of(config: Config, journal: Journal, backends: Backends, rollout: RolloutController) -> FeedbackController:
     """The feedback part: one labeller, reward and cost models, or a model and people together."""
-    if isinstance(config.feedback, tree.ModelFeedback):
+    if isinstance(config.feedback, ModelFeedback):
         return _scored_feedback(config, journal, backends, rollout)
-    if isinstance(config.feedback, tree.MixedFeedback):
+    if isinstance(config.feedback, MixedFeedback):
         return _mixed_feedback(config, journal, backends, rollout)
     labellers = {CONSTRAINT: labeller_of(config, journal, backends), **backends.further_labellers}
-    excluded = config.feedback.excluded if isinstance(config.feedback, tree.JudgeFeedback) else 0.0
+    excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
 
 
-def labeller_of(config: tree.Config, journal: Journal, backends: Backends) -> Labeller:
+def labeller_of(config: Config, journal: Journal, backends: Backends) -> Labeller:
     """Who labels: the backends' own source, or people through the queue in the run's database."""
-    if isinstance(config.feedback, tree.JudgeFeedback):
+    if isinstance(config.feedback, JudgeFeedback):
         from pddpo_ray.loop.judge_labelling import judge_labeller
 
         return judge_labeller(config.feedback, journal)
-    if not isinstance(config.feedback, tree.PeopleFeedback):
+    if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
     from pddpo_ray.loop.people_labelling import people_labeller
 
@@ -187,13 +206,13 @@ def labeller_of(config: tree.Config, journal: Journal, backends: Backends) -> La
 
 
 def feedback_before(
-    config: tree.Config, journal: Journal, backends: Backends, feedback: FeedbackController
+    config: Config, journal: Journal, backends: Backends, feedback: FeedbackController
 ) -> FeedbackController:
     """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth.
 
     It stands in for people whose preferences are there already.
     """
-    if backends.world is None or not isinstance(config.feedback, tree.ModelFeedback | tree.JudgeFeedback):
+    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback):
         return feedback
     return FeedbackController({CONSTRAINT: backends.labeller}, journal, seed=config.seed, source="world")
 
@@ -201,21 +220,21 @@ def feedback_before(
 Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
 
 
-def _estimator_of(config: tree.Config, feedback: FeedbackController) -> Estimate:
+def _estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
     """From labels to an estimate; where models answer, alone or with people, their part knows how."""
     if isinstance(feedback, MixedFeedbackController | ScoredFeedbackController):
         return feedback.estimate_cost
     return cost_estimator(config)
 
 
-def cost_estimator(config: tree.Config) -> _Estimator:
+def cost_estimator(config: Config) -> _Estimator:
     return _Estimator(config)
 
 
 class _Estimator:
     """The recipe's signal from safety labels to an estimate (paper.md §5)."""
 
-    def __init__(self, config: tree.Config) -> None:
+    def __init__(self, config: Config) -> None:
         self._feedback = config.feedback
         self._cost_max = config.dual.cost_max
 
@@ -229,13 +248,13 @@ class _Estimator:
         )
 
 
-def dual_state(config: tree.Config, backends: Backends, rounds: int) -> dual_rules.DualState:
+def dual_state(config: Config, backends: Backends, rounds: int) -> dual_rules.DualState:
     """First state of the multipliers. What the recipe leaves open comes from the world's oracle."""
     return dual_rules.DualState(tuple(_constraint_state(config, one, backends, rounds) for one in config.constraints))
 
 
 def _constraint_state(
-    config: tree.Config, constraint: tree.ConstraintConfig, backends: Backends, rounds: int
+    config: Config, constraint: ConstraintConfig, backends: Backends, rounds: int
 ) -> dual_rules.ConstraintState:
     """A constraint's own settings over those of `dual`, over the oracle's rho."""
     own = {key: value for key, value in constraint if key != "name" and value is not None}
@@ -246,7 +265,7 @@ def _constraint_state(
             raise UserError("dual.rho must be given: without a world there is no oracle that states it")
         rho = backends.world.oracle.rho
     first = settings.first if settings.first is not None else rho
-    lower = settings.rule.floor if isinstance(settings.rule, tree.LogRule) else settings.lower
+    lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
     try:
         return dual_rules.constraint_state(
             constraint.name, rho=rho, rule=dual_rule(config, settings, rho, first, rounds), first=first,
@@ -256,21 +275,21 @@ def _constraint_state(
         raise UserError(f"dual: {error}") from error
 
 
-def dual_rule(config: tree.Config, settings: tree.DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:
+def dual_rule(config: Config, settings: DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:
     """How the multiplier moves; the fixed rule never gets to move it."""
     match settings.rule:
-        case tree.ProjectedRule(curvature_cap=cap):
+        case ProjectedRule(curvature_cap=cap):
             return dual_rules.ProjectedFixed(rounds, first, settings.cost_max, config.beta if cap else None)
-        case tree.AnytimeRule(first_step=given, curvature_cap=cap):
+        case AnytimeRule(first_step=given, curvature_cap=cap):
             step = rho / (settings.cost_max + abs(settings.threshold)) if given is None else given
             return dual_rules.ProjectedAnytime(step, settings.cost_max, config.beta if cap else None)
-        case tree.NewtonRule(damping=damping):
+        case NewtonRule(damping=damping):
             return dual_rules.DampedNewton(rounds, config.beta, settings.cost_max, damping)
-        case tree.LogRule(rate=rate):
+        case LogRule(rate=rate):
             return dual_rules.LogMultiplier(rate)
-        case tree.PidRule(proportional=proportional, integral=integral, derivative=derivative):
+        case PidRule(proportional=proportional, integral=integral, derivative=derivative):
             return dual_rules.Pid(proportional, integral, derivative)
-        case tree.FixedRule():
+        case FixedRule():
             return dual_rules.ProjectedFixed(rounds, first, settings.cost_max)
 
 
@@ -289,7 +308,7 @@ def _record_reference(journal: Journal, backends: Backends) -> None:
 
 
 def _draw_pools(
-    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool
 ) -> dict[str, list[Response]]:
     """The baseline's answers by prompt, and the pool of proposals; drawn once, before the first round."""
     if not online:
@@ -306,7 +325,7 @@ def _draw_pools(
 
 
 def _baseline_answers(
-    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
 ) -> list[Response]:
     count = config.explore.baseline_answers
     if not callable(backends.baseline):
@@ -339,7 +358,7 @@ def _pool(
 
 
 def _offline_pairs(
-    config: tree.Config,
+    config: Config,
     journal: Journal,
     backends: Backends,
     rollout: RolloutController,
@@ -399,7 +418,7 @@ def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: 
 
 
 def _scoring(
-    config: tree.Config,
+    config: Config,
     journal: Journal,
     backends: Backends,
     trainer: TrainerController,
@@ -434,7 +453,7 @@ def _scoring(
     return ScoringController(plan, journal, backends.store, trainer, rollout, backends.prompts, features, training)
 
 
-def score_training(config: tree.Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
+def score_training(config: Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
     """Reward and cost models that start as the reference; the feedback's and a page's are not the same ones."""
     return ScorerTraining(
         journal,
@@ -449,11 +468,11 @@ def score_training(config: tree.Config, journal: Journal, backends: Backends, ph
 
 
 def _scored_feedback(
-    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
 ) -> ScoredFeedbackController:
     """Labels from reward and cost models."""
     settings = config.feedback
-    assert isinstance(settings, tree.ModelFeedback)
+    assert isinstance(settings, ModelFeedback)
     return ScoredFeedbackController(
         _scored_labeller(config, settings, journal, backends, rollout),
         journal,
@@ -465,24 +484,24 @@ def _scored_feedback(
 
 
 def _mixed_feedback(
-    config: tree.Config, journal: Journal, backends: Backends, rollout: RolloutController
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
 ) -> MixedFeedbackController:
     """Labels from a model and people together; the model may be one that a world makes from its truth, with errors."""
     from pddpo_ray.loop.people_labelling import mixed_feedback
 
     settings = config.feedback
-    assert isinstance(settings, tree.MixedFeedback)
+    assert isinstance(settings, MixedFeedback)
     if backends.further_labellers:
         raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
-    if isinstance(settings.model, tree.WorldScores):
+    if isinstance(settings.model, WorldScores):
         return mixed_feedback(CONSTRAINT, config, journal)
-    model = tree.ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
+    model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
     return mixed_feedback(CONSTRAINT, config, journal, _scored_labeller(config, model, journal, backends, rollout))
 
 
 def _scored_labeller(
-    config: tree.Config,
-    settings: tree.ModelFeedback,
+    config: Config,
+    settings: ModelFeedback,
     journal: Journal,
     backends: Backends,
     rollout: RolloutController,
@@ -514,7 +533,7 @@ def _scored_labeller(
 
 
 def _exploration(
-    config: tree.Config,
+    config: Config,
     journal: Journal,
     backends: Backends,
     trainer: TrainerController,
@@ -548,7 +567,7 @@ def _exploration(
     return ExplorationController(chooser, journal, bonus, keep=settings.keep, keep_random=settings.keep_random)
 
 
-def _features(config: tree.Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
+def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
     """Features of answers, whitened on the pool of proposals; the whitening is an artifact and never fitted again."""
     if not backends.whiten:
         return trainer.features
@@ -557,7 +576,7 @@ def _features(config: tree.Config, journal: Journal, backends: Backends, trainer
 
 def _whitened_on(
     answers: Sequence[Response] | None,
-    config: tree.Config,
+    config: Config,
     journal: Journal,
     backends: Backends,
     trainer: TrainerController,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.config.tree import Config, TabularWorldConfig
+from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.records import LabelledPair, PolicyVersion

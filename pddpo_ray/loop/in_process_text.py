@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pddpo_ray.config.tree import Config, NoWorldConfig
+from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.contracts import RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.loop.backends import Backends

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from pddpo_ray.config import tree
+from pddpo_ray.config import JudgeFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 
 
-def judge_labeller(settings: tree.JudgeFeedback, journal: Journal) -> JudgeLabeller:
+def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
     """Raises UserError where the key's environment variable is not set."""
     key = None
     if settings.key_env is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pddpo_ray.annotation.estimates import FromShares
 from pddpo_ray.annotation.queue_labeller import Patience, PeopleLabeller
 from pddpo_ray.annotation.rules import Rules
-from pddpo_ray.config import tree
+from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.mixed_labelling import MixedFeedbackController, MixedPlan, ScoringModel
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 
 
-def people_labeller(settings: tree.AskedPeople, journal: Journal, *, cost_max: float) -> PeopleLabeller:
+def people_labeller(settings: AskedPeople, journal: Journal, *, cost_max: float) -> PeopleLabeller:
     """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
     return PeopleLabeller(
         journal.engine,
@@ -25,11 +25,11 @@ def people_labeller(settings: tree.AskedPeople, journal: Journal, *, cost_max: f
 
 
 def mixed_feedback(
-    constraint: str, config: tree.Config, journal: Journal, model: ScoringModel | None = None
+    constraint: str, config: Config, journal: Journal, model: ScoringModel | None = None
 ) -> MixedFeedbackController:
     """A model and people together, as the recipe divides the work; no model: scores with errors from the truth."""
     settings = config.feedback
-    assert isinstance(settings, tree.MixedFeedback)
+    assert isinstance(settings, MixedFeedback)
     plan = MixedPlan(
         unsure=settings.unsure,
         random=settings.random,
@@ -43,17 +43,17 @@ def mixed_feedback(
     if model is None:
         from pddpo_ray.annotation.world_truth import imperfect_model
 
-        assert isinstance(settings.model, tree.WorldScores)
+        assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
     return MixedFeedbackController(constraint, people, model, plan, journal, seed=config.seed)
 
 
-def rules_of(settings: tree.AskedPeople) -> Rules:
+def rules_of(settings: AskedPeople) -> Rules:
     """The queue's rules, the same in the run and in the service."""
     return Rules(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
 
 
-def _estimate(settings: tree.AskedPeople, cost_max: float) -> FromShares:
+def _estimate(settings: AskedPeople, cost_max: float) -> FromShares:
     return lambda shares: estimate_from_shares(
         shares, labels_each=settings.labels_each, cost_max=cost_max, mode=settings.signal
     )

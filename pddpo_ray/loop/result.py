@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pddpo_ray.config.tree import Config
+from pddpo_ray.config import Config
 from pddpo_ray.journal import Journal
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 

@@ -35,7 +35,7 @@ from pddpo_ray.algorithms import (
     safe_dpo,
     safe_rlhf,
 )
-from pddpo_ray.config.tree import Config, FeedbackCommon, WorldFeedback
+from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.loop.backends import Backends

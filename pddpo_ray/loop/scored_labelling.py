@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pddpo_ray.config import tree
+from pddpo_ray.config import ModelFeedback, ScorerTrainingConfig
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -38,7 +38,7 @@ class ScoredFeedbackController(FeedbackController):
         self,
         labeller: ScoredLabeller,
         journal: Journal,
-        settings: tree.ModelFeedback,
+        settings: ModelFeedback,
         *,
         seed: int,
         constraint: str,
@@ -84,7 +84,7 @@ def labelled_reference_answers(
     prompts: Sequence[Prompt],
     reference: PolicyVersion,
     labeller: Labeller,
-    settings: tree.ScorerTrainingConfig,
+    settings: ScorerTrainingConfig,
     *,
     max_tokens: int,
     seed: int,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pddpo_ray.config import tree
+from pddpo_ray.config import ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import with_steps
@@ -34,7 +34,7 @@ class ScorerTraining:
         journal: Journal,
         store: ArtifactStore,
         reference: PolicyVersion,
-        settings: tree.ScorerTrainingConfig,
+        settings: ScorerTrainingConfig,
         *,
         seed: int,
         open_scorer: OpenScorer | None = None,
@@ -144,7 +144,7 @@ def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
     return load_scorer(store.folder(path))
 
 
-def given_scorer(settings: tree.StoredScorerConfig, dtype: str) -> AnswerScorer:
+def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     """A model that the recipe names."""
     from pddpo_ray.scoring.loading import ScorerSettings, load_scorer
 
@@ -153,7 +153,7 @@ def given_scorer(settings: tree.StoredScorerConfig, dtype: str) -> AnswerScorer:
 
 
 def feedback_models(
-    settings: tree.ModelFeedback,
+    settings: ModelFeedback,
     training: ScorerTraining,
     data: Data,
     open_scorer: OpenScorer | None,
@@ -161,7 +161,7 @@ def feedback_models(
 ) -> ModelScorer:
     """The recipe's reward and cost model, each given or trained."""
     opened = open_scorer or (lambda name, make: make())
-    named: dict[Kind, tree.StoredScorerConfig | None] = {"reward": settings.reward, "cost": settings.cost}
+    named: dict[Kind, StoredScorerConfig | None] = {"reward": settings.reward, "cost": settings.cost}
     missing = [kind for kind, place in named.items() if place is None]
     if missing:
         training.places(data, missing)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pddpo_ray.config import Config
-from pddpo_ray.config.tree import LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
+from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.machine import GIB, Machine
 from pddpo_ray.training.memory import Sizes, memory_need

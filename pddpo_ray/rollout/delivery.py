@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pddpo_ray.config.tree import Config, LoraParameters, RayCluster, VllmRollout
+from pddpo_ray.config import Config, LoraParameters, RayCluster, VllmRollout
 from pddpo_ray.plan.resources import Device
 
 Way = Literal["reload", "adapter", "nccl", "ipc"]

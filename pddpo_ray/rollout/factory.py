@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.config.tree import Config, LoraParameters, RayCluster, TransformersRollout, VllmRollout
+from pddpo_ray.config import Config, LoraParameters, RayCluster, TransformersRollout, VllmRollout
 from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.delivery import way_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pddpo_ray.config.tree import LoraParameters
+from pddpo_ray.config import LoraParameters
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion

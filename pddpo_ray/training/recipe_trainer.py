@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.config import LoraParameters, ModelConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.config.tree import Config, TextWorldConfig
+from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore

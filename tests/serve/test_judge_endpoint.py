@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pddpo_ray.config.tree import JudgeFeedback
+from pddpo_ray.config import JudgeFeedback
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.judge_labelling import judge_labeller

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from pddpo_ray.config import load, recipe_names
-from pddpo_ray.config.tree import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
+from pddpo_ray.config import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout, load, recipe_names
 from pddpo_ray.plan.machine import GIB
 from pddpo_ray.plan.resources import ModelShape, bundles, memory
 

@@ -6,8 +6,7 @@ from typing import get_args
 
 import pytest
 
-from pddpo_ray.config import load, recipe_names
-from pddpo_ray.config.tree import Config, FitConfig, LogRule, LoraParameters
+from pddpo_ray.config import Config, FitConfig, LogRule, LoraParameters, load, recipe_names
 from pddpo_ray.loop.run import METHODS
 
 # epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay

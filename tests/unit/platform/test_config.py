@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from pddpo_ray.config import Config, load, recipe_names, to_yaml
+from pddpo_ray.config import Config, FixedRule, LogRule, RayCluster, TransformersRollout, load, recipe_names, to_yaml
 from pddpo_ray.config.document import parse_value
 from pddpo_ray.config.loading import dotted_keys, model_folder_problem
-from pddpo_ray.config.tree import FixedRule, LogRule, RayCluster, TransformersRollout
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import UserError
 
@@ -83,7 +82,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 def test_the_settings_of_a_fit_are_those_of_the_trainer_contract() -> None:
     from dataclasses import asdict
 
-    from pddpo_ray.config.tree import FitConfig, SupportConfig
+    from pddpo_ray.config import FitConfig, SupportConfig
 
     contract = asdict(FitSettings())
     support = SupportConfig()

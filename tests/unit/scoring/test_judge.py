@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.config import load
-from pddpo_ray.config.tree import JudgeFeedback
+from pddpo_ray.config import JudgeFeedback, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.loop.judge_labelling import judge_labeller
 from pddpo_ray.records import Pair, Prompt, Response, Verdict

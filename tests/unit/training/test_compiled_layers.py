@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pddpo_ray.config import load
-from pddpo_ray.config.tree import ModelConfig
+from pddpo_ray.config import ModelConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pddpo_ray.config.tree import LoraParameters, ModelConfig
+from pddpo_ray.config import LoraParameters, ModelConfig
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine

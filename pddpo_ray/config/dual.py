@@ -1,0 +1,121 @@
+"""The limits on expected costs, and how their multipliers move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pddpo_ray.config.section import Strict
+
+
+class ProjectedRule(Strict):
+    """Projected ascent with the theory's step for a fixed number of rounds: eta = first / ((C + |d|) sqrt(K))."""
+
+    kind: Literal["projected"] = "projected"
+    """Tag of this variant."""
+    curvature_cap: bool = True
+    """Cap eta at 2 beta / Var(cost), above which exact steps overshoot."""
+
+
+class AnytimeRule(Strict):
+    """Projected ascent with eta_k = eta_0 / sqrt(k), for an open number of rounds."""
+
+    kind: Literal["anytime"] = "anytime"
+    """Tag of this variant."""
+    first_step: float | None = Field(None, gt=0)
+    """eta_0; null: rho / (C + |d|)."""
+    curvature_cap: bool = True
+    """Cap eta at 2 beta / Var(cost)."""
+
+
+class NewtonRule(Strict):
+    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region of 0.5 * upper / sqrt(K)."""
+
+    kind: Literal["newton"] = "newton"
+    """Tag of this variant."""
+    damping: float = Field(1.0, gt=0, le=1)
+    """Share of the Newton step that is taken: less follows the noise of the estimates less."""
+
+
+class LogRule(Strict):
+    """Ascent on log(multiplier), the rule of adaLag. It freezes near 0, hence the floor."""
+
+    kind: Literal["log"] = "log"
+    """Tag of this variant."""
+    rate: float = Field(0.5, gt=0)
+    """Learning rate on the logarithm."""
+    floor: float = Field(0.05, gt=0)
+    """The multiplier never falls below it."""
+
+
+class PidRule(Strict):
+    """Proportional, integral and derivative parts of the residual."""
+
+    kind: Literal["pid"] = "pid"
+    """Tag of this variant."""
+    proportional: float = Field(0.1, ge=0)
+    """Gain on the residual."""
+    integral: float = Field(0.05, ge=0)
+    """Gain on the sum of residuals."""
+    derivative: float = Field(0.0, ge=0)
+    """Gain on the rise of the residual."""
+
+
+class FixedRule(Strict):
+    """No ascent: the multiplier stays at `first`."""
+
+    kind: Literal["fixed"] = "fixed"
+    """Tag of this variant."""
+
+
+DualRule = Annotated[
+    ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule, Field(discriminator="kind")
+]
+
+
+class DualConfig(Strict):
+    """The limit on the expected cost, and how its price is found."""
+
+    threshold: float = 0.0
+    """d: the expected cost must stay at or below it."""
+    cost_max: float = Field(2.0, gt=0)
+    """C: costs lie in [-C, C]; labels are clipped to it before the logit."""
+    rho: float | None = Field(None, gt=0)
+    """Half of the multiplier's upper end; null: the value that the world's oracle states."""
+    lower: float = Field(0.0, ge=0)
+    """Lower end of the multiplier."""
+    upper: float | None = Field(None, gt=0)
+    """Upper end of the multiplier; null: twice rho."""
+    first: float | None = Field(None, gt=0)
+    """Multiplier of round 1 (at 0 the theory's step is 0 and it never moves); null: rho."""
+    skip_below: float | None = Field(None, ge=0)
+    """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
+    warmup_rounds: int = Field(0, ge=0)
+    """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
+    dead_band: bool = False
+    """Leave the multiplier alone while the estimate is within one standard error of the limit."""
+    rule: DualRule = ProjectedRule()
+    """How the multiplier moves."""
+
+    @model_validator(mode="after")
+    def bounds_in_order(self) -> Self:
+        upper = self.upper if self.upper is not None else (2.0 * self.rho if self.rho is not None else None)
+        if upper is not None and self.lower >= upper:
+            raise ValueError(f"the multiplier's bounds are reversed: lower {self.lower} >= upper {upper}; swap them")
+        if self.first is not None and upper is not None and not self.lower <= self.first <= upper:
+            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [{self.lower}, {upper}]")
+        return self
+
+
+class ConstraintConfig(Strict):
+    """One of several limits. What it leaves out is as in `dual`; bounds of costs, signal and rule are shared."""
+
+    name: str = Field(min_length=1, max_length=40, pattern=r"^[a-z][a-z0-9_-]*$")
+    """Name of the cost: `cost` is the world's first one, the others are its further costs."""
+    threshold: float | None = None
+    """d: the limit of this expected cost; null: `dual.threshold`."""
+    rho: float | None = Field(None, gt=0)
+    """Half of this multiplier's upper end; null: `dual.rho`."""
+    first: float | None = Field(None, gt=0)
+    """This multiplier in round 1; null: `dual.first`."""

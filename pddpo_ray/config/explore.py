@@ -1,0 +1,57 @@
+"""Which answers are labelled for preferences."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pddpo_ray.config.section import Strict
+
+
+class ExploreConfig(Strict):
+    """Which answers get labelled for preferences. The exploring policy is never served."""
+
+    bonus: Literal["elliptical", "simhash", "thompson", "off"] = "elliptical"
+    """elliptical: posterior standard deviations of frozen features. simhash: counts of hashed features, without linear
+    algebra. thompson: one random guess a round in place of a bonus. off: answers of the policy as they come."""
+    loss: Literal["plain", "xpo"] = "plain"
+    """xpo: the policy's own loss carries optimism, alpha times its mean log-probability of the baseline's answers. It
+    needs no features and never switches off; the policy of a round is then optimistic itself."""
+    alpha: float = Field(1e-3, gt=0)
+    """Weight of the xpo term against the mean loss of a pair; long answers want less (1e-5 for language models)."""
+    prompts: int = Field(24, ge=1)
+    """Prompts per round that get candidates."""
+    picks: int = Field(6, ge=1)
+    """Pairs per prompt, chosen one after another with the design matrix updated in between."""
+    keep: int | None = Field(None, ge=1)
+    """So many of a round's chosen pairs are labelled: those that teach most by the exploration norm, and a random
+    share; null: all of them."""
+    keep_random: float = Field(0.25, gt=0, le=1)
+    """keep: share of the labelled pairs that is drawn evenly, whatever their norm."""
+    scale: float = Field(1.5, gt=0)
+    """k: bonus in posterior standard deviations (1 to 2 works everywhere that was tried)."""
+    cost_scale: float = Field(1.0, ge=0)
+    """Factor on the cost bonus; 0: only the reward's uncertainty is explored."""
+    prior_sd: float = Field(2.0, gt=0)
+    """s0: prior standard deviation of a difference of scores."""
+    information: float = Field(0.25, gt=0)
+    """w: Fisher information of one comparison (at most 1/4)."""
+    rank: int = Field(128, ge=1)
+    """q: dimensions kept by the whitening."""
+    feature_clip: float = Field(3.0, gt=0)
+    """Largest norm of a whitened feature."""
+    calibration: int = Field(2048, ge=16)
+    """Answers of the reference on which the whitening is fitted, once."""
+    comparator: Literal["baseline", "max_info"] = "baseline"
+    """The other answer of a pair: one of the baseline's, or the most informative candidate."""
+    baseline_answers: int = Field(8, ge=4)
+    """Answers of the baseline per prompt: they centre the features and serve as comparators."""
+    baseline_top_p: float = Field(0.9, gt=0, le=1)
+    """The baseline is the reference with this nucleus, so it is confined to common answers."""
+    weights: Literal["exact", "bonus_only"] = "exact"
+    """Weights of the resampling: with log-probability ratios, or for long answers without them."""
+    proposal_weight: float = Field(0.2, gt=0, le=1)
+    """bonus_only: weight of a proposal's answer against a policy's."""
+    min_ess: float = Field(1.5, ge=1)
+    """The bonus is tempered until the weights' effective sample size is at least this."""

@@ -1,0 +1,150 @@
+"""Who labels answers and pairs: a world's truth, people, models, a judge, or a model and people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pddpo_ray.config.scorers import StoredScorerConfig
+from pddpo_ray.config.section import Strict
+
+
+class FeedbackCommon(Strict):
+    """What every source of labels is asked for."""
+
+    responses: int = Field(192, ge=2)
+    """N_ce: answers per round whose cost is labelled."""
+    labels_each: int = Field(32, ge=1)
+    """M_ce: labels per answer, from distinct sources."""
+    signal: Literal["logit_labels", "unsafe_rate", "cost_model"] = "logit_labels"
+    """What the labels estimate: the expected cost (wants labels_each >= 5), or the unsafe rate, limited as a rate.
+    cost_model: the mean of a cost model's own scores, limited on its scale (feedback.kind=model alone)."""
+    minutes_per_label: float = Field(0.5, gt=0)
+    """A person's time for one label, for the plan's estimate of what the same run costs with people."""
+    deadline_s: float = Field(600.0, gt=0)
+    """Longest wait for a round's labels, in seconds."""
+
+
+class WorldFeedback(FeedbackCommon):
+    """Labels drawn from a world's truth: Bernoulli for safety, Bradley-Terry for preferences."""
+
+    kind: Literal["world"] = "world"
+    """Tag of this variant."""
+
+
+class AskedPeople(FeedbackCommon):
+    """How people are asked through the annotation queue (`pddpo annotate --run DIR`)."""
+
+    deadline_s: float = Field(7 * 86400.0, gt=0)
+    """Longest wait for a round's labels, in seconds; a lead can extend it while it runs."""
+    park_after_s: float | None = Field(None, ge=0)
+    """After so long the run ends with exit code 3, its resources released, to be resumed; null: it stays."""
+    missing: Literal["fail", "decide"] = "fail"
+    """At the deadline with labels missing: fail (exit 1) or ask for a decision (exit 4). Nothing is filled in."""
+    lease_s: float = Field(900.0, gt=0)
+    """How long a question is reserved for the person who has it."""
+    gold_rate: float = Field(0.05, ge=0, lt=1)
+    """Share of control questions, once an admin has added some."""
+    poll_s: float = Field(1.0, gt=0)
+    """How often the run looks whether the labels are there."""
+
+
+class PeopleFeedback(AskedPeople):
+    """All labels by people."""
+
+    kind: Literal["people"] = "people"
+    """Tag of this variant."""
+
+
+class ModelFeedback(FeedbackCommon):
+    """Labels drawn from a reward and a cost model: P(unsafe) = sigmoid(cost), Bradley-Terry on the scores."""
+
+    kind: Literal["model"] = "model"
+    """Tag of this variant."""
+    reward: StoredScorerConfig | None = None
+    """The reward model; null: trained before the first round (`scorers`)."""
+    cost: StoredScorerConfig | None = None
+    """The cost model, its zero at the safety boundary; null: trained before the first round (`scorers`)."""
+    hard: bool = False
+    """Take the likelier label instead of drawing it."""
+    gpus: float = Field(0.0, ge=0, le=1)
+    """Share of a GPU that each of the two models reserves; 0: they score on CPUs."""
+
+
+class JudgeFeedback(FeedbackCommon):
+    """Labels by a language model behind an OpenAI-compatible endpoint."""
+
+    kind: Literal["judge"] = "judge"
+    """Tag of this variant."""
+    endpoint: str = "http://127.0.0.1:8000/v1"
+    """Base URL; /chat/completions is asked."""
+    model: str
+    """Name of the model there."""
+    key_env: str | None = None
+    """Environment variable that holds the key; null: no key is sent."""
+    temperature: float = Field(0.7, ge=0)
+    """Of the judge's answers; several labels of one answer differ only above 0."""
+    max_tokens: int = Field(512, ge=16)
+    """Longest explanation and scores."""
+    workers: int = Field(8, ge=1)
+    """Questions that are open at a time."""
+    request_timeout_s: float = Field(120.0, gt=0)
+    """Longest wait for one answer of the judge, in seconds."""
+    tries: int = Field(4, ge=1)
+    """How often one question is sent when the endpoint fails or is busy."""
+    excluded: float = Field(0.1, ge=0, lt=1)
+    """Largest share of a round's answers or pairs that are left out, and counted, because no reply about them could be
+    read in three attempts; beyond it the run fails."""
+
+
+class WorldScores(Strict):
+    """Scores made from a world's truth with errors, where reward and cost models would stand."""
+
+    kind: Literal["world"] = "world"
+    """Tag of this variant."""
+    noise: float = Field(0.7, ge=0)
+    """Standard deviation of an error that belongs to the text: the same whenever it is scored."""
+    bias: float = 0.3
+    """Added to every cost."""
+
+
+class TrainedScores(Strict):
+    """Reward and cost models, as `feedback.kind=model` has them."""
+
+    kind: Literal["scorers"] = "scorers"
+    """Tag of this variant."""
+    reward: StoredScorerConfig | None = None
+    """The reward model; null: trained before the first round (`scorers`)."""
+    cost: StoredScorerConfig | None = None
+    """The cost model; null: trained before the first round (`scorers`)."""
+
+
+class MixedFeedback(AskedPeople):
+    """A model answers everything, people what it is least sure of and a random share."""
+
+    kind: Literal["mixed"] = "mixed"
+    """Tag of this variant."""
+    model: Annotated[WorldScores | TrainedScores, Field(discriminator="kind")] = WorldScores()
+    """What scores all answers."""
+    unsure: int = Field(24, ge=0)
+    """Answers per round that people label because the model is least sure of them."""
+    random: int = Field(24, ge=8)
+    """Answers per round that people label whatever the model says: they keep the cost estimate unbiased."""
+    pairs_unsure: int = Field(24, ge=0)
+    """Pairs per round that people compare because the model is least sure of them; it compares the rest."""
+    pairs_random: int = Field(8, ge=1)
+    """Pairs per round that people compare whatever the model says."""
+
+    @model_validator(mode="after")
+    def asks_no_more_than_there_is(self) -> Self:
+        if self.unsure + self.random > self.responses:
+            raise ValueError(
+                f"unsure {self.unsure} and random {self.random} are more answers than responses={self.responses}"
+            )
+        return self
+
+
+Feedback = Annotated[
+    WorldFeedback | PeopleFeedback | MixedFeedback | ModelFeedback | JudgeFeedback, Field(discriminator="kind")
+]

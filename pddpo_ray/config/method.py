@@ -1,0 +1,60 @@
+"""Settings of single methods, PPO-Lagrangian's among them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pddpo_ray.config.section import Strict
+
+
+class MethodConfig(Strict):
+    """Settings of single compared methods; a method looks at its own alone."""
+
+    margin: float = Field(10.0, ge=0)
+    """safe-dpo: D, what a safe answer must lead an unsafe one by in the logit (it is not multiplied by beta)."""
+    share: float = Field(0.5, gt=0, lt=1)
+    """p-sacpo: q, share of the policy after both stages in the merged weights; the rest is the reward policy's."""
+    window: int = Field(128, ge=2)
+    """pd-dpo-adalag: the newest labelled answers, over rounds, whose mean cost moves the multiplier."""
+    answers: int = Field(128, ge=2)
+    """mocan, pecan, caid: answers of the reference per prompt on which the explicit dual is minimised."""
+    rate: float = Field(1.0, gt=0)
+    """mocan, pecan: first rate of the descent on the explicit dual. caid: rate of its step per round as well."""
+    multiplier: float | None = Field(None, gt=0)
+    """mocan, pecan: the multiplier, given; null: found by minimising the explicit dual."""
+    scores: Literal["models", "policies"] = "models"
+    """caid: scores from fitted reward and cost models, or from the two policies of a DPO fit on each label."""
+
+
+class PpoConfig(Strict):
+    """safe-rlhf: proximal policy optimisation with two critics. Its batch of a round are feedback.responses answers."""
+
+    kl: float = Field(0.1, gt=0)
+    """kappa: price of the divergence from the reference per token, in both streams. The policy that it leads to has
+    beta = (1 + multiplier) kappa."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a round's answers."""
+    batch: int = Field(32, ge=1)
+    """Answers per optimiser step."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Of the policy, constant."""
+    critic_learning_rate: float = Field(5e-6, gt=0)
+    """Of both critics, constant."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Of the policy."""
+    critic_weight_decay: float = Field(0.1, ge=0)
+    """Of both critics."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """Probability ratios beyond 1 +- clip earn nothing more."""
+    value_clip: float = Field(5.0, gt=0)
+    """Values may move so far from those before the round's update."""
+    score_clip: float = Field(50.0, gt=0)
+    """Bound of every reward and cost of a token."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """gamma, per token."""
+    trace: float = Field(0.95, ge=0, le=1)
+    """lambda of the generalised advantage estimate, per token."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""

@@ -1,0 +1,244 @@
+"""A resolved recipe: its sections together, what follows from them, and what does not go together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pddpo_ray.config.cluster import Cluster, InProcess
+from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule
+from pddpo_ray.config.explore import ExploreConfig
+from pddpo_ray.config.feedback import Feedback, JudgeFeedback, MixedFeedback, ModelFeedback, WorldFeedback, WorldScores
+from pddpo_ray.config.method import MethodConfig, PpoConfig
+from pddpo_ray.config.model import LoraParameters, ModelConfig
+from pddpo_ray.config.offline import OfflineConfig
+from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
+from pddpo_ray.config.scorers import ScorerTrainingConfig
+from pddpo_ray.config.section import Strict
+from pddpo_ray.config.trainer import TrainerConfig
+from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, World
+
+
+class ReportConfig(Strict):
+    """What a run shows."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files into the run folder."""
+    html: bool = True
+    """Write report.html at the end."""
+    samples: int = Field(12, ge=0)
+    """Answers shown before and after."""
+
+
+WITHOUT_MULTIPLIER = ("dpo-harmless", "dpo-helpful", "safe-dpo")
+ONE_ROUND = (*WITHOUT_MULTIPLIER, "sacpo", "p-sacpo", "mocan", "pecan")
+SEVERAL_LIMITS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed")
+"""Methods that chain one cost stage per constraint."""
+WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
+"""Methods whose multiplier is given, found once from the reference's answers, or moved by the page itself."""
+
+
+class Config(Strict):
+    """A resolved recipe: all that decides what a run computes, and where."""
+
+    about: str = ""
+    """One line for `pddpo recipes`."""
+    algorithm: Literal[
+        "o-pd-dpo",
+        "o-pd-dpo-paper",
+        "pd-dpo",
+        "pd-dpo-fixed",
+        "pd-dpo-adalag",
+        "dpo-harmless",
+        "dpo-helpful",
+        "safe-dpo",
+        "sacpo",
+        "p-sacpo",
+        "mocan",
+        "pecan",
+        "c-dpo",
+        "caid",
+        "safe-rlhf",
+    ]
+    """The page that runs."""
+    seed: int = Field(0, ge=0)
+    """Seed of all draws of the run."""
+    rounds: int = Field(16, ge=1)
+    """K. Theory steps depend on it: it is fixed in advance."""
+    beta: float = Field(0.1, gt=0)
+    """Weight of the KL divergence from the reference, the same in both stages."""
+    reward_max: float = Field(2.0, gt=0)
+    """R: rewards lie in [-R, R]."""
+    world: World
+    """Where prompts and truth come from."""
+    model: ModelConfig = ModelConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    rollout: Rollout = VllmRollout()
+    feedback: Feedback = WorldFeedback()
+    dual: DualConfig = DualConfig()
+    constraints: list[ConstraintConfig] = Field([ConstraintConfig(name="cost")])
+    """The limits of the run, each with its own multiplier; the first is `cost`. Each is a cost stage of its own."""
+    explore: ExploreConfig = ExploreConfig()
+    offline: OfflineConfig = OfflineConfig()
+    method: MethodConfig = MethodConfig()
+    scorers: ScorerTrainingConfig = ScorerTrainingConfig()
+    ppo: PpoConfig = PpoConfig()
+    cluster: Cluster = InProcess()
+    journal: str | None = None
+    """Database URL; null: `journal.sqlite` in the run folder."""
+    report: ReportConfig = ReportConfig()
+
+    @property
+    def pairs_per_round(self) -> int:
+        """N_on: new pairs of an online round, each labelled for helpfulness and for harm."""
+        found = self.explore.prompts * self.explore.picks if self.online else 0
+        return found if self.explore.keep is None else min(found, self.explore.keep)
+
+    @property
+    def answers_asked(self) -> int:
+        """Answers per round that get safety labels."""
+        feedback = self.feedback
+        return feedback.unsure + feedback.random if isinstance(feedback, MixedFeedback) else feedback.responses
+
+    @property
+    def pairs_asked(self) -> int:
+        """Pairs per round that are not left to a model."""
+        if isinstance(self.feedback, MixedFeedback):
+            return min(self.pairs_per_round, self.feedback.pairs_unsure + self.feedback.pairs_random)
+        return self.pairs_per_round
+
+    @property
+    def online(self) -> bool:
+        """Whether rounds collect new preferences."""
+        return self.algorithm.startswith("o-")
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """d of every constraint, by name and in order."""
+        limits = {one.name: one.threshold for one in self.constraints}
+        return {name: self.dual.threshold if given is None else given for name, given in limits.items()}
+
+    @property
+    def skip_below(self) -> float:
+        """Multiplier at or below which the cost fit is skipped."""
+        return 0.1 * self.beta if self.dual.skip_below is None else self.dual.skip_below
+
+    def digest(self) -> str:
+        """Hash of what decides the numbers. Two runs with one digest compute the same, wherever they run."""
+        return hashlib.sha256(json.dumps(self.substance(), sort_keys=True).encode()).hexdigest()
+
+    def substance(self) -> dict[str, Any]:
+        """The settings that enter the digest: without where it runs and what it shows."""
+        tree = self.model_dump(mode="json")
+        for key in ("about", "cluster", "journal", "report"):
+            del tree[key]
+        tree["world"].pop("cache", None)
+        for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
+            del tree["trainer"][key]
+        for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):
+            tree["rollout"].pop(key, None)
+        for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
+            tree["feedback"].pop(key, None)
+        for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
+            tree["feedback"].pop(key, None)
+        return tree
+
+    @model_validator(mode="after")
+    def parts_fit_together(self) -> Self:
+        tabular = isinstance(self.world, TabularWorldConfig)
+        if tabular != isinstance(self.rollout, TabularRollout):
+            wanted = "tabular" if tabular else "vllm or transformers"
+            raise ValueError(f"world.kind {self.world.kind} needs rollout.engine {wanted}, not {self.rollout.engine}")
+        if isinstance(self.cluster, InProcess):
+            self._one_process()
+        elif self.cluster.layout == "time-shared":
+            self._one_engine_per_rank()
+        self._rule_fits_the_method()
+        self._constraints_fit()
+        if self.model.compile and self.trainer.engine != "torch":
+            raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
+        if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
+            raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
+        if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:
+            raise ValueError(
+                f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
+            )
+        if self.feedback.signal == "cost_model" and not isinstance(self.feedback, ModelFeedback):
+            raise ValueError("feedback.signal=cost_model needs feedback.kind=model, whose scores it takes")
+        if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):
+            raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
+        if isinstance(self.world, NoWorldConfig):
+            self._somebody_knows()
+        if self.explore.weights == "exact" and self.rollout.proposal_temperature != 1.0 and self.online:
+            raise ValueError(
+                "explore.weights=exact needs rollout.proposal_temperature=1.0, not "
+                f"{self.rollout.proposal_temperature}: set it, or choose explore.weights=bonus_only"
+            )
+        if isinstance(self.rollout, VllmRollout) and self.rollout.max_tokens >= self.rollout.max_model_len:
+            raise ValueError("rollout.max_tokens must be below rollout.max_model_len, which counts the prompt too")
+        return self
+
+    def _rule_fits_the_method(self) -> None:
+        fixed = isinstance(self.dual.rule, FixedRule)
+        if self.algorithm in WITHOUT_DUAL_STEP and not fixed:
+            raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
+        if self.algorithm == "pd-dpo-adalag" and not isinstance(self.dual.rule, LogRule):
+            raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
+        if self.algorithm in ("c-dpo", "safe-rlhf") and fixed:
+            raise ValueError(
+                f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
+            )
+        if self.algorithm == "safe-rlhf":
+            self._policy_gradients_are_possible()
+        if fixed and self.dual.first is None and self.algorithm not in WITHOUT_MULTIPLIER:
+            raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
+        if self.algorithm in ONE_ROUND and self.rounds != 1:
+            raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
+
+    def _somebody_knows(self) -> None:
+        """Without a world, what it would answer has to be said."""
+        from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
+        if from_truth or isinstance(self.feedback, WorldFeedback):
+            raise ValueError("world.kind=none has no truth to label with: set feedback.kind to model, judge or people")
+        if self.dual.rho is None and self.dual.upper is None:
+            raise ValueError("world.kind=none has no oracle: give dual.rho, half of the multiplier's upper end")
+
+    def _one_engine_per_rank(self) -> None:
+        if self.trainer.workers != self.rollout.engines:
+            raise ValueError(
+                f"cluster.layout=time-shared puts one engine beside each rank: trainer.workers={self.trainer.workers} "
+                f"and rollout.engines={self.rollout.engines} must be equal"
+            )
+        if isinstance(self.rollout, VllmRollout) and self.rollout.tensor_parallel > 1:
+            raise ValueError("cluster.layout=time-shared needs rollout.tensor_parallel=1; use cluster.layout=split")
+
+    def _policy_gradients_are_possible(self) -> None:
+        if self.trainer.engine != "torch" or isinstance(self.model.parameters, LoraParameters):
+            raise ValueError("algorithm safe-rlhf needs trainer.engine=torch and model.parameters.kind=full")
+
+    def _constraints_fit(self) -> None:
+        names = [one.name for one in self.constraints]
+        if not names or names[0] != "cost" or len(set(names)) < len(names):
+            raise ValueError(f"constraints begin with cost and have different names: not {', '.join(names) or 'none'}")
+        if len(names) == 1:
+            return
+        if self.algorithm not in SEVERAL_LIMITS:
+            raise ValueError(f"algorithm {self.algorithm} has one constraint; several need {', '.join(SEVERAL_LIMITS)}")
+        if not isinstance(self.world, TabularWorldConfig) or not isinstance(self.feedback, WorldFeedback):
+            raise ValueError("several constraints need world.kind=tabular and feedback.kind=world, for their labels")
+        outside = [name for name, limit in self.thresholds.items() if not 0 < limit < 1]
+        if self.feedback.signal == "unsafe_rate" and outside:
+            raise ValueError(f"feedback.signal=unsafe_rate limits rates: {outside[0]}'s threshold is not in (0, 1)")
+
+    def _one_process(self) -> None:
+        only = (
+            ("trainer.workers", self.trainer.workers, 1),
+            ("trainer.engine", self.trainer.engine, "torch"),
+            ("rollout.engines", self.rollout.engines, 1),
+        )
+        for key, value, possible in only:
+            if value != possible:
+                raise ValueError(f"{key}={value} needs cluster.mode=ray; in one process only {possible} works")

@@ -1,0 +1,108 @@
+"""Where prompts and truth come from: a text world, a table, or files of real text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pddpo_ray.config.section import Strict
+
+
+class SmallModelConfig(Strict):
+    """Shape and peak learning rate of a reference that is trained here in place of a downloaded one."""
+
+    hidden: int = Field(64, ge=32, multiple_of=8)
+    """Width of the model."""
+    layers: int = Field(2, ge=1)
+    """Number of layers."""
+    heads: int = Field(2, ge=1)
+    """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
+    intermediate: int = Field(128, ge=32)
+    """Width inside the feed-forward blocks."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
+
+
+class TextReferenceConfig(SmallModelConfig):
+    """Size and pre-training of the text world's reference model."""
+
+    steps: int = Field(240, ge=1)
+    """Optimiser steps of the pre-training."""
+    batch: int = Field(64, ge=1)
+    """Sentences per step."""
+    rare: float = Field(0.012, gt=0, lt=0.1)
+    """Intended probability of each rare value: 0.2 to 2 % is where exploration matters and can succeed."""
+
+
+class TextWorldConfig(Strict):
+    """English sentences from a grammar, with a known reward and cost for every answer."""
+
+    kind: Literal["text"] = "text"
+    """Tag of this variant."""
+    seed: int = Field(0, ge=0)
+    """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
+    reference: TextReferenceConfig = TextReferenceConfig()
+    """The model that is trained in place of a downloaded one."""
+    cache: str | None = None
+    """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+
+
+class TabularWorldConfig(Strict):
+    """Finite prompts and answers; policies are tables and everything is exact."""
+
+    kind: Literal["tabular"] = "tabular"
+    """Tag of this variant."""
+    name: Literal["trap", "two-limits", "random", "rare"] = "trap"
+    """`trap`: the good answers are in no offline pair. `two-limits`: the same with a second cost, `privacy`. `random`:
+    drawn from `seed`. `rare`: so too, and what no offline pair holds is rare under the reference."""
+    path: str | None = None
+    """A world file (JSON, the format of `pddpo verify --world`) in place of a named world."""
+    seed: int = Field(0, ge=0)
+    """Seed of a random world and of the offline pairs."""
+
+
+class ScratchReferenceConfig(SmallModelConfig):
+    """Size and training of a reference that is made from the world's own texts."""
+
+    vocabulary: int = Field(1024, ge=300)
+    """Tokens of its byte-level tokenizer."""
+    context: int = Field(192, ge=16)
+    """Longest prompt and answer together, in tokens."""
+    steps: int = Field(200, ge=1)
+    """Optimiser steps."""
+    batch: int = Field(16, ge=1)
+    """Texts per step."""
+
+
+class NoWorldConfig(Strict):
+    """Real text from files, in any format of `pddpo data`; nobody knows the truth about it."""
+
+    kind: Literal["none"] = "none"
+    """Tag of this variant."""
+    helpful: list[str] = Field([])
+    """Files of pairs whose `chosen` is the more helpful answer; both lists empty: the 200 HH-RLHF pairs that ship."""
+    harmless: list[str] = Field([])
+    """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, whichever
+    list names it."""
+    prompts: list[str] = Field([])
+    """Files of prompts for the rounds; empty: those of the pairs."""
+    prompt_count: int = Field(48, ge=1)
+    """At most so many of the prompts, drawn by seed."""
+    template: str = "hh"
+    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, or tokenizer (with `model.reference`)."""
+    prompt_tokens: int = Field(96, ge=4)
+    """Longer prompts are left out."""
+    answer_tokens: int = Field(96, ge=2)
+    """Pairs with a longer answer are left out."""
+    held_out: float = Field(0.0, ge=0, lt=1)
+    """Share of the pairs' prompts that no run asks or learns from: `pddpo compare` judges the policies by them."""
+    seed: int = Field(0, ge=0)
+    """Draws prompts and pairs, the held-out ones too, and initialises the reference."""
+    reference: ScratchReferenceConfig = ScratchReferenceConfig()
+    """The model that is trained on these texts where `model.reference` names none."""
+    cache: str | None = None
+    """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+
+
+World = Annotated[TextWorldConfig | TabularWorldConfig | NoWorldConfig, Field(discriminator="kind")]
