@@ -17,10 +17,10 @@ import ray
 from ray.exceptions import RayActorError
 
 from actors.calls import wait_for, wait_for_actor
-from pddpo_ray.contracts import Array, Delivery, RolloutEngine
+from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
-from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.rollout.draws import counts
 
 Draw = tuple[tuple[int, ...], str, float]
 MakeEngine = Callable[[], RolloutEngine]

@@ -37,12 +37,13 @@ from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.loop import run
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.plan.resources import Bundle, Device, bundles
+from pddpo_ray.plan.resources import Bundle, bundles
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.rollout.delivery import way_of
+from pddpo_ray.rollout.delivery import Device, way_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState
+from pddpo_ray.worlds.tabular import tabular_world
 
 
 def run_recipe(
@@ -201,7 +202,7 @@ def tabular_backends(groups: Groups) -> Backends:
     config = groups.config
     settings = config.world
     assert isinstance(settings, TabularWorldConfig)
-    world = in_process.tabular_world(settings)
+    world = tabular_world(settings)
     store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
     engines = groups.start_engines("tabular", lambda name: partial(tabular_engine, settings, name, str(store.root)))
     trainer = groups.start_trainer(partial(tabular_trainer, config, str(store.root)))

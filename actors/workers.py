@@ -34,7 +34,8 @@ def text_trainer(
 
 def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
     """The table's fit is exact and takes no time: every rank does the whole of it."""
-    from pddpo_ray.loop.in_process import tabular_backends, tabular_world
+    from pddpo_ray.loop.in_process import tabular_backends
+    from pddpo_ray.worlds.tabular import tabular_world
 
     assert isinstance(config.world, TabularWorldConfig)
     return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
@@ -48,7 +49,7 @@ def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutE
 
 
 def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:
-    from pddpo_ray.loop.in_process import tabular_world
+    from pddpo_ray.worlds.tabular import tabular_world
     from pddpo_ray.worlds.tabular_parts import TabularEngine
 
     return TabularEngine(tabular_world(settings), ArtifactStore(store), name)

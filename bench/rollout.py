@@ -25,9 +25,9 @@ from bench.device import wall_clock
 from bench.limits import sampling_roofline
 from bench.ratio import Clock, Ratio, interleaved, of_pairs
 from bench.workload import Shape, endless, prompts_of
-from pddpo_ray.contracts import Array, Delivery, RolloutEngine
+from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
-from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.rollout.draws import counts
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference

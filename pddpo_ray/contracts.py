@@ -28,9 +28,10 @@ from pddpo_ray.records import (
     SafetyLabels,
     Stage,
 )
-from pddpo_ray.rollout.draws import Count
 
 Array = NDArray[np.float64]
+Count = int | Sequence[int]
+"""Answers per prompt: one number for all prompts, or one each."""
 
 
 # --- what the pages call -----------------------------------------------------------------------------------------

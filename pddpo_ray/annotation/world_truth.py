@@ -13,13 +13,12 @@ from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import Array, TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.worlds.by_text import TruthByText
+from pddpo_ray.worlds.tabular import tabular_world
 
 
 def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
     if isinstance(config.world, TabularWorldConfig):
-        from pddpo_ray.loop.in_process import tabular_world
-
         table = tabular_world(config.world)
         answers = [f"answer {place}" for place in range(table.shape[1])]
         oracle = table.oracle

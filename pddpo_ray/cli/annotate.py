@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,8 +65,9 @@ def annotate(
         from pddpo_ray.cli.resuming import Resumer
 
         Resumer(engine, config, run).start()
-    # By name: this package knows nothing of what the outside meets, and works where that is not installed.
-    serve = importlib.import_module("deploy.annotation.serve").serve
+    # Imported here: the web server takes a second to load, and --add does without it.
+    from deploy.annotation.serve import serve
+
     serve(engine, run.name, rules, host=host, port=port, behind_proxy=behind_proxy)
 
 

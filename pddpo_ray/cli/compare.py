@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,8 +83,9 @@ def _paper(given: list[str], out: Path | None, *, as_json: bool) -> None:
 
 
 def _over_ray(jobs: int, address: str | None) -> RunUnits:
-    # By name: the library works where the Ray actors are not installed.
-    run_over_ray = importlib.import_module("actors.suite_jobs").run_over_ray
+    # Imported here: Ray takes seconds to load, and --jobs 0 does without it.
+    from actors.suite_jobs import run_over_ray
+
     return functools.partial(run_over_ray, jobs=jobs, address=address)
 
 

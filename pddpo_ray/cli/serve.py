@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,10 +75,11 @@ def serve(
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
     typer.echo(f"starting (vLLM takes a minute); API key: {files['inspect']}, admin key: {files['admin']}")
-    # By name: this package knows nothing of what the outside meets, and works where that is not installed.
-    arguments = importlib.import_module("deploy.serving.settings").ServeArgs(**settings)
-    start = importlib.import_module("deploy.serving.deployment").serve_forever
-    start(arguments, host=host, port=port, address=address)
+    # Imported here: Ray Serve takes seconds to load, and keys are made without it.
+    from deploy.serving.deployment import serve_forever
+    from deploy.serving.settings import ServeArgs
+
+    serve_forever(ServeArgs(**settings), host=host, port=port, address=address)
 
 
 def _keys(run: Path, place: str) -> ApiKeys:

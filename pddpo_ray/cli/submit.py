@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
+from deploy import submit as jobs
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import Config, load
 
@@ -39,8 +39,6 @@ def submit(
     """Submit a recipe to a Ray cluster and follow it."""
     config = on_ray(recipe, overrides or [])
     folder = PurePosixPath(run)
-    # By name: this package knows nothing of what the outside meets, and works where that is not installed.
-    jobs = importlib.import_module("deploy.submit")
     command, variables = jobs.entrypoint(folder, resume=resume), jobs.environment(env or [], secret or [])
     with tempfile.TemporaryDirectory(prefix="pddpo-submit-") as staging:
         package = jobs.build_package(config, working_dir, Path(staging))

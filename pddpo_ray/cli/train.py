@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable
@@ -107,9 +106,14 @@ def check_resources(config: Config, machine: Machine) -> None:
 
 def runner(config: Config) -> Runner:
     """The function that runs this recipe: in this process, or as Ray actors."""
-    module = "actors.launch" if config.cluster.mode == "ray" else "pddpo_ray.loop.run"
-    run_recipe: Runner = importlib.import_module(module).run_recipe
-    return run_recipe
+    # Imported here: torch and Ray take seconds to load, and --help and --dry-run need neither.
+    if config.cluster.mode == "ray":
+        from actors import launch
+
+        return launch.run_recipe
+    from pddpo_ray.loop import run
+
+    return run.run_recipe
 
 
 def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:

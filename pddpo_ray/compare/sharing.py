@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Array, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
+from pddpo_ray.contracts import Array, Count, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.theory.ppo import PpoCommand, PpoResult, reinforce
 

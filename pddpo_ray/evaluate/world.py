@@ -46,7 +46,8 @@ def evaluate_run(config: Config, run: Path, journal: Journal) -> dict[str, dict[
 def world_view(config: Config, store: ArtifactStore) -> WorldView:
     """The recipe's world as evaluation sees it."""
     if isinstance(config.world, TabularWorldConfig):
-        from pddpo_ray.loop.in_process import tabular_view, tabular_world
+        from pddpo_ray.loop.in_process import tabular_view
+        from pddpo_ray.worlds.tabular import tabular_world
 
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):

@@ -13,7 +13,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.exact_evaluation import Array, WorldView
-from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, rare_world, trap_world, two_limits_world
+from pddpo_ray.worlds.tabular import TabularWorld, tabular_world
 from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer
 
 ARTIFACTS = "artifacts"
@@ -28,17 +28,6 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
     from pddpo_ray.loop.in_process_text import text_backends
 
     return text_backends(config, store)
-
-
-def tabular_world(settings: TabularWorldConfig) -> TabularWorld:
-    """The world file if there is one, else the named world."""
-    if settings.path is not None:
-        return load_world(settings.path)
-    if settings.name == "random":
-        return random_world(settings.seed)
-    if settings.name == "rare":
-        return rare_world(settings.seed)
-    return two_limits_world() if settings.name == "two-limits" else trap_world()
 
 
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:

@@ -40,10 +40,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import build_parts, sizes_of
+from pddpo_ray.loop.release import decide as decide_release
 from pddpo_ray.loop.result import START, WALL, result_of
 from pddpo_ray.records import LabelledPair
-from pddpo_ray.report.round_line import RoundLine
-from pddpo_ray.serving.rule import decide as decide_release
 from pddpo_ray.storage.disk import explain_full_disk
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
@@ -184,7 +183,6 @@ def drive(
         journal.add_metrics({**seconds, WALL: now - began})
         began = now
         metrics = journal.metrics().get(number, {})
-        logger.info("%s %s", journal.run_id, RoundLine(number, config.rounds, metrics, metrics.get(WALL)))
         if parts.dual.message:
             logger.warning("%s: %s", journal.run_id, parts.dual.message)
         tell(RoundFinished(journal.run_id, number, config.rounds, metrics, parts.dual.message))

@@ -16,9 +16,8 @@ from typing import Any, Literal
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.machine import GIB, Machine
+from pddpo_ray.rollout.delivery import Device
 from pddpo_ray.training.memory import Sizes, memory_need
-
-Device = Literal["cpu", "cuda"]
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""

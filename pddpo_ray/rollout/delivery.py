@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from pddpo_ray.config import Config, LoraParameters, RayCluster, VllmRollout
-from pddpo_ray.plan.resources import Device
 
+Device = Literal["cpu", "cuda"]
 Way = Literal["reload", "adapter", "nccl", "ipc"]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-Count = int | Sequence[int]
-"""Answers per prompt: one number for all prompts, or one each."""
+from pddpo_ray.contracts import Count
 
 
 def counts(n: Count, prompts: int) -> list[int]:

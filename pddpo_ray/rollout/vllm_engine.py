@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Array, Delivery
+from pddpo_ray.contracts import Array, Count, Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
@@ -28,7 +28,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_shapes,
     stored_tensors,
 )
-from pddpo_ray.rollout.draws import Count, counts, draw_seeds
+from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Response
 from pddpo_ray.rollout.checkpoint import fingerprint
 from pddpo_ray.scoring.interface import Array, TextPair
-from pddpo_ray.scoring.model import read_score_model, safetensors_files
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.score_model import read_score_model, safetensors_files
 
 SAFE_RLHF = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 LONGEST = 4096

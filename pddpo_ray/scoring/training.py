@@ -16,12 +16,12 @@ from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Response, Verdict
 from pddpo_ray.scoring.losses import cost_loss, score_ridge
-from pddpo_ray.scoring.model import ScoreModel, score_model_of, score_tensors, write_score_config
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 
 Kind = Literal["reward", "cost"]
 

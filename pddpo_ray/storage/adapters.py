@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import ADAPTER_BASE, WEIGHTS, ArtifactStore
+from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
 
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -48,8 +48,8 @@ def write_adapter(folder: Path, adapter: Mapping[str, Tensor], base: PolicyVersi
     plain = {name.replace(".default.weight", ".weight"): tensor.contiguous() for name, tensor in adapter.items()}
     (folder / ADAPTER).mkdir(exist_ok=True)
     save_file(plain, folder / ADAPTER / ADAPTER_WEIGHTS)
-    place = {"path": base.path, "sha256": base.sha256, "scale": scale}
-    (folder / ADAPTER_BASE).write_text(json.dumps(place), encoding="utf-8")
+    base_of = {"path": base.path, "sha256": base.sha256, "scale": scale}
+    (folder / ADAPTER_BASE).write_text(json.dumps(base_of), encoding="utf-8")
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
@@ -58,8 +58,11 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
     return {name.replace(".weight", ".default.weight"): tensor for name, tensor in stored.items()}
 
 
-def whole_folder(store: ArtifactStore, stored: Path, target: Path) -> Path:
-    """A folder like that of any model, with the whole weights of a version that is stored as an adapter."""
+def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path, target: Path) -> Path:
+    """A folder like that of any model, with the whole weights of a version that is stored as an adapter.
+
+    `read` gives the tensors of the base by its path and sha256.
+    """
     if not target.exists():
         staging = _beside(target)
         shutil.copytree(stored, staging)
@@ -69,8 +72,8 @@ def whole_folder(store: ArtifactStore, stored: Path, target: Path) -> Path:
         # it was asked for, so it is among the newest again
         os.utime(file)
         return target
-    place = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
-    weights = merged(store.read_torch(place["path"], place["sha256"]), read_adapter(stored), place["scale"])
+    base = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
+    weights = merged(read(base["path"], base["sha256"]), read_adapter(stored), base["scale"])
     staging = _beside(file)
     save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, staging)
     staging.replace(file)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     Tensor = np.ndarray[Any, Any] | torch.Tensor
 
 T = TypeVar("T", bound="np.ndarray[Any, Any] | torch.Tensor")
-WEIGHTS = "model.safetensors"
-ADAPTER_BASE = "adapter_base.json"
-"""In a version that is stored as an adapter: the artifact that it is to be added to."""
 
 
 def tensors_sha256(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -144,7 +142,7 @@ class ArtifactStore:
             # Imported here: adapters need torch, and most artifacts are none.
             from pddpo_ray.storage.adapters import whole_folder
 
-            return whole_folder(self, target, self._cache / ".whole" / path)
+            return whole_folder(self.read_torch, target, self._cache / ".whole" / path)
         return target
 
     def stored(self, path: str) -> Path:

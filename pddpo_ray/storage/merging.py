@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import WEIGHTS
 
 if TYPE_CHECKING:
     import torch

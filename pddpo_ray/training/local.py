@@ -18,7 +18,8 @@ from torch import Tensor
 
 from pddpo_ray.contracts import FitCommand, FitResult, Start
 from pddpo_ray.records import PolicyVersion, Response
-from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.folders import WEIGHTS
 from pddpo_ray.theory.ppo import PpoCommand, PpoResult
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine

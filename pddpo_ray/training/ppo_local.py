@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.scoring.model import ScoreModel, score_model_of, score_tensors
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.theory.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.log_probs import device_of
 from pddpo_ray.training.ppo import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
+from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors
 
 
 def reinforce(

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pddpo_ray.config.tree import TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
@@ -265,6 +266,17 @@ def rare_world(seed: int, *, prompts: int = 4, answers: int = 8, beta: float = 0
         gap = oracle.gap_of(best.f, best.g)
         if best.multiplier > 0.05 and 0.3 <= gap <= 1.2 and 0.1 <= oracle.optimum.multiplier <= 0.8:
             return TabularWorld(oracle, _confined(reference, covered), covered, offline_pairs=pairs)
+
+
+def tabular_world(settings: TabularWorldConfig) -> TabularWorld:
+    """The world file if there is one, else the named world."""
+    if settings.path is not None:
+        return load_world(settings.path)
+    if settings.name == "random":
+        return random_world(settings.seed)
+    if settings.name == "rare":
+        return rare_world(settings.seed)
+    return two_limits_world() if settings.name == "two-limits" else trap_world()
 
 
 def full_coverage(world: TabularWorld, pairs: int) -> TabularWorld:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import Delivery, FitCommand, FitResult
+from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.theory.box_mle import box_mle, negative_log_likelihood, win_counts
 from pddpo_ray.theory.logistic import bounded_logistic

@@ -15,12 +15,12 @@ from pddpo_ray.config import Config, load
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.in_process import tabular_world
 from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, MixedPlan
 from pddpo_ray.loop.people_labelling import mixed_feedback
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
 from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.worlds.tabular import tabular_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SETTINGS = [

@@ -14,9 +14,8 @@ from actors.time_share import TrainerInTurns
 from pddpo_ray.config import load
 from pddpo_ray.contracts import Array, FitCommand, FitResult
 from pddpo_ray.errors import RunError
-from pddpo_ray.plan.resources import Device
 from pddpo_ray.records import PolicyVersion, Response
-from pddpo_ray.rollout.delivery import Way, way_of
+from pddpo_ray.rollout.delivery import Device, Way, way_of
 from pddpo_ray.rollout.vllm_native import DeliveryWitness, reserved_rank
 from pddpo_ray.storage.artifacts import TensorStream, tensors_sha256
 

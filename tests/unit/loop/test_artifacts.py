@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.storage.artifacts import WEIGHTS, ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.folders import WEIGHTS
 
 
 def test_the_hash_of_tensors_by_hand() -> None:

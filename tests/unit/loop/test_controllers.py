@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pddpo_ray.contracts import Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
+from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.loop.dual_step import DualController, LocalDual
@@ -33,7 +33,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
-from pddpo_ray.rollout.draws import Count, counts
+from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
 from pddpo_ray.theory.seeds import seed_of

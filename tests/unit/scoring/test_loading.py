@@ -15,8 +15,14 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
 from pddpo_ray.scoring.loading import ScorerSettings, encoded, label_index, load_scorer, log_odds
-from pddpo_ray.scoring.model import ScoreModel, read_score_model, score_model_of, score_tensors, write_score_config
 from pddpo_ray.training.batches import collate
+from pddpo_ray.training.score_model import (
+    ScoreModel,
+    read_score_model,
+    score_model_of,
+    score_tensors,
+    write_score_config,
+)
 from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 
 TEXTS = [("word1 word2", "word3"), ("word4", "word5 word6 word7"), ("word1 word2", "word3"), ("word9", "word8 word8")]

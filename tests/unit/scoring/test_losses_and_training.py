@@ -13,9 +13,9 @@ from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.losses import cost_loss, reward_loss, score_ridge, sign_loss
-from pddpo_ray.scoring.model import ScoreModel
 from pddpo_ray.scoring.training import ScoreRow, fit_scores, held_out_metrics, rows_of, split
 from pddpo_ray.training.batches import collate
+from pddpo_ray.training.score_model import ScoreModel
 from tests.tiny_language_model import tiny_llama
 
 PROMPT = Prompt("x", (1, 9), "question")
