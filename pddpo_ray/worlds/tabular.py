@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.config.tree import TabularWorldConfig
+from pddpo_ray.config import TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle

@@ -30,6 +30,7 @@ SEES_TRUTH = (
     "pddpo_ray/loop/in_process",
     "pddpo_ray/loop/result.py",
     "actors/launch.py",
+    "actors/workers.py",
     # what simulated annotators know; the queue and the run never see it
     "pddpo_ray/annotation/world_truth.py",
 )
@@ -145,6 +146,8 @@ def test_imports_never_point_back(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(*ROOMS), ids=name_of)
 def test_no_module_is_imported_by_a_string(path: Path) -> None:
+    if name_of(path) == "pddpo_ray/__init__.py":
+        return  # the package's public names, each loaded when it is used
     tree = ast.parse(path.read_text(encoding="utf-8"))
     words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
