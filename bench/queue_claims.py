@@ -84,7 +84,7 @@ class Desk:
         self.count = count
         self._engine = open_database(file)
         with self._engine.begin() as connection:
-            connection.execute(insert(run_table).values(id="bench", recipe={}, substance={}, created_ms=0))
+            connection.execute(insert(run_table).values(id="bench", recipe={}, fixed_settings={}, created_ms=0))
         store, rules = Store(self._engine, "bench"), Rules(leases_each=max(TENS, EACH), gold_rate=0.0)
         first = Question("safety", "r0", "prompt " * 20, "answer " * 40, provenance={"policy_version": 1})
         Rounds(store, rules).open(1, "safety", [first], labels_each=LABELS_EACH)

@@ -44,7 +44,7 @@ class Desk:
 
 def create_run(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(insert(run).values(id="demo", recipe={}, substance={}, created_ms=0))
+        connection.execute(insert(run).values(id="demo", recipe={}, fixed_settings={}, created_ms=0))
 
 
 def safety_questions(count: int) -> list[Question]:

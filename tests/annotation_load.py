@@ -77,7 +77,7 @@ def survive(
     run.mkdir()
     config = load("tabular", ["feedback.kind=people", "feedback.lease_s=6"])
     place = journal or str(run / "journal.sqlite")
-    Journal.open(place, run.name, create=config.model_dump(mode="json"), substance=config.substance()).close()
+    Journal.open(place, run.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)
     store = Store(engine, run.name)
     rounds = Rounds(store, Rules())

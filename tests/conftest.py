@@ -6,7 +6,10 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +86,31 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--no-first-run", *quiet])
         yield started
         started.close()
+
+
+@pytest.fixture
+def read_only() -> Callable[[Path], AbstractContextManager[None]]:
+    """Inside the context nothing in a folder can be written, by root neither: it is nobody meanwhile.
+
+    What the test uses should be imported before, since nobody may not be able to read where Python is installed.
+    """
+
+    @contextmanager
+    def context(folder: Path) -> Iterator[None]:
+        user, root = os.geteuid(), Path(tempfile.gettempdir())
+        modes = {path: path.stat().st_mode for path in (folder, *folder.rglob("*"))}
+        for path, mode in modes.items():
+            path.chmod(mode & 0o555 | (0o555 if path.is_dir() else 0o444))
+        for above in folder.parents:
+            if above.is_relative_to(root) and above != root:
+                above.chmod(above.stat().st_mode | 0o011)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(user)
+            for path, mode in modes.items():
+                path.chmod(mode)
+
+    return context

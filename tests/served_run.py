@@ -97,7 +97,7 @@ def make_run(folder: Path, costs: tuple[float, ...] = (), *, max_model_len: int 
     """
     config = load("text-world", ["rounds=64", f"rollout.max_model_len={max_model_len}"])
     journal = Journal.open(
-        folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), substance=config.substance()
+        folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()
     )
     run = ServedRun(folder, journal, ArtifactStore(folder / ARTIFACTS), **parts)
     run.add_reference()

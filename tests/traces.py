@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 
 
 def trace(run_dir: Path) -> dict[str, Any]:
     """Multipliers, estimates, labels and versions (by content) of every round."""
-    with Journal.open(run_dir / "journal.sqlite", run_dir.name) as journal:
+    with read_journal(run_dir / "journal.sqlite", run_dir.name) as journal:
         return {
             "multipliers": [
                 (step.round, step.multiplier_before, step.multiplier_after, step.estimate.value)
@@ -32,14 +32,14 @@ def trace(run_dir: Path) -> dict[str, Any]:
 
 def workers_by_round(run_dir: Path) -> list[tuple[int, ...]]:
     """Process ids of the ranks of every fit, in order."""
-    with Journal.open(run_dir / "journal.sqlite", run_dir.name) as journal:
+    with read_journal(run_dir / "journal.sqlite", run_dir.name) as journal:
         return [entry.workers for entry in journal.versions() if entry.workers]
 
 
 def phases_done(run_dir: Path, number: int) -> set[str]:
     """Finished phases of a round; none as long as there is no run."""
     try:
-        journal = Journal.open(run_dir / "journal.sqlite", run_dir.name)
+        journal = read_journal(run_dir / "journal.sqlite", run_dir.name)
     except UserError:
         return set()
     with journal:

@@ -23,6 +23,7 @@ from deploy.serving.engine import Kind, Piece, PolicyEngine
 from deploy.serving.service import Service, most_tokens
 from deploy.serving.settings import EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
 
@@ -103,7 +104,7 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     args = ServeArgs.model_validate(args)
     args = args.model_copy(update={"run": str(Path(args.run).expanduser().absolute())})
     place = find(args)
-    engine = open_database(place.journal)
+    engine = open_to_read(place.journal)
     try:
         catalog = read_catalog(Store(engine, place.run))
     finally:

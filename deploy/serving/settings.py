@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import ARTIFACTS, JOURNAL
 
 MERGED_MIXTURE = 4
@@ -103,7 +103,7 @@ def find(args: ServeArgs) -> Place:
     """The run of these arguments. Raises UserError where there is none, or nothing that speaks."""
     folder = Path(args.run).expanduser().absolute()
     journal = args.journal or str(folder / JOURNAL)
-    with Journal.open(journal, folder.name) as opened:
+    with read_journal(journal, folder.name) as opened:
         config = Config.model_validate(opened.recipe)
         made = any(entry.stage == "reference" for entry in opened.versions())
     if config.world.kind == "tabular":

@@ -97,11 +97,11 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
         raise UserError("models need questions: add --set FILE (or name one run on a world alone)")
     from pddpo_ray.cli.recipe_of_run import recipe_of
     from pddpo_ray.evaluate.world import evaluate_run, summary
-    from pddpo_ray.journal import Journal
+    from pddpo_ray.journal import read_journal
 
     run = Path(models[0]).absolute()
     config, place = recipe_of(run, journal)
-    with Journal.open(place, run.name) as opened:
+    with read_journal(place, run.name) as opened:
         values = evaluate_run(config, run, opened)
     if as_json:
         print_json({"run": str(run), "values": values})

@@ -18,7 +18,7 @@ LOOK_S = 0.3
 def recipe_of(run: Path, journal: str | None, *, wait: bool = False) -> tuple[Config, str]:
     """Recipe and journal's place of the run in this folder; `wait`: until it begins. UserError if there is none."""
     from pddpo_ray.config import Config
-    from pddpo_ray.journal import Journal
+    from pddpo_ray.journal import read_journal
 
     place = journal or str(run / JOURNAL)
     while wait and not _has_begun(run, journal):
@@ -27,7 +27,7 @@ def recipe_of(run: Path, journal: str | None, *, wait: bool = False) -> tuple[Co
         raise UserError(
             f"there is no run in {run}: name the folder given to `pddpo train --run`, or its database with --journal"
         )
-    with Journal.open(place, run.name) as opened:
+    with read_journal(place, run.name) as opened:
         return Config.model_validate(opened.recipe), place
 
 

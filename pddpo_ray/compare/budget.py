@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.records import Verdict
 
 STATUS = Path("/proc/self/status")
@@ -35,7 +35,7 @@ class Budget:
     """Seconds of the engine; draws from the reference that another run had made count as nothing."""
 
 
-def budget_of(journal: Journal) -> Budget:
+def budget_of(journal: JournalReader) -> Budget:
     """The budget of a finished run, from its journal."""
     metrics = journal.metrics()
 

@@ -128,10 +128,10 @@ class Config(Strict):
 
     def digest(self) -> str:
         """Hash of what decides the numbers. Two runs with one digest compute the same, wherever they run."""
-        return hashlib.sha256(json.dumps(self.substance(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.fixed_settings(), sort_keys=True).encode()).hexdigest()
 
-    def substance(self) -> dict[str, Any]:
-        """The settings that enter the digest: without where it runs and what it shows."""
+    def fixed_settings(self) -> dict[str, Any]:
+        """What a resumed run must share and the digest covers: all but where it runs and what it shows."""
         tree = self.model_dump(mode="json")
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]

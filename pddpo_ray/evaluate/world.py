@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.agreement import agreement
@@ -22,7 +22,7 @@ from pddpo_ray.worlds.oracle import Oracle, mixture
 Array = NDArray[np.float64]
 
 
-def evaluate_run(config: Config, run: Path, journal: Journal) -> dict[str, dict[str, float]]:
+def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:
     """Exact values by policy: reference, policy-1 ... policy-K, mixture, optimum, and covered_only where it exists.
 
     Raises UserError for a run without a world.

@@ -5,5 +5,16 @@ from pddpo_ray.journal import annotation_schema as annotation_schema
 from pddpo_ray.journal import serving_schema as serving_schema
 from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, JournalEvent, PairEntry, PhaseEntry, VersionEntry
 from pddpo_ray.journal.journal import Journal
+from pddpo_ray.journal.reading import JournalReader, read_journal
 
-__all__ = ["DeliveryEntry", "DualEntry", "Journal", "JournalEvent", "PairEntry", "PhaseEntry", "VersionEntry"]
+__all__ = [
+    "DeliveryEntry",
+    "DualEntry",
+    "Journal",
+    "JournalEvent",
+    "JournalReader",
+    "PairEntry",
+    "PhaseEntry",
+    "VersionEntry",
+    "read_journal",
+]

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.prepared import driver_cursor
 
-HEAD = "0005"
+HEAD = "0006"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)
@@ -27,12 +27,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 def open_database(url_or_path: str | Path) -> Engine:
     """Engine for a database file or URL, with the newest schema. Raises UserError where that is impossible."""
-    try:
-        url = make_url(str(url_or_path) if "://" in str(url_or_path) else f"sqlite:///{url_or_path}")
-    except ArgumentError as error:
-        raise UserError(f"journal url {str(url_or_path)!r} is not understood: {error}") from error
-    if url.get_backend_name() == "postgresql" and url.drivername == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
+    url = database_url(url_or_path)
     if url.get_backend_name() == "sqlite":
         if url.database and url.database != ":memory:":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -43,9 +38,18 @@ def open_database(url_or_path: str | Path) -> Engine:
     try:
         upgrade(engine)
     except DBAPIError as error:
-        place = url.render_as_string(hide_password=True)
-        raise UserError(f"journal {place} cannot be opened: {error.orig}; check the path or the server") from error
+        name = url.render_as_string(hide_password=True)
+        raise UserError(f"journal {name} cannot be opened: {error.orig}; check the path or the server") from error
     return engine
+
+
+def database_url(url_or_path: str | Path) -> URL:
+    """URL with the driver that is used. Raises UserError for what is none."""
+    try:
+        url = make_url(str(url_or_path) if "://" in str(url_or_path) else f"sqlite:///{url_or_path}")
+    except ArgumentError as error:
+        raise UserError(f"journal url {str(url_or_path)!r} is not understood: {error}") from error
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
 def _make_sqlite_durable(engine: Engine) -> None:
@@ -105,14 +109,8 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 def upgrade(engine: Engine) -> None:
     """Brings the schema to HEAD; refuses one that a newer package wrote."""
-    with reading(engine) as connection:
-        found = _revision(connection)
-    if found == HEAD:
+    if known_revision(engine) == HEAD:
         return
-    if found is not None and found > HEAD:
-        raise UserError(
-            f"the journal has schema {found}, this version of pddpo_ray knows {HEAD}: upgrade pddpo_ray to read it"
-        )
     # Imported here: a journal that is up to date, which is the usual case, should open without alembic's start-up.
     from alembic import command
     from alembic.config import Config
@@ -124,7 +122,18 @@ def upgrade(engine: Engine) -> None:
         command.upgrade(config, "head")
 
 
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+def known_revision(engine: Engine) -> str | None:
+    """The schema's revision, None in an empty database. Raises UserError if a newer package wrote it."""
+    with reading(engine) as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            return None
+        revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision is not None and revision > HEAD:
+        raise UserError(
+            f"the journal has schema {revision}, this version of pddpo_ray knows {HEAD}: upgrade pddpo_ray to read it"
+        )
+    return revision
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

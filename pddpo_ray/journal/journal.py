@@ -1,4 +1,4 @@
-"""The journal of one run: finished phases are read back, an unfinished one is done again.
+"""The journal of the run that this process drives: finished phases are read back, an unfinished one is done again.
 
     with Journal.open("runs/demo/journal.sqlite", "demo", create=recipe) as journal:
         for k in journal.rounds(16):
@@ -15,37 +15,37 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, func, insert, select, union, update
+from sqlalchemy import Connection, Engine, Table, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import rows, schema, serving_schema
-from pddpo_ray.journal.database import open_database, reading
-from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, JournalEvent, PairEntry, PhaseEntry, VersionEntry
+from pddpo_ray.journal.database import now_ms, open_database
+from pddpo_ray.journal.entries import JournalEvent, PhaseEntry
 from pddpo_ray.journal.lock import DriverLock
-from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.journal.reading import JournalReader
+from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels
 
 Json = Any
 Listener = Callable[[JournalEvent], None]
 Closing = Callable[[int], None]
 
 
-class Journal:
-    """Reads and, for the one driver, writes the journal of a run. `open` makes one."""
+class Journal(JournalReader):
+    """What the one driver of a run writes. `open` makes one."""
 
-    def __init__(self, engine: Engine, run_id: str, lock: DriverLock | None, listener: Listener | None = None) -> None:
-        self.engine = engine
-        self.run_id = run_id
+    def __init__(self, engine: Engine, run_id: str, listener: Listener | None = None) -> None:
+        """Takes the run over, or raises UserError if another process drives it."""
+        super().__init__(engine, run_id)
         self.round = 0
         """The round being worked on; 0 is everything before the first."""
         self.is_new = False
         """Whether opening it began the run."""
-        self._lock = lock
+        self._lock = DriverLock(engine, run_id)
         self._listener = listener or (lambda event: None)
         self._pending: list[tuple[Table, list[rows.Row], bool]] | None = None
         self._visited: set[tuple[int, str]] = set()
@@ -57,28 +57,23 @@ class Journal:
         cls,
         url_or_path: str | Path,
         run_id: str,
-        create: Mapping[str, Json] | None = None,
+        create: Mapping[str, Json],
         *,
-        substance: Mapping[str, Json] | None = None,
+        fixed: Mapping[str, Json] | None = None,
         listener: Listener | None = None,
     ) -> Journal:
-        """Opens a run to drive it (`create` is its resolved recipe) or, without a recipe, only to read it.
+        """Begins or resumes a run; `create` is its resolved recipe.
 
-        `substance` is the part of the recipe that decides the numbers (all of it by default): a run may be resumed
-        with other settings of what it shows and where it runs, but not with another substance.
+        `fixed` is the part of the recipe that a resumed run must share (all of it by default): what decides the
+        numbers. What the run shows and where it runs may change.
 
-        Raises UserError if the run has another recipe, if another process drives it, or if there is nothing to read.
+        Raises UserError if the run has another recipe or if another process drives it.
         """
-        if create is None and "://" not in str(url_or_path) and not Path(url_or_path).exists():
-            raise UserError(f"there is no journal at {url_or_path}: give the folder of a run that was started")
         engine = open_database(url_or_path)
         try:
-            if create is None:
-                _require_run(engine, run_id)
-                return cls(engine, run_id, None, listener)
-            decisive = create if substance is None else substance
-            is_new = _create_run(engine, run_id, json.loads(json.dumps(create)), json.loads(json.dumps(decisive)))
-            journal = cls(engine, run_id, DriverLock(engine, run_id), listener)
+            recipe = json.loads(json.dumps(create))
+            is_new = _create_run(engine, run_id, recipe, recipe if fixed is None else json.loads(json.dumps(fixed)))
+            journal = cls(engine, run_id, listener)
             journal.is_new = is_new
             return journal
         except BaseException:
@@ -86,18 +81,8 @@ class Journal:
             raise
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        self.engine.dispose()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._lock.release()
+        super().close()
 
     # --- rounds and phases --------------------------------------------------------------------------------------
 
@@ -106,28 +91,20 @@ class Journal:
         for number in range(self.next_round, total + 1):
             started = time.monotonic()
             self.round = number
-            self._write([(schema.round_, [self._row(round=number, started_ms=_now_ms())], True)])
+            self._write([(schema.round_, [self._row(round=number, started_ms=now_ms())], True)])
             self._tell("round-started")
             yield number
             for close in self.closing:
                 close(number)
             with self.engine.begin() as connection:
-                self._fence(connection)
+                self._lock.check(connection)
                 connection.execute(
                     update(schema.round_)
                     .where(schema.round_.c.run == self.run_id, schema.round_.c.round == number)
-                    .values(finished_ms=_now_ms())
+                    .values(finished_ms=now_ms())
                 )
             self._tell("round-finished", seconds=time.monotonic() - started)
         self.round = max(self.round, total)
-
-    @property
-    def next_round(self) -> int:
-        """The first round that is not finished."""
-        table = schema.round_
-        last = select(func.max(table.c.round)).where(table.c.run == self.run_id, table.c.finished_ms.is_not(None))
-        with reading(self.engine) as connection:
-            return (connection.execute(last).scalar() or 0) + 1
 
     def once(self, phase: str, compute: Callable[[], Json]) -> Json:
         """The JSON payload of a phase of this round: read back if it is finished, else computed and stored.
@@ -146,12 +123,12 @@ class Journal:
             self._tell("phase-reused", phase, stored.seconds)
             return stored.payload
         self._tell("phase-started", phase)
-        started, began = _now_ms(), time.monotonic()
+        started, began = now_ms(), time.monotonic()
         self._pending = []
         try:
             # Through JSON, so that the first run sees the same types as a resumed one.
             payload = json.loads(json.dumps(compute()))
-            entry = self._row(round=key[0], phase=phase, started_ms=started, finished_ms=_now_ms(), payload=payload)
+            entry = self._row(round=key[0], phase=phase, started_ms=started, finished_ms=now_ms(), payload=payload)
             added, self._pending = self._pending, None
             self._write([*added, (schema.phase, [entry], False)])
         finally:
@@ -241,7 +218,7 @@ class Journal:
             tokenizer=delivery.tokenizer,
             verified=verified,
             canary_difference=canary_difference,
-            at_ms=_now_ms(),
+            at_ms=now_ms(),
         )
         self._add(schema.delivery, [row])
 
@@ -255,7 +232,7 @@ class Journal:
 
     def add_release(self, action: str, round_: int, by: str, reason: str) -> None:
         """What the release rule decided about a round; `action` is release or refuse."""
-        row = self._row(action=action, round=round_, by=by, reason=reason, at_ms=_now_ms())
+        row = self._row(action=action, round=round_, by=by, reason=reason, at_ms=now_ms())
         self._add(serving_schema.release, [row])
 
     def add_at_once(self, write: Callable[[], None]) -> None:
@@ -278,7 +255,7 @@ class Journal:
     def _write(self, added: Sequence[tuple[Table, list[rows.Row], bool]]) -> None:
         try:
             with self.engine.begin() as connection:
-                self._fence(connection)
+                self._lock.check(connection)
                 for table, new, keep in added:
                     if new:
                         connection.execute(_upsert(connection, table) if keep else insert(table), new)
@@ -293,195 +270,23 @@ class Journal:
                 " disk or server, then resume; nothing of the unfinished phase was kept"
             ) from error
 
-    def _fence(self, connection: Connection) -> None:
-        if self._lock is None:
-            raise RunError(f"the journal of run {self.run_id} was opened for reading")
-        self._lock.check(connection)
-
     def _tell(self, what: str, phase: str = "", seconds: float = 0.0) -> None:
         self._listener(JournalEvent(what, self.round, phase, seconds))
 
-    # --- readers ------------------------------------------------------------------------------------------------
 
-    def _read(self, query: Select[Any]) -> Sequence[Any]:
-        with reading(self.engine) as connection:
-            return connection.execute(query).all()
-
-    def _of_run(self, table: Table, round_: int | None = None) -> Select[Any]:
-        query = select(table).where(table.c.run == self.run_id)
-        return query if round_ is None else query.where(table.c.round == round_)
-
-    @property
-    def recipe(self) -> Json:
-        """The resolved recipe that the run was created with."""
-        return self._read(select(schema.run.c.recipe).where(schema.run.c.id == self.run_id))[0].recipe
-
-    def versions(self) -> list[VersionEntry]:
-        """All versions, by number."""
-        return [
-            VersionEntry(
-                version=rows.version_record(row),
-                round=row.round,
-                stage=row.stage,
-                base=row.base,
-                multiplier=row.multiplier,
-                metrics=row.metrics,
-                workers=tuple(row.workers),
-            )
-            for row in self._read(self._of_run(schema.version).order_by(schema.version.c.number))
-        ]
-
-    @property
-    def policies(self) -> list[PolicyVersion]:
-        """The policy of every round that has one, by round: the last cost version of the round.
-
-        Fits from before the first round serve other ends.
-        """
-        last = {entry.round: entry.version for entry in self.versions() if entry.stage == "cost" and entry.round > 0}
-        return [last[number] for number in sorted(last)]
-
-    def prompts(self) -> dict[str, Prompt]:
-        return {row.id: rows.prompt_record(row) for row in self._read(self._of_run(schema.prompt))}
-
-    def samples(self, round_: int | None = None, purpose: str | None = None) -> list[Response]:
-        """Answers in the order in which they were added, of one round and purpose or of all."""
-        table = schema.sample
-        query = self._joined_samples().order_by(table.c.round, table.c.purpose, table.c.position)
-        if round_ is not None:
-            query = query.where(table.c.round == round_)
-        if purpose is not None:
-            query = query.where(table.c.purpose == purpose)
-        return self._responses(query)
-
-    def _joined_samples(self) -> Select[Any]:
-        table, prompt = schema.sample, schema.prompt
-        return (
-            select(table, prompt.c.token_ids.label("prompt_tokens"), prompt.c.text.label("prompt_text"))
-            .join(prompt, (prompt.c.run == table.c.run) & (prompt.c.id == table.c.prompt))
-            .where(table.c.run == self.run_id)
-        )
-
-    def _responses(self, query: Select[Any]) -> list[Response]:
-        seen: dict[str, Prompt] = {}
-        found = []
-        for row in self._read(query):
-            if row.prompt not in seen:
-                seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text)
-            found.append(rows.response_record(row, seen[row.prompt]))
-        return found
-
-    def safety(self, round_: int | None = None, constraint: str | None = None) -> list[SafetyLabels]:
-        """Safety labels by answer, in the order in which the answers were asked."""
-        table = schema.safety_label
-        query = self._of_run(table, round_).order_by(
-            table.c.round, table.c.constraint, table.c.position, table.c.source
-        )
-        if constraint is not None:
-            query = query.where(table.c.constraint == constraint)
-        grouped: dict[tuple[str, str], list[Verdict]] = {}
-        for row in self._read(query):
-            grouped.setdefault((row.sample, row.constraint), []).append(Verdict(row.label))
-        answers = {response.id: response for response in self.samples(round_)}
-        return [SafetyLabels(answers[sample], tuple(labels), name) for (sample, name), labels in grouped.items()]
-
-    def pair_questions(self, round_: int | None = None) -> list[Pair]:
-        """Pairs in the order in which they were chosen, labelled or not."""
-        query = self._of_run(schema.pair, round_).order_by(schema.pair.c.round, schema.pair.c.position)
-        # Only the answers that the pairs name: a run has many times more.
-        sides = [
-            select(side).where(
-                schema.pair.c.run == self.run_id, *([] if round_ is None else [schema.pair.c.round == round_])
-            )
-            for side in (schema.pair.c.first, schema.pair.c.second)
-        ]
-        named = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
-        answers = {response.id: response for response in self._responses(named)}
-        return [Pair(row.id, answers[row.first], answers[row.second]) for row in self._read(query)]
-
-    def pairs(self, round_: int | None = None) -> list[PairEntry]:
-        """Labelled pairs with their round and labeller, in order."""
-        questions = {pair.id: pair for pair in self.pair_questions(round_)}
-        table, pair = schema.pair_label, schema.pair
-        query = (
-            select(table, pair.c.round)
-            .join(pair, (pair.c.run == table.c.run) & (pair.c.id == table.c.pair))
-            .where(table.c.run == self.run_id)
-            .order_by(pair.c.round, pair.c.position, table.c.source)
-        )
-        if round_ is not None:
-            query = query.where(pair.c.round == round_)
-        return [
-            PairEntry(row.round, row.labeller, row.source, rows.labelled_pair_record(row, questions[row.pair]))
-            for row in self._read(query)
-        ]
-
-    def dual_steps(self) -> list[DualEntry]:
-        """Every step of every multiplier, by round."""
-        table = schema.dual_step
-        return [
-            DualEntry(
-                round=row.round,
-                constraint=row.constraint,
-                estimate=CostEstimate(
-                    row.value,
-                    row.standard_error,
-                    row.responses,
-                    row.labels_each,
-                    row.mode,
-                    row.constraint,
-                    row.bias_allowance,
-                ),
-                multiplier_before=row.multiplier_before,
-                multiplier_after=row.multiplier_after,
-                eta=row.eta,
-            )
-            for row in self._read(self._of_run(table).order_by(table.c.round, table.c.constraint))
-        ]
-
-    def deliveries(self) -> list[DeliveryEntry]:
-        """Every hand-over, in the order in which they happened."""
-        return [
-            DeliveryEntry(
-                row.round,
-                Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds, row.tokenizer),
-                row.verified,
-                row.canary_difference,
-            )
-            for row in self._read(self._of_run(schema.delivery).order_by(schema.delivery.c.id))
-        ]
-
-    def metrics(self) -> dict[int, dict[str, float]]:
-        """{round: {name: value}}; a number that does not exist reads as nan."""
-        found: dict[int, dict[str, float]] = {}
-        table = schema.metric
-        for row in self._read(self._of_run(table).order_by(table.c.round, table.c.name)):
-            found.setdefault(row.round, {})[row.name] = math.nan if row.value is None else row.value
-        return found
-
-    def phases(self, round_: int | None = None, like: str = "%") -> list[PhaseEntry]:
-        """Finished phases in the order in which they ended; `like` is a pattern of their names (`prompts-%`)."""
-        table = schema.phase
-        query = self._of_run(table, round_).order_by(table.c.round, table.c.finished_ms, table.c.started_ms)
-        if like != "%":
-            query = query.where(table.c.phase.like(like))
-        return [
-            PhaseEntry(row.round, row.phase, row.started_ms, row.finished_ms, row.payload) for row in self._read(query)
-        ]
-
-
-def _create_run(engine: Engine, run_id: str, recipe: Json, substance: Json) -> bool:
-    """Whether the run is new. Raises UserError if it is not and has another substance."""
+def _create_run(engine: Engine, run_id: str, recipe: Json, fixed: Json) -> bool:
+    """Whether the run is new. Raises UserError if it is not and has other fixed settings."""
     with engine.begin() as connection:
-        found = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
-        if found is None:
-            entry = {"id": run_id, "recipe": recipe, "substance": substance, "created_ms": _now_ms()}
+        stored = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
+        if stored is None:
+            entry = {"id": run_id, "recipe": recipe, "fixed_settings": fixed, "created_ms": now_ms()}
             connection.execute(insert(schema.run).values(**entry))
-        elif found.substance != substance:
+        elif stored.fixed_settings != fixed:
             raise UserError(
-                f"run {run_id} belongs to another recipe ({_first_difference(found.substance, substance)}): choose"
+                f"run {run_id} belongs to another recipe ({_first_difference(stored.fixed_settings, fixed)}): choose"
                 " another run folder, or resume with the recipe it was started with"
             )
-        return found is None
+        return stored is None
 
 
 def _first_difference(old: Json, new: Json, path: str = "") -> str:
@@ -491,13 +296,6 @@ def _first_difference(old: Json, new: Json, path: str = "") -> str:
     return f"{path} is {old!r} there and {new!r} here"
 
 
-def _require_run(engine: Engine, run_id: str) -> None:
-    with reading(engine) as connection:
-        known = [row.id for row in connection.execute(select(schema.run.c.id).order_by(schema.run.c.id))]
-    if run_id not in known:
-        raise UserError(f"the journal has no run {run_id!r}; it has {', '.join(known) or 'none'}")
-
-
 def _upsert(connection: Connection, table: Table) -> Any:
     """Insert that replaces the values of a row with the same key."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
@@ -505,7 +303,3 @@ def _upsert(connection: Connection, table: Table) -> Any:
     keys = [column.name for column in table.primary_key]
     rest = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
     return statement.on_conflict_do_update(index_elements=keys, set_=rest)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, insert, 
 from sqlalchemy.exc import DBAPIError
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.database import now_ms, reading
 from pddpo_ray.journal.schema import driver
 
 HEARTBEAT_S = 10.0
@@ -68,7 +67,7 @@ class DriverLock:
         holder = connection.execute(select(driver).where(driver.c.run == self._run).with_for_update()).first()
         here = socket.gethostname()
         if holder is not None:
-            silent_s = (_now_ms() - holder.seen_ms) / 1000
+            silent_s = (now_ms() - holder.seen_ms) / 1000
             if _drives(holder):
                 raise UserError(
                     f"run {self._run} is driven by process {holder.pid} on {holder.host} (last seen {silent_s:.0f} s"
@@ -78,7 +77,7 @@ class DriverLock:
         pid = os.getpid()
         connection.execute(
             insert(driver).values(
-                run=self._run, token=self.token, host=here, pid=pid, process_start=process_start(pid), seen_ms=_now_ms()
+                run=self._run, token=self.token, host=here, pid=pid, process_start=process_start(pid), seen_ms=now_ms()
             )
         )
 
@@ -89,7 +88,7 @@ class DriverLock:
         while not self._leaving.wait(every_s):
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(update(driver).where(self._mine()).values(seen_ms=_now_ms()))
+                    connection.execute(update(driver).where(self._mine()).values(seen_ms=now_ms()))
             except DBAPIError:
                 # A database that is away for a moment: the next write of the run says so if it stays away.
                 continue
@@ -120,8 +119,4 @@ def _drives(holder: Any) -> bool:
         return False
     if holder.host == socket.gethostname():
         return is_alive(holder.pid, holder.process_start)
-    return (_now_ms() - holder.seen_ms) / 1000 < STALE_S
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return (now_ms() - holder.seen_ms) / 1000 < STALE_S

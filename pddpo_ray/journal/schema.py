@@ -43,7 +43,7 @@ run = Table(
     metadata,
     Column("id", String(200), primary_key=True),
     Column("recipe", JSON, nullable=False),
-    Column("substance", JSON, nullable=False),
+    Column("fixed_settings", JSON, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
 )
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from pddpo_ray.journal.database import now_ms
 from pddpo_ray.journal.prepared import driver_cursor
 
 Result = TypeVar("Result")
@@ -19,10 +20,6 @@ Clock = Callable[[], int]
 ATTEMPTS = 5
 RETRIED_STATES = ("40001", "40P01")
 """PostgreSQL's serialization failure and deadlock: nothing happened, the same request may simply be made again."""
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Store:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.dual import DualState, DualStep, ascend
@@ -144,7 +144,7 @@ class DualController:
         }
 
 
-def journalled_estimates(journal: Journal) -> list[tuple[int, CostEstimate]]:
+def journalled_estimates(journal: JournalReader) -> list[tuple[int, CostEstimate]]:
     """(round, estimate) of every step, as the rule saw them: Newton's step also needs the variance within prompts."""
     payloads = [(entry.round, entry.payload) for entry in journal.phases(like="dual%")]
     within = {(number, payload.get("constraint")): payload.get("within_variance") for number, payload in payloads}

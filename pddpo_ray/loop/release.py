@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from pddpo_ray.contracts import Array
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.preferences import reward_rows
 from pddpo_ray.records import LabelledPair, PolicyVersion, Response
@@ -39,7 +39,7 @@ def decide(journal: Journal, scorer: Scorer, thresholds: Mapping[str, float], ro
     return ReleaseDecision(payload["released"], payload["reason"])
 
 
-def _decision(journal: Journal, scorer: Scorer, thresholds: Mapping[str, float], round_: int) -> ReleaseDecision:
+def _decision(journal: JournalReader, scorer: Scorer, thresholds: Mapping[str, float], round_: int) -> ReleaseDecision:
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == round_}
     missing = [name for name in thresholds if name not in estimates]
     if missing or not thresholds:
@@ -59,7 +59,7 @@ def _decision(journal: Journal, scorer: Scorer, thresholds: Mapping[str, float],
     return ReleaseDecision(True, "; ".join(reasons) + kept)
 
 
-def _accuracies(journal: Journal, scorer: Scorer, round_: int) -> tuple[float | None, float | None]:
+def _accuracies(journal: JournalReader, scorer: Scorer, round_: int) -> tuple[float | None, float | None]:
     """Held-out reward accuracy of the released round and of this one; None where nothing was released before, the
     reward policy is the same, or the round labelled no pairs."""
     current = Releases(Store(journal.engine, journal.run_id)).now().current

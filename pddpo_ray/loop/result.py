@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pddpo_ray.config import Config
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 
 WALL = "time/wall"
@@ -18,7 +18,7 @@ START = "time/start"
 
 def result_of(
     config: Config,
-    journal: Journal,
+    journal: JournalReader,
     world: WorldView | None,
     evaluation: Evaluation | None,
     offline: Evaluation | None = None,
@@ -70,7 +70,7 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
 
 
 def _constraints(
-    config: Config, journal: Journal, world: WorldView | None, evaluation: Evaluation | None
+    config: Config, journal: JournalReader, world: WorldView | None, evaluation: Evaluation | None
 ) -> dict[str, dict[str, float | None]]:
     """Per constraint its limit, multipliers and, where the world is known, exact violations."""
     steps = {step.constraint: step for step in journal.dual_steps()}
@@ -95,13 +95,13 @@ def _constraints(
     return found
 
 
-def _further_labels(journal: Journal, names: Sequence[str]) -> int:
+def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
     """Labels under the constraints after the first: their safety labels, and one for each of them on every pair."""
     counted = [f"labels/{name}" for name in names] + len(names) * ["labels/pairs"]
     return int(sum(values.get(name, 0.0) for values in journal.metrics().values() for name in counted))
 
 
-def _counts(journal: Journal) -> dict[str, Any]:
+def _counts(journal: JournalReader) -> dict[str, Any]:
     """Labels, seconds, tokens and delivery checks of the whole run."""
     metrics = journal.metrics()
 

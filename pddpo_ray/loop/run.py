@@ -228,7 +228,7 @@ def _open_journal(config: Config, place: str | Path, run_id: str, tell: Progress
         place,
         run_id,
         create=config.model_dump(mode="json"),
-        substance=config.substance(),
+        fixed=config.fixed_settings(),
         listener=lambda event: tell(PhaseChanged(run_id, event)),
     )
 

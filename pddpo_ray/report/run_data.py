@@ -16,8 +16,9 @@ from typing import Any
 from sqlalchemy import case, func, select
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import DeliveryEntry, DualEntry, Journal, PhaseEntry, VersionEntry, schema
-from pddpo_ray.journal.database import open_database, reading
+from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, read_journal, schema
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.records import Response, Verdict
 
 POINTS = ("reference", "offline", "covered_only", "mixture", "last", "optimum")
@@ -157,7 +158,7 @@ class RunData:
 def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
     place = journal or _journal_of(run_dir)
-    with Journal.open(place, _run_id(run_dir, place)) as opened:
+    with read_journal(place, _run_id(run_dir, place)) as opened:
         versions = opened.versions()
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
         return RunData(
@@ -177,7 +178,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
         )
 
 
-def _label_counts(journal: Journal) -> dict[int, Labels]:
+def _label_counts(journal: JournalReader) -> dict[int, Labels]:
     """Counted by the database: a run may have millions of labels."""
     safety, pair, pair_label = schema.safety_label.c, schema.pair.c, schema.pair_label.c
     per_answer = (
@@ -209,7 +210,7 @@ def _label_counts(journal: Journal) -> dict[int, Labels]:
     return found
 
 
-def _shown_answers(journal: Journal, each: int = 4) -> dict[int, list[LabelledAnswer]]:
+def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[LabelledAnswer]]:
     """The first answers of every round, by the order in which they were asked."""
     label, sample, prompt = schema.safety_label.c, schema.sample.c, schema.prompt.c
     unsafe = func.sum(case((label.label == Verdict.UNSAFE.value, 1), else_=0))
@@ -231,7 +232,7 @@ def _shown_answers(journal: Journal, each: int = 4) -> dict[int, list[LabelledAn
     return found
 
 
-def _of_reference(journal: Journal) -> list[Response]:
+def _of_reference(journal: JournalReader) -> list[Response]:
     """Plain answers of the reference first: the other pools draw from a nucleus or at another temperature."""
     purposes = {"calibration": 0, "baseline": 1}
     found: list[tuple[int, Response]] = []
@@ -245,7 +246,7 @@ def _of_reference(journal: Journal) -> list[Response]:
     return [response for _, response in sorted(found, key=lambda item: item[0]) if response.policy_version == 0]
 
 
-def _of_newest(journal: Journal) -> list[Response]:
+def _of_newest(journal: JournalReader) -> list[Response]:
     for policy in reversed(journal.policies):
         rounds = [entry.round for entry in journal.versions() if entry.version.number == policy.number]
         own = [response for response in journal.samples(rounds[0]) if response.policy_version == policy.number]
@@ -270,7 +271,7 @@ def _journal_of(run_dir: Path) -> Path:
 
 def _run_id(run_dir: Path, place: str | Path) -> str:
     """The run of this folder: of its name or, where the folder was renamed, the one that is no comparison."""
-    engine = open_database(place)
+    engine = open_to_read(place)
     try:
         with reading(engine) as connection:
             known = sorted(connection.execute(select(schema.run.c.id)).scalars())

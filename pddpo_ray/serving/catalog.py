@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import prompt as prompt_table
 from pddpo_ray.journal.schema import round_ as round_table
@@ -147,7 +147,7 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     """The run as it is now. `mixture_max`: the mixture draws from no more than so many rounds, the last ones."""
     # The stamp first: what changes while the rest is read is then seen as a change the next time.
     stamp = stamp_of(store)
-    journal = Journal(store.engine, store.run, None)
+    journal = JournalReader(store.engine, store.run)
     states = Releases(store).now()
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
     policies: dict[int, ServedPolicy] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from tests.kill_points import living
 from tests.local_cluster import LocalCluster, local_cluster
@@ -39,7 +39,7 @@ def test_the_demo_spreads_over_nodes_and_every_delivery_is_verified(nodes: Local
     for kind in ("dual variable", "labeller", "mailbox"):
         assert not where[kind] & set(nodes.nodes), f"the {kind} stays with the driver"
     assert len(set(workers_by_round(tmp_path / "demo")[0])) == 2
-    with Journal.open(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
+    with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
         deliveries = journal.deliveries()
         assert [step.round for step in journal.dual_steps()] == [1, 2]
     assert {entry.delivery.engine for entry in deliveries} == {"vllm-0", "vllm-1"}

@@ -12,7 +12,7 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import Config, load
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from tests.ray_session import session
 from tests.traces import trace, workers_by_round
@@ -50,7 +50,7 @@ def small() -> Config:
 
 
 def test_every_version_was_verified_in_the_engine_before_it_was_sampled(unbroken: dict[str, Any], folder: Path) -> None:
-    with Journal.open(folder / "unbroken" / "journal.sqlite", "unbroken") as journal:
+    with read_journal(folder / "unbroken" / "journal.sqlite", "unbroken") as journal:
         deliveries = journal.deliveries()
         samples = {response.policy_version for number in range(4) for response in journal.samples(number)}
     assert samples <= {entry.delivery.version for entry in deliveries}

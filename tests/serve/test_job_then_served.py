@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from tests.job_head import pddpo_submit, running_head
 from tests.served_process import served
 
@@ -27,7 +27,7 @@ def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
         done = pddpo_submit(head, "text-world", run, *SMALL)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert json.loads((run / "result.json").read_text())["weights_verified"] is True
-    with Journal.open(run / "journal.sqlite", "job") as journal:
+    with read_journal(run / "journal.sqlite", "job") as journal:
         version = journal.policies[-1].number
         prompt = journal.samples(1)[0].prompt
     with served(run, tmp_path / "serve.log") as url:

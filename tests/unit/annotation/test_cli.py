@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "demo"
     config = load("tabular", ["feedback.kind=people"])
     place = folder / "journal.sqlite"
-    Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()).close()
+    Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     return folder
 
 

@@ -102,7 +102,7 @@ def run(tmp_path: Path, desk: Desk) -> Path:
     folder = tmp_path / "run" / "demo"
     config = load("tabular", ["feedback.kind=people"])
     place = folder / "journal.sqlite"
-    Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()).close()
+    Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)
     mine = Desk(engine)
     open_both(mine)
@@ -151,7 +151,7 @@ def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
     config = load("tabular", ["feedback.kind=people"])
     folder = tmp_path / "other" / "demo"
     place = folder / "journal.sqlite"
-    Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()).close()
+    Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)
     desk = Desk(engine)
     desk.rounds.open(1, "compare", pair_questions(2), labels_each=1)

@@ -14,7 +14,7 @@ from pddpo_ray.annotation.world_truth import imperfect_model, truth_of
 from pddpo_ray.config import Config, load
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, MixedPlan
 from pddpo_ray.loop.people_labelling import mixed_feedback
 from pddpo_ray.loop.run import run_recipe
@@ -78,7 +78,7 @@ def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what
     assert people.safety_items == [24, 24]
     assert people.pair_items == [10, 10]
     assert result["labels_safety"] == 2 * 24 * 6
-    with Journal.open(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
+    with read_journal(tmp_path / "demo" / "journal.sqlite", "demo") as journal:
         for number in (1, 2):
             assert Counter(entry.labeller for entry in journal.pairs(number)) == {PEOPLE: 10, MODEL: 6}
             assert {len(labels.labels) for labels in journal.safety(number)} == {6}
@@ -127,7 +127,7 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
     """One round's mixed estimate of the unsafe rate, and whether its interval holds the true one."""
     folder.mkdir(parents=True)
     place = folder / "journal.sqlite"
-    with Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()) as journal:
+    with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()) as journal:
         journal.add_samples("cost", responses)
         feedback = mixed_feedback("cost", config, journal)
         estimate = feedback.estimate_cost(feedback.safety(responses, config.feedback.labels_each))

@@ -17,7 +17,7 @@ from pddpo_ray.cli.crowd import crowd_beside
 from pddpo_ray.cli.resuming import Resumer
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import is_driven
 
@@ -60,7 +60,7 @@ def test_one_command_runs_the_page_simulated_people_and_the_run_to_its_report(tm
     assert "Krippendorff" in report
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/healthz")
-    with Journal.open(run / "journal.sqlite", "demo") as journal:
+    with read_journal(run / "journal.sqlite", "demo") as journal:
         assert {values["people/safety_annotators"] for n, values in journal.metrics().items() if n} <= {3.0, 4.0, 5.0}
 
 
@@ -98,7 +98,7 @@ def test_a_parked_run_goes_on_by_itself_when_its_questions_are_answered(tmp_path
 def test_a_run_is_not_resumed_while_somebody_drives_it_or_answers_are_missing(tmp_path: Path) -> None:
     config = load("tabular", SMALL)
     place = tmp_path / "demo" / "journal.sqlite"
-    with Journal.open(place, "demo", create=config.model_dump(mode="json"), substance=config.substance()):
+    with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()):
         engine = open_database(place)
         assert is_driven(engine, "demo")
     resumer = Resumer(engine, config, tmp_path / "demo", look_s=0.01)
@@ -145,6 +145,6 @@ def test_the_recipe_with_people_on_the_text_world_finishes_in_one_command(tmp_pa
     result = json.loads((run / "result.json").read_text())
     assert result["labels_safety"] == 6 * 3
     assert "Krippendorff" in (run / "report.html").read_text()
-    with Journal.open(run / "journal.sqlite", "demo") as journal:
+    with read_journal(run / "journal.sqlite", "demo") as journal:
         assert {entry.labeller for entry in journal.pairs(1)} == {"people"}
         assert journal.metrics()[1]["people/compare_labels"] == 8

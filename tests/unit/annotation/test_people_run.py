@@ -15,7 +15,7 @@ from pddpo_ray.annotation.simulation import Manner, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.run import run_recipe
@@ -66,7 +66,7 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
     assert result["rounds"] == 2
     assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4)
     rounds = Rounds(store, Rules())
-    with Journal.open(folder / "journal.sqlite", "demo") as journal:
+    with read_journal(folder / "journal.sqlite", "demo") as journal:
         for number in (1, 2):
             batch = next(one for one in rounds.all() if (one.round, one.purpose) == (number, "safety"))
             snapshot = rounds.snapshot(batch.id)

@@ -234,12 +234,12 @@ def balanced(expression: str) -> bool:
 
 
 def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) -> None:
-    from pddpo_ray.journal import Journal
+    from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=2", "offline.pairs=32"]
     run_recipe(load("tabular", small), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / "journal.sqlite", "run") as journal:
+    with read_journal(tmp_path / "run" / "journal.sqlite", "run") as journal:
         known = set(journal.metrics()[1])
     # a table has neither a delivery that takes time nor a fit's loss under every engine
     assert {of_round for of_round, _ in metrics.OF_ROUND.values()} - known <= {"fit/reward_loss", "fit/cost_loss"}

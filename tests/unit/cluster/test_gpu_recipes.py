@@ -55,7 +55,7 @@ def test_a_7b_model_fits_on_the_devices_that_a_recipe_names(name: str) -> None:
 @pytest.mark.parametrize("method", ["pd-dpo", "pd-dpo-adalag"])
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_the_number_of_gpus_changes_where_it_runs_and_no_value_of_the_paper(method: str, count: int) -> None:
-    ours, paper = load(f"gpu/{method}-{count}").substance(), load(f"paper/{method}").substance()
+    ours, paper = load(f"gpu/{method}-{count}").fixed_settings(), load(f"paper/{method}").fixed_settings()
     # the engine divides the work, and bfloat16 kernels of engine and trainer agree less closely than float32
     ours["trainer"].pop("engine"), paper["trainer"].pop("engine")
     ours["rollout"].pop("canary_tolerance"), paper["rollout"].pop("canary_tolerance")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import load
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.build import with_reward_share
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Verdict
@@ -39,7 +39,7 @@ def test_extra_pairs_hold_answers_that_the_offline_data_never_show() -> None:
 def test_extra_pairs_are_added_to_the_offline_ones(tmp_path: Path) -> None:
     result = run_recipe(load("tabular", [*ONE_FIT, "offline.pairs=30", "offline.extra=12"]), tmp_path / "run")
     assert result["labels_pairs"] == 42
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         names = [entry.labelled.pair.id for entry in journal.pairs(0)]
     assert len(set(names)) == 42
     assert sum(name.startswith("extra-") for name in names) == 12

@@ -17,7 +17,7 @@ from pddpo_ray.compare.suite import Suite, load_suite
 from pddpo_ray.config import load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import JOURNAL, METHODS
 from tests.small_real_text import SMALL_REAL_TEXT
 
@@ -139,6 +139,6 @@ def test_the_suite_runs_every_method_and_shares_reference_and_scorers(tmp_path: 
     assert again == told, "finished runs are read back"
 
 
-def journal_of(folder: Path, arm: str) -> Journal:
+def journal_of(folder: Path, arm: str) -> JournalReader:
     run = folder / "runs" / "seed-0" / arm
-    return Journal.open(run / JOURNAL, run.name)
+    return read_journal(run / JOURNAL, run.name)

@@ -17,7 +17,7 @@ from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
 from pddpo_ray.compare.suite import load_suite
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import Array, Count, FitCommand, FitResult, FitSettings, Start
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import JOURNAL, run_recipe
@@ -148,7 +148,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_skipped(tmp_path: Path)
 def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
     """120 pairs with two labels each, 24 x 4 labels of answers, two fits; a table's answer is a token."""
     run_recipe(config_of("sacpo"), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         budget = budget_of(journal)
     assert (budget.pairs, budget.labels, budget.fits, budget.optimiser_steps) == (120, 240 + 96, 2, 0)
     assert budget.tokens == 24
@@ -156,7 +156,7 @@ def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
 
 def test_labels_that_were_withheld_are_not_counted(tmp_path: Path) -> None:
     run_recipe(config_of("sacpo", "offline.reward_share=0.1"), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         assert budget_of(journal).labels == 240 + 96
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
 
 
 def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from pddpo_ray.journal import Journal
+    from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe
 
     small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=3", "offline.pairs=16", "report.html=false"]
@@ -176,7 +176,7 @@ def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.Capture
     found = run(
         capsys, 0, "convert", str(tmp_path / "run"), "--to", "pku", "--out", str(tmp_path / "p.parquet"), "--json"
     )
-    with Journal.open(str(tmp_path / "run" / "journal.sqlite"), "run") as journal:
+    with read_journal(str(tmp_path / "run" / "journal.sqlite"), "run") as journal:
         pairs, safety = journal.pairs(), journal.safety()
     assert found["written"] == len(pairs)
     rows = [good.example for good in inspect([str(tmp_path / "p.parquet")], KEEP).examples()]

@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
@@ -102,7 +102,7 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     result = run_recipe(tiny(tmp_path / "cache"), tmp_path / "run")
     assert (result["rounds"], result["gap_last"], result["f_optimum"]) == (2, None, None)
     assert result["multiplier_next"] is not None
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         names = [entry.version.name for entry in journal.versions()]
         pairs, metrics, deliveries = journal.pairs(), journal.metrics(), journal.deliveries()
     assert names == ["reference", "reward-1", "policy-1", "reward-2", "policy-2"]
@@ -129,7 +129,7 @@ def test_another_method_runs_on_the_same_texts_by_its_name(tmp_path: Path) -> No
         tiny(tmp_path / "cache", "algorithm=safe-dpo", "rounds=1", "dual.rule={kind: fixed}"), tmp_path / "run"
     )
     assert result["rounds"] == 1
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         assert len(journal.versions()) == 2
         assert "scorer/cost_accuracy" in journal.metrics()[0]  # its safety bits come from the cost model
 

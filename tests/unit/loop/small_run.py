@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 
 SMALL = (
@@ -26,7 +26,7 @@ def small(*overrides: str, rounds: int = 2) -> Config:
 
 def story(run_dir: Path, *, url: str | None = None) -> dict[str, Any]:
     """Prompts, versions, samples, labels and the multiplier's trace of a finished run."""
-    with Journal.open(url or run_dir / JOURNAL, run_dir.name) as journal:
+    with read_journal(url or run_dir / JOURNAL, run_dir.name) as journal:
         return {
             "prompts": [(e.round, e.phase, e.payload) for e in journal.phases(like="prompts-%")],
             "versions": [(e.version, e.round, e.stage, e.base, e.multiplier) for e in journal.versions()],

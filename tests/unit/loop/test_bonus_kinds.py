@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Pair
 from pddpo_ray.worlds.tabular import trap_world
@@ -16,7 +16,7 @@ from tests.unit.loop.small_run import small
 @pytest.mark.parametrize("kind", ["elliptical", "simhash", "thompson", "off"])
 def test_a_recipe_names_how_answers_are_chosen(kind: str, tmp_path: Path) -> None:
     run_recipe(small(f"explore.bonus={kind}"), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         bonus = journal.metrics()[2]["explore/mean_bonus_reward"]
         pairs = [entry for entry in journal.pairs() if entry.round == 2]
     assert pairs
@@ -26,7 +26,7 @@ def test_a_recipe_names_how_answers_are_chosen(kind: str, tmp_path: Path) -> Non
 def pairs_and_metrics(run_dir: Path, *overrides: str) -> tuple[list[Pair], dict[str, float]]:
     """Pairs and numbers of the second round."""
     run_recipe(small(*overrides), run_dir)
-    with Journal.open(run_dir / JOURNAL, run_dir.name) as journal:
+    with read_journal(run_dir / JOURNAL, run_dir.name) as journal:
         return [entry.labelled.pair for entry in journal.pairs(2)], journal.metrics()[2]
 
 
@@ -43,7 +43,7 @@ def test_the_bonus_in_the_loss_makes_another_policy_and_collects_with_it(tmp_pat
     pairs, metrics = pairs_and_metrics(tmp_path / "run", "algorithm=o-pd-dpo-paper")
     assert metrics["explore/mean_bonus_reward"] == 0.0  # nothing is added at collection time
     written = {side.policy_version for pair in pairs for side in (pair.first, pair.second)}
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         versions = {entry.version.name: entry.version.number for entry in journal.versions()}
     assert written == {0, versions["policy-2"]}
 

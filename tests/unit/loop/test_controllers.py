@@ -11,7 +11,7 @@ import pytest
 
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.journal import Journal, VersionEntry
+from pddpo_ray.journal import Journal, VersionEntry, read_journal
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.fitting import FitPlan, TrainerController, limit_rows, start_of
 from pddpo_ray.loop.labelling import FeedbackController
@@ -116,7 +116,7 @@ def test_a_restart_keeps_the_rows_in_the_order_of_rounds(tmp_path: Path) -> None
         say(offline)
         for _ in journal.rounds(1):
             say(online)
-    with Journal.open(place, "run") as journal:
+    with Journal.open(place, "run", create={}) as journal:
         restarted = Preferences(journal, store)
         restarted.extend(offline)
     assert restarted.reward == unbroken.reward
@@ -255,7 +255,7 @@ def test_a_restored_dual_variable_goes_on_where_the_journal_stops(tmp_path: Path
             dual = DualController(two_constraints(), journal)
             for _ in journal.rounds(number):
                 dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint="a"))
-    with Journal.open(tmp_path / "journal.sqlite", "run") as journal:
+    with read_journal(tmp_path / "journal.sqlite", "run") as journal:
         assert [step.multiplier_after for step in journal.dual_steps()] == pytest.approx([1.2, 1.4, 1.6])
 
 

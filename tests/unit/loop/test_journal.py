@@ -9,14 +9,19 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, delete, event
+from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.journal import Journal, JournalEvent, read_journal, schema
 from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database
 from pddpo_ray.journal.lock import is_alive, process_start
 from pddpo_ray.records import (
@@ -39,11 +44,11 @@ def answer(name: str, log_prob: float | None = -1.5) -> Response:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "journal.sqlite"
 
 
-def test_a_finished_phase_is_read_back_and_not_computed_again(place: Path) -> None:
+def test_a_finished_phase_is_read_back_and_not_computed_again(path: Path) -> None:
     for expected_calls in ([1], []):
         calls: list[int] = []
 
@@ -51,18 +56,18 @@ def test_a_finished_phase_is_read_back_and_not_computed_again(place: Path) -> No
             calls.append(1)
             return {"count": (1, 2)}
 
-        with Journal.open(place, "demo", create=RECIPE) as journal:
+        with Journal.open(path, "demo", create=RECIPE) as journal:
             payload = journal.once("sample", compute)
         assert payload == {"count": [1, 2]}
         assert calls == expected_calls
 
 
-def test_a_phase_that_fails_in_the_middle_leaves_nothing_behind(place: Path) -> None:
+def test_a_phase_that_fails_in_the_middle_leaves_nothing_behind(path: Path) -> None:
     def half_a_phase() -> None:
         journal.add_samples("cost", [answer("a")])
         raise ValueError("power cut")
 
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         with pytest.raises(ValueError, match="power cut"):
             journal.once("sample", half_a_phase)
         assert journal.samples() == []
@@ -71,34 +76,34 @@ def test_a_phase_that_fails_in_the_middle_leaves_nothing_behind(place: Path) -> 
         assert journal.samples() == [answer("a")]
 
 
-def test_the_same_phase_twice_in_a_round_is_a_mistake_of_the_page(place: Path) -> None:
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+def test_the_same_phase_twice_in_a_round_is_a_mistake_of_the_page(path: Path) -> None:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         journal.once("sample", lambda: 1)
         with pytest.raises(RuntimeError, match="entered twice in round 0"):
             journal.once("sample", lambda: 2)
 
 
-def test_rounds_that_are_finished_are_not_handed_out_again(place: Path) -> None:
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+def test_rounds_that_are_finished_are_not_handed_out_again(path: Path) -> None:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         seen = []
         for number in journal.rounds(4):
             if number == 3:
                 break
             seen.append(number)
         assert seen == [1, 2]
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         assert list(journal.rounds(4)) == [3, 4]
         assert list(journal.rounds(4)) == []
 
 
-def test_every_record_comes_back_exactly_as_it_was_written(place: Path) -> None:
+def test_every_record_comes_back_exactly_as_it_was_written(path: Path) -> None:
     answers = [answer("a", None), answer("b", -1 / 3)]
     pair = LabelledPair(Pair("q", *answers), Verdict.FIRST, Verdict.ABSTAIN, (("toxic", Verdict.SECOND),))
     labels = [SafetyLabels(answers[1], (Verdict.SAFE, Verdict.FAILED)), SafetyLabels(answers[0], (Verdict.UNSAFE,) * 2)]
     version = PolicyVersion(2, "policy-1", "ab" * 32, "policy-1-abab")
     estimate = CostEstimate(0.1, 1 / 7, 2, 2, bias_allowance=0.01)
     delivery = Delivery("vllm-0", 2, "ab" * 32, 31, 0.25, "cd" * 32)
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         for _ in journal.rounds(1):
             journal.add_version(
                 version, "cost", {"fit/loss": 0.3, "fit/odd": math.nan}, [11, 12], base=1, multiplier=0.7
@@ -110,7 +115,7 @@ def test_every_record_comes_back_exactly_as_it_was_written(place: Path) -> None:
             journal.add_delivery(delivery, True, 1e-6)
             journal.add_metrics({"dual/multiplier": 1.0, "fit/slope_cost": math.nan})
             journal.add_metrics({"dual/multiplier": 2.0})
-    with Journal.open(place, "demo") as journal:
+    with read_journal(path, "demo") as journal:
         assert journal.samples(1, "cost") == answers
         assert journal.safety(1) == labels
         (entry,) = journal.pairs()
@@ -127,66 +132,136 @@ def test_every_record_comes_back_exactly_as_it_was_written(place: Path) -> None:
         assert journal.recipe == RECIPE
 
 
-def test_a_label_of_an_answer_that_was_never_written_is_refused(place: Path) -> None:
-    with Journal.open(place, "demo", create=RECIPE) as journal, pytest.raises(RunError, match="refuses what round 0"):
+def test_a_label_of_an_answer_that_was_never_written_is_refused(path: Path) -> None:
+    with Journal.open(path, "demo", create=RECIPE) as journal, pytest.raises(RunError, match="refuses what round 0"):
         journal.add_safety([SafetyLabels(answer("ghost"), (Verdict.SAFE,))], "world")
 
 
-def test_a_run_of_another_recipe_is_refused_and_the_difference_named(place: Path) -> None:
-    Journal.open(place, "demo", create=RECIPE).close()
+def test_a_run_of_another_recipe_is_refused_and_the_difference_named(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
     with pytest.raises(UserError, match="seed is 3 there and 4 here"):
-        Journal.open(place, "demo", create={**RECIPE, "seed": 4})
+        Journal.open(path, "demo", create={**RECIPE, "seed": 4})
 
 
-def test_a_run_may_move_to_another_cluster(place: Path) -> None:
+def test_a_run_may_move_to_another_cluster(path: Path) -> None:
     moved = {**RECIPE, "cluster": {"mode": "ray"}}
-    Journal.open(place, "demo", create=RECIPE, substance={"seed": 3}).close()
-    Journal.open(place, "demo", create=moved, substance={"seed": 3}).close()
+    Journal.open(path, "demo", create=RECIPE, fixed={"seed": 3}).close()
+    Journal.open(path, "demo", create=moved, fixed={"seed": 3}).close()
     with pytest.raises(UserError, match="another recipe"):
-        Journal.open(place, "demo", create=moved)
+        Journal.open(path, "demo", create=moved)
 
 
-def test_reading_a_journal_that_is_not_there_says_so(place: Path) -> None:
+def test_reading_a_journal_that_is_not_there_says_so(path: Path) -> None:
     with pytest.raises(UserError, match="no journal at"):
-        Journal.open(place, "demo")
-    Journal.open(place, "demo", create=RECIPE).close()
+        read_journal(path, "demo")
+    Journal.open(path, "demo", create=RECIPE).close()
     with pytest.raises(UserError, match="no run 'other'; it has demo"):
-        Journal.open(place, "other")
+        read_journal(path, "other")
 
 
-def test_a_reader_cannot_write(place: Path) -> None:
-    Journal.open(place, "demo", create=RECIPE).close()
-    with Journal.open(place, "demo") as journal, pytest.raises(RunError, match="opened for reading"):
-        journal.add_metrics({"a/b": 1.0})
-
-
-def test_a_second_driver_is_refused_while_the_first_lives(place: Path) -> None:
+def test_a_reader_cannot_write(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
     with (
-        Journal.open(place, "demo", create=RECIPE),
-        pytest.raises(UserError, match=f"driven by process {os.getpid()} on"),
+        read_journal(path, "demo") as journal,
+        pytest.raises(OperationalError, match="readonly"),
+        journal.engine.begin() as connection,
     ):
-        Journal.open(place, "demo", create=RECIPE)
-    Journal.open(place, "demo", create=RECIPE).close()
+        connection.execute(delete(schema.run))
 
 
-def test_the_lock_of_a_killed_driver_is_taken_over_and_its_unfinished_phase_done_again(place: Path) -> None:
+@pytest.mark.parametrize("left", ["nothing", "log and index", "log alone"])
+def test_reading_leaves_the_folder_as_it_is_and_needs_no_right_to_write(
+    left: str, path: Path, read_only: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    """A clean end leaves the file alone, a kill the write-ahead log too; a copy may lack the index of the log."""
     program = f"""
         import os, signal
         from pddpo_ray.journal import Journal
-        journal = Journal.open({str(place)!r}, "demo", create={RECIPE!r})
+        with Journal.open({str(path)!r}, "demo", create={RECIPE!r}) as journal:
+            journal.once("one", lambda: 1)
+            if {left != "nothing"}:
+                os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=left == "nothing")
+    index = path.with_name(f"{path.name}-shm")
+    assert index.exists() == (left != "nothing")
+    if left == "log alone":
+        index.unlink()
+    before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.parent.iterdir()}
+    with read_only(path.parent), read_journal(path) as journal:
+        assert (journal.run_id, journal.recipe) == ("demo", RECIPE)
+        assert [entry.payload for entry in journal.phases()] == [1]
+    assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.parent.iterdir()} == before
+
+
+def test_a_reader_follows_a_driver_that_begins_and_ends_after_it(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
+    with read_journal(path, "demo") as reader:
+        assert reader.metrics() == {}
+        with Journal.open(path, "demo", create=RECIPE) as journal:
+            journal.add_metrics({"a/b": 1.0})
+            assert reader.metrics() == {0: {"a/b": 1.0}}
+        assert reader.metrics() == {0: {"a/b": 1.0}}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_journal_of_an_older_version_is_read_and_stays_as_it_is(path: Path) -> None:
+    path.parent.mkdir()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    old = create_engine(f"sqlite:///{path}")
+    with old.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        connection.exec_driver_sql("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
+        connection.exec_driver_sql(
+            "INSERT INTO delivery (run, round, engine, version, sha256, tensors, seconds, tokenizer, proven, at_ms)"
+            " VALUES ('demo', 1, 'e', 2, 'h', 3, 1.0, 't', 1, 0)"
+        )
+    old.dispose()
+    before = path.read_bytes()
+    with read_journal(path) as journal:
+        assert [entry.verified for entry in journal.deliveries()] == [True]
+    assert path.read_bytes() == before
+    with Journal.open(path, "demo", create={}) as journal:
+        assert [entry.verified for entry in journal.deliveries()] == [True]
+
+
+def test_the_run_need_not_be_named_where_there_is_only_one(path: Path) -> None:
+    Journal.open(path, "one", create=RECIPE).close()
+    read_journal(path).close()
+    Journal.open(path, "two", create=RECIPE).close()
+    with pytest.raises(UserError, match="several runs \\(one, two\\): name one"):
+        read_journal(path)
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(path: Path) -> None:
+    with (
+        Journal.open(path, "demo", create=RECIPE),
+        pytest.raises(UserError, match=f"driven by process {os.getpid()} on"),
+    ):
+        Journal.open(path, "demo", create=RECIPE)
+    Journal.open(path, "demo", create=RECIPE).close()
+
+
+def test_the_lock_of_a_killed_driver_is_taken_over_and_its_unfinished_phase_done_again(path: Path) -> None:
+    program = f"""
+        import os, signal
+        from pddpo_ray.journal import Journal
+        journal = Journal.open({str(path)!r}, "demo", create={RECIPE!r})
         journal.once("one", lambda: 1)
         journal.once("two", lambda: os.kill(os.getpid(), signal.SIGKILL))
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
     assert ended.returncode == -signal.SIGKILL
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         assert journal.once("one", lambda: 100) == 1
         assert journal.once("two", lambda: 2) == 2
 
 
-def test_a_driver_that_lost_its_run_writes_nothing_more(place: Path) -> None:
-    journal = Journal.open(place, "demo", create=RECIPE)
-    with sqlite3.connect(place) as connection:
+def test_a_driver_that_lost_its_run_writes_nothing_more(path: Path) -> None:
+    journal = Journal.open(path, "demo", create=RECIPE)
+    with sqlite3.connect(path) as connection:
         connection.execute("UPDATE driver SET token = 'somebody else'")
     connection.close()
     with pytest.raises(RunError, match="another driver took run demo over"):
@@ -201,13 +276,13 @@ def test_a_process_is_known_by_id_and_start_together() -> None:
     assert not is_alive(2**22 + 1, "")
 
 
-def test_a_journal_of_a_newer_version_is_refused(place: Path) -> None:
-    Journal.open(place, "demo", create=RECIPE).close()
-    with sqlite3.connect(place) as connection:
+def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
+    with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     with pytest.raises(UserError, match=f"schema 9999, this version of pddpo_ray knows {HEAD}"):
-        Journal.open(place, "demo")
+        read_journal(path, "demo")
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_uses(tmp_path: Path) -> None:
@@ -224,16 +299,16 @@ def test_migrations_make_exactly_the_tables_that_the_code_uses(tmp_path: Path) -
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
 
 
-def test_commits_are_on_disk_and_readers_do_not_block_the_writer(place: Path) -> None:
-    Journal.open(place, "demo", create=RECIPE).close()
-    engine = open_database(place)
+def test_commits_are_on_disk_and_readers_do_not_block_the_writer(path: Path) -> None:
+    Journal.open(path, "demo", create=RECIPE).close()
+    engine = open_database(path)
     with engine.connect().execution_options(reading=True) as connection:
         settings = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys")
         }
         assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-        with Journal.open(place, "demo", create=RECIPE) as journal:
+        with Journal.open(path, "demo", create=RECIPE) as journal:
             journal.once("sample", lambda: 1)
     engine.dispose()
 
@@ -245,20 +320,20 @@ def test_a_bad_url_or_a_server_that_is_away_is_a_users_error() -> None:
         Journal.open("postgresql://nobody@127.0.0.1:1/none", "demo", create=RECIPE)
 
 
-def test_a_full_disk_is_one_clear_message_and_the_phase_is_done_again(place: Path) -> None:
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+def test_a_full_disk_is_one_clear_message_and_the_phase_is_done_again(path: Path) -> None:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         with journal.engine.connect().execution_options(reading=True) as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         event.listen(journal.engine, "begin", lambda used: used.exec_driver_sql(f"PRAGMA max_page_count={pages}"))
         with pytest.raises(RunError, match=r"cannot be written in round 0 .*full"):
             journal.once("sample", lambda: "x" * 100_000)
-    with Journal.open(place, "demo", create=RECIPE) as journal:
+    with Journal.open(path, "demo", create=RECIPE) as journal:
         assert journal.once("sample", lambda: 1) == 1
 
 
-def test_a_listener_hears_rounds_and_phases_as_they_happen(place: Path) -> None:
+def test_a_listener_hears_rounds_and_phases_as_they_happen(path: Path) -> None:
     heard: list[JournalEvent] = []
-    with Journal.open(place, "demo", create=RECIPE, listener=heard.append) as journal:
+    with Journal.open(path, "demo", create=RECIPE, listener=heard.append) as journal:
         for _ in journal.rounds(1):
             journal.once("sample", lambda: 1)
     assert [(event.what, event.round, event.phase) for event in heard] == [
@@ -269,10 +344,10 @@ def test_a_listener_hears_rounds_and_phases_as_they_happen(place: Path) -> None:
     ]
 
 
-def test_two_runs_share_a_database_without_touching_each_other(place: Path) -> None:
+def test_two_runs_share_a_database_without_touching_each_other(path: Path) -> None:
     with (
-        Journal.open(place, "online", create=RECIPE) as online,
-        Journal.open(place, "offline", create=RECIPE) as offline,
+        Journal.open(path, "online", create=RECIPE) as online,
+        Journal.open(path, "offline", create=RECIPE) as offline,
     ):
         online.once("sample", lambda: online.add_samples("cost", [answer("a")]))
         assert offline.samples() == []

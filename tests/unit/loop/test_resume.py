@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Table
 
-from pddpo_ray.journal import Journal, schema
+from pddpo_ray.journal import Journal, read_journal, schema
 from pddpo_ray.loop.run import JOURNAL, PhaseChanged, run_recipe
 from tests.unit.loop.small_run import SMALL, finish, small, story
 
@@ -24,7 +24,7 @@ class PowerCut(BaseException):
 
 
 def phases_of(run_dir: Path) -> set[Place]:
-    with Journal.open(run_dir / JOURNAL, run_dir.name) as journal:
+    with read_journal(run_dir / JOURNAL, run_dir.name) as journal:
         return {(entry.round, entry.phase) for entry in journal.phases()}
 
 

@@ -15,7 +15,7 @@ import pytest
 from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.in_process import make_backends
@@ -117,15 +117,15 @@ def test_exploring_online_halves_the_gap_of_offline_training_in_the_trap(tmp_pat
     assert result["gap_offline"] == pytest.approx(result["gap_covered_only"], rel=0.25)
     assert result["gap_last"] < 0.5 * result["gap_offline"]
     with (
-        Journal.open(tmp_path / "run" / JOURNAL, "run") as online,
-        Journal.open(tmp_path / "run" / JOURNAL, "run-offline") as offline,
+        read_journal(tmp_path / "run" / JOURNAL, "run") as online,
+        read_journal(tmp_path / "run" / JOURNAL, "run-offline") as offline,
     ):
         assert [entry.labelled for entry in online.pairs(0)] == [entry.labelled for entry in offline.pairs(0)]
 
 
 def test_the_mixtures_cost_is_the_mean_of_the_rounds_and_f_is_at_least_theirs(tmp_path: Path) -> None:
     result = run_recipe(small(rounds=3), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         rounds = [values for number, values in journal.metrics().items() if number > 0]
     costs = [values["exact/g_policy"] for values in rounds]
     assert result["g_mixture"] == pytest.approx(sum(costs) / 3, abs=1e-12)
@@ -156,7 +156,7 @@ def test_the_number_of_engines_changes_nothing(tmp_path: Path) -> None:
     one = finish(config, tmp_path / "one" / "run")
     three = finish(config, tmp_path / "three" / "run", make_backends=three_engines)
     assert one == three
-    with Journal.open(tmp_path / "three" / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "three" / "run" / JOURNAL, "run") as journal:
         assert {entry.delivery.engine for entry in journal.deliveries()} == {f"tabular-{place}" for place in range(3)}
 
 
@@ -236,7 +236,7 @@ def test_pairs_are_stored_as_arrow_that_datasets_can_read(tmp_path: Path) -> Non
     import pyarrow as pa
 
     finish(small(rounds=1), tmp_path / "run")
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         shards = [entry.payload for entry in journal.phases(like="preferences")]
     assert shards[0]["reward"] == 40
     with pa.OSFile(str(tmp_path / "run" / "artifacts" / shards[0]["path"] / "cost.arrow")) as file:

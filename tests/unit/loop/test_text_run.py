@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, PhaseChanged, run_recipe
 from tests.unit.loop.small_run import story
 
@@ -57,7 +57,7 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
     assert resumed["g_last"] == whole["g_last"]
     assert whole["weights_verified"] is True
     assert 0.0 <= whole["off_support_last"] < 1.0
-    with Journal.open(tmp_path / "whole" / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "whole" / "run" / JOURNAL, "run") as journal:
         deliveries = journal.deliveries()
     assert all(entry.verified and entry.canary_difference < 1e-4 for entry in deliveries if entry.canary_difference)
     assert {entry.delivery.version for entry in deliveries} == {0, 2, 4, 6}

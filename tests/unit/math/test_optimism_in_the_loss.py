@@ -11,7 +11,7 @@ from scipy.optimize import check_grad
 
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -74,7 +74,7 @@ def test_a_table_with_the_term_gives_more_to_answers_that_nobody_compared(tmp_pa
 
 
 def hashes(run_dir: Path) -> dict[str, str]:
-    with Journal.open(run_dir / JOURNAL, "run") as journal:
+    with read_journal(run_dir / JOURNAL, "run") as journal:
         return {entry.version.name: entry.version.sha256 for entry in journal.versions()}
 
 

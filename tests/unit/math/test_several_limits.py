@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.verify.command import VerifyOptions, main
@@ -195,7 +195,7 @@ def small(*overrides: str) -> Any:
 def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: str, tmp_path: Path) -> None:
     result = run_recipe(small("rounds=3", f"algorithm={algorithm}"), tmp_path / "run")
     assert list(result["constraints"]) == ["cost", "privacy"]
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         steps, versions, metrics = journal.dual_steps(), journal.versions(), journal.metrics()[3]
         labels = {name: len(journal.safety(2, name)) for name in ("cost", "privacy")}
     assert [(s.round, s.constraint) for s in steps] == [(k, n) for k in (1, 2, 3) for n in ("cost", "privacy")]

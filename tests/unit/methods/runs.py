@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.contracts import FitCommand, FitResult
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import JOURNAL, run_recipe
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -40,8 +40,8 @@ def config_of(method: str, *overrides: str) -> Config:
     return load("tabular", [f"algorithm={method}", *SMALL, *NEEDS[method], *overrides])
 
 
-def journal_of(run_dir: Path) -> Journal:
-    return Journal.open(run_dir / JOURNAL, run_dir.name)
+def journal_of(run_dir: Path) -> JournalReader:
+    return read_journal(run_dir / JOURNAL, run_dir.name)
 
 
 class Recorder(TabularTrainer):

@@ -16,7 +16,7 @@ from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import RoundFinished, run_recipe
@@ -47,7 +47,7 @@ def table_of(run_dir: Path, version: PolicyVersion) -> np.ndarray:
     return store.read_tensors(version.path, version.sha256)["log_probs"]
 
 
-def versions(journal: Journal) -> dict[str, PolicyVersion]:
+def versions(journal: JournalReader) -> dict[str, PolicyVersion]:
     return {entry.version.name: entry.version for entry in journal.versions()}
 
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event as Record
 
 from pddpo_ray.config import load
-from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.journal import JournalEvent, read_journal
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.report.progress import LiveProgress, Progress, State, make_progress
 from pddpo_ray.report.round_line import RoundLine
@@ -135,7 +135,7 @@ def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) 
     out = io.StringIO()
     with watching(tmp_path / "run", console=Console(file=out)) as progress:
         run_recipe(config, tmp_path / "run", progress=progress)
-    with Journal.open(tmp_path / "run" / "journal.sqlite", "run") as journal:
+    with read_journal(tmp_path / "run" / "journal.sqlite", "run") as journal:
         metrics = journal.metrics()
     scalars = read_scalars(tmp_path / "run" / "tensorboard")
     for number in (1, 2):

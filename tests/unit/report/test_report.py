@@ -12,7 +12,7 @@ import pytest
 
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.figures import seconds_by_phase
@@ -25,7 +25,7 @@ from tests.unit.report.synthetic import HOSTILE, LAMBDA_STAR, recipe, write_run
 def test_every_metric_of_every_round_is_on_the_page_with_the_journals_value(finished_run: Path) -> None:
     page = Page.of(finished_run / "report.html")
     shown = {(item.key, item.round): item for item in page.numbers}
-    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
         metrics = journal.metrics()
     assert len(metrics) == 6
     for round_, values in metrics.items():
@@ -38,7 +38,7 @@ def test_no_number_contradicts_the_journal_or_the_result(finished_run: Path) -> 
     """Whatever carries the name of a metric or of a key of result.json has its value, wherever it stands."""
     page = Page.of(finished_run / "report.html")
     result = json.loads((finished_run / "result.json").read_text())
-    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
         metrics = journal.metrics()
     checked = 0
     for item in page.numbers:
@@ -54,7 +54,7 @@ def test_no_number_contradicts_the_journal_or_the_result(finished_run: Path) -> 
 def test_headline_says_gap_limit_and_price(finished_run: Path) -> None:
     page = Page.of(finished_run / "report.html")
     by_key = {item.key: item.value for item in page.numbers}
-    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
         steps = journal.dual_steps()
         labels = sum(len(item.labels) for item in journal.safety())
         pairs = len(journal.pairs())
@@ -70,7 +70,7 @@ def test_headline_says_gap_limit_and_price(finished_run: Path) -> None:
 def test_charts_draw_the_journals_numbers(finished_run: Path) -> None:
     """Tooltips of the gap curve: one per round, with the journalled value."""
     page = Page.of(finished_run / "report.html")
-    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
         metrics = journal.metrics()
     for round_, values in metrics.items():
         assert f"round {round_}, policy of the round: {short(values['exact/gap_policy'])}" in page.titles
@@ -80,7 +80,7 @@ def test_charts_draw_the_journals_numbers(finished_run: Path) -> None:
 
 def test_seconds_by_phase_add_up_to_the_journals(finished_run: Path) -> None:
     page = Page.of(finished_run / "report.html")
-    with Journal.open(finished_run / "journal.sqlite", finished_run.name) as journal:
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
         total = sum(entry.seconds for entry in journal.phases())
     assert sum(item.value for item in page.numbers if item.key == "phase_seconds") == pytest.approx(total)
 

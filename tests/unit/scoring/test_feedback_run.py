@@ -10,7 +10,7 @@ import pytest
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import JOURNAL, PhaseChanged, run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.scoring.loading import load_scorer
@@ -40,8 +40,8 @@ def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
     )
 
 
-def journal(run_dir: Path) -> Journal:
-    return Journal.open(run_dir / JOURNAL, run_dir.name)
+def journal(run_dir: Path) -> JournalReader:
+    return read_journal(run_dir / JOURNAL, run_dir.name)
 
 
 class PowerCut(BaseException):

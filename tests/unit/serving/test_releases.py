@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.release import accuracy
@@ -122,7 +122,7 @@ def test_nothing_released_is_said_and_never_replaced(tmp_path: Path) -> None:
 def test_every_round_of_a_run_is_decided_once_also_after_a_restart(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_recipe(small(rounds=2), run_dir)
-    with Journal.open(run_dir / JOURNAL, "run") as journal:
+    with read_journal(run_dir / JOURNAL, "run") as journal:
         history = Releases(Store(journal.engine, "run")).history()
         steps = {step.round: step.estimate for step in journal.dual_steps()}
     assert [(line.round, line.by) for line in history] == [(1, "rule"), (2, "rule")]
@@ -132,7 +132,7 @@ def test_every_round_of_a_run_is_decided_once_also_after_a_restart(tmp_path: Pat
         assert (line.action == "release") == (bound <= 0)
         assert f"{bound:.4g}" in line.reason
     run_recipe(small(rounds=2), run_dir, resume=True)
-    with Journal.open(run_dir / JOURNAL, "run") as journal:
+    with read_journal(run_dir / JOURNAL, "run") as journal:
         assert Releases(Store(journal.engine, "run")).history() == history
 
 
@@ -140,7 +140,7 @@ def test_a_round_whose_reward_accuracy_fell_is_refused(tmp_path: Path) -> None:
     """A generous limit passes every cost; then a reward policy that is worse by more than 2 points is found out."""
     run_dir = tmp_path / "run"
     run_recipe(small("dual.threshold=1.9", rounds=3), run_dir)
-    with Journal.open(run_dir / JOURNAL, "run") as journal:
+    with read_journal(run_dir / JOURNAL, "run") as journal:
         history = Releases(Store(journal.engine, "run")).history()
     assert history[0].action == "release"
     for line in history[1:]:

@@ -1,0 +1,242 @@
+"""Reads a run's journal: what report, serve, compare, evaluate and the driver itself ask of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, Select, Table, func, select, union
+
+from pddpo_ray.contracts import Delivery
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import rows, schema
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, VersionEntry
+from pddpo_ray.journal.read_only import open_to_read
+from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+
+Json = Any
+
+
+class JournalReader:
+    """One run of a database. The run may go on meanwhile: each query sees a state between two of its commits."""
+
+    def __init__(self, engine: Engine, run_id: str) -> None:
+        self.engine = engine
+        self.run_id = run_id
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def next_round(self) -> int:
+        """The first round that is not finished."""
+        table = schema.round_
+        last = select(func.max(table.c.round)).where(table.c.run == self.run_id, table.c.finished_ms.is_not(None))
+        with reading(self.engine) as connection:
+            return (connection.execute(last).scalar() or 0) + 1
+
+    def _read(self, query: Select[Any]) -> Sequence[Any]:
+        with reading(self.engine) as connection:
+            return connection.execute(query).all()
+
+    def _of_run(self, table: Table, round_: int | None = None) -> Select[Any]:
+        query = select(table).where(table.c.run == self.run_id)
+        return query if round_ is None else query.where(table.c.round == round_)
+
+    @property
+    def recipe(self) -> Json:
+        """The resolved recipe that the run was created with."""
+        return self._read(select(schema.run.c.recipe).where(schema.run.c.id == self.run_id))[0].recipe
+
+    def versions(self) -> list[VersionEntry]:
+        """All versions, by number."""
+        return [
+            VersionEntry(
+                version=rows.version_record(row),
+                round=row.round,
+                stage=row.stage,
+                base=row.base,
+                multiplier=row.multiplier,
+                metrics=row.metrics,
+                workers=tuple(row.workers),
+            )
+            for row in self._read(self._of_run(schema.version).order_by(schema.version.c.number))
+        ]
+
+    @property
+    def policies(self) -> list[PolicyVersion]:
+        """The policy of every round that has one, by round: the last cost version of the round.
+
+        Fits from before the first round serve other ends.
+        """
+        last = {entry.round: entry.version for entry in self.versions() if entry.stage == "cost" and entry.round > 0}
+        return [last[number] for number in sorted(last)]
+
+    def prompts(self) -> dict[str, Prompt]:
+        return {row.id: rows.prompt_record(row) for row in self._read(self._of_run(schema.prompt))}
+
+    def samples(self, round_: int | None = None, purpose: str | None = None) -> list[Response]:
+        """Answers in the order in which they were added, of one round and purpose or of all."""
+        table = schema.sample
+        query = self._joined_samples().order_by(table.c.round, table.c.purpose, table.c.position)
+        if round_ is not None:
+            query = query.where(table.c.round == round_)
+        if purpose is not None:
+            query = query.where(table.c.purpose == purpose)
+        return self._responses(query)
+
+    def _joined_samples(self) -> Select[Any]:
+        table, prompt = schema.sample, schema.prompt
+        return (
+            select(table, prompt.c.token_ids.label("prompt_tokens"), prompt.c.text.label("prompt_text"))
+            .join(prompt, (prompt.c.run == table.c.run) & (prompt.c.id == table.c.prompt))
+            .where(table.c.run == self.run_id)
+        )
+
+    def _responses(self, query: Select[Any]) -> list[Response]:
+        seen: dict[str, Prompt] = {}
+        found = []
+        for row in self._read(query):
+            if row.prompt not in seen:
+                seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text)
+            found.append(rows.response_record(row, seen[row.prompt]))
+        return found
+
+    def safety(self, round_: int | None = None, constraint: str | None = None) -> list[SafetyLabels]:
+        """Safety labels by answer, in the order in which the answers were asked."""
+        table = schema.safety_label
+        query = self._of_run(table, round_).order_by(
+            table.c.round, table.c.constraint, table.c.position, table.c.source
+        )
+        if constraint is not None:
+            query = query.where(table.c.constraint == constraint)
+        grouped: dict[tuple[str, str], list[Verdict]] = {}
+        for row in self._read(query):
+            grouped.setdefault((row.sample, row.constraint), []).append(Verdict(row.label))
+        answers = {response.id: response for response in self.samples(round_)}
+        return [SafetyLabels(answers[sample], tuple(labels), name) for (sample, name), labels in grouped.items()]
+
+    def pair_questions(self, round_: int | None = None) -> list[Pair]:
+        """Pairs in the order in which they were chosen, labelled or not."""
+        query = self._of_run(schema.pair, round_).order_by(schema.pair.c.round, schema.pair.c.position)
+        # Only the answers that the pairs name: a run has many times more.
+        sides = [
+            select(side).where(
+                schema.pair.c.run == self.run_id, *([] if round_ is None else [schema.pair.c.round == round_])
+            )
+            for side in (schema.pair.c.first, schema.pair.c.second)
+        ]
+        named = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
+        answers = {response.id: response for response in self._responses(named)}
+        return [Pair(row.id, answers[row.first], answers[row.second]) for row in self._read(query)]
+
+    def pairs(self, round_: int | None = None) -> list[PairEntry]:
+        """Labelled pairs with their round and labeller, in order."""
+        questions = {pair.id: pair for pair in self.pair_questions(round_)}
+        table, pair = schema.pair_label, schema.pair
+        query = (
+            select(table, pair.c.round)
+            .join(pair, (pair.c.run == table.c.run) & (pair.c.id == table.c.pair))
+            .where(table.c.run == self.run_id)
+            .order_by(pair.c.round, pair.c.position, table.c.source)
+        )
+        if round_ is not None:
+            query = query.where(pair.c.round == round_)
+        return [
+            PairEntry(row.round, row.labeller, row.source, rows.labelled_pair_record(row, questions[row.pair]))
+            for row in self._read(query)
+        ]
+
+    def dual_steps(self) -> list[DualEntry]:
+        """Every step of every multiplier, by round."""
+        table = schema.dual_step
+        return [
+            DualEntry(
+                round=row.round,
+                constraint=row.constraint,
+                estimate=CostEstimate(
+                    row.value,
+                    row.standard_error,
+                    row.responses,
+                    row.labels_each,
+                    row.mode,
+                    row.constraint,
+                    row.bias_allowance,
+                ),
+                multiplier_before=row.multiplier_before,
+                multiplier_after=row.multiplier_after,
+                eta=row.eta,
+            )
+            for row in self._read(self._of_run(table).order_by(table.c.round, table.c.constraint))
+        ]
+
+    def deliveries(self) -> list[DeliveryEntry]:
+        """Every hand-over, in the order in which they happened."""
+        return [
+            DeliveryEntry(
+                row.round,
+                Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds, row.tokenizer),
+                row.verified,
+                row.canary_difference,
+            )
+            for row in self._read(self._of_run(schema.delivery).order_by(schema.delivery.c.id))
+        ]
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """{round: {name: value}}; a number that does not exist reads as nan."""
+        found: dict[int, dict[str, float]] = {}
+        table = schema.metric
+        for row in self._read(self._of_run(table).order_by(table.c.round, table.c.name)):
+            found.setdefault(row.round, {})[row.name] = math.nan if row.value is None else row.value
+        return found
+
+    def phases(self, round_: int | None = None, like: str = "%") -> list[PhaseEntry]:
+        """Finished phases in the order in which they ended; `like` is a pattern of their names (`prompts-%`)."""
+        table = schema.phase
+        query = self._of_run(table, round_).order_by(table.c.round, table.c.finished_ms, table.c.started_ms)
+        if like != "%":
+            query = query.where(table.c.phase.like(like))
+        return [
+            PhaseEntry(row.round, row.phase, row.started_ms, row.finished_ms, row.payload) for row in self._read(query)
+        ]
+
+
+def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalReader:
+    """Opens a run to read it and writes nothing; without a `run_id` the one run that the database holds.
+
+        with read_journal("runs/demo/journal.sqlite", "demo") as journal:
+            print(journal.metrics())
+
+    Raises UserError if there is no journal, if it has no such run, or several and none was named.
+    """
+    engine = open_to_read(url_or_path)
+    try:
+        return JournalReader(engine, _stored_run(engine, run_id))
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+def _stored_run(engine: Engine, run_id: str | None) -> str:
+    with reading(engine) as connection:
+        known = [row.id for row in connection.execute(select(schema.run.c.id).order_by(schema.run.c.id))]
+    if run_id is None and len(known) == 1:
+        return str(known[0])
+    if run_id is None and known:
+        raise UserError(f"the journal has several runs ({', '.join(known)}): name one of them")
+    if run_id is None or run_id not in known:
+        wanted = "no run" if run_id is None else f"no run {run_id!r}"
+        raise UserError(f"the journal has {wanted}; it has {', '.join(known) or 'none'}")
+    return run_id
