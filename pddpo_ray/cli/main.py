@@ -20,6 +20,7 @@ from pddpo_ray.cli import (
     data,
     doctor,
     evaluate,
+    limits,
     recipes,
     release,
     report,
@@ -59,6 +60,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
 app.add_typer(data.app, name="data")
+app.add_typer(limits.app, name="limits")
 app.add_typer(annotation_files.app, name="annotations")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.evaluate.refusals import is_refusal
 from pddpo_ray.evaluate.sets import EvaluationSet, HeldOutPair
+from pddpo_ray.limits.rules import refusal
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.intervals import Estimate, mean_interval, rate_interval
 
@@ -21,7 +21,7 @@ Measures = dict[str, Any]
 def of_texts(asked: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Sequence[Sequence[int]]) -> Measures:
     """Length and refusals. answers, tokens: per question the texts and their numbers of tokens."""
     firsts = [replies[0] for replies in answers if replies]
-    refused = rate_interval(sum(is_refusal(answer) for answer in firsts), len(firsts))
+    refused = rate_interval(sum(refusal(answer) for answer in firsts), len(firsts))
     groups = [place for place, replies in enumerate(answers) for _ in replies]
     return {
         "length_tokens": _plain(mean_interval([count for counts in tokens for count in counts], groups)),

@@ -18,7 +18,7 @@ from pddpo_ray.evaluate.ratings import (
     ratings,
     win_table,
 )
-from pddpo_ray.evaluate.refusals import is_refusal
+from pddpo_ray.limits.rules import refusal
 from pddpo_ray.theory.intervals import mean_interval, rate_interval
 
 # --- means and rates -----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_scores_become_comparisons_and_equal_scores_draws() -> None:
     ],
 )
 def test_refusals_are_recognised(answer: str) -> None:
-    assert is_refusal(answer)
+    assert refusal(answer)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_refusals_are_recognised(answer: str) -> None:
     ],
 )
 def test_advice_is_no_refusal(answer: str) -> None:
-    assert not is_refusal(answer)
+    assert not refusal(answer)

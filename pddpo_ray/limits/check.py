@@ -1,0 +1,185 @@
+"""A file of answers against limits: an estimate with its interval for each, and whether the limit is kept.
+
+Answers to one prompt are averaged first, so the interval counts prompts. Yes-or-no measures with one answer a prompt
+get the exact binomial (Clopper-Pearson) interval, other bounded measures the interval of bets. A row that could not be
+measured stays out of the estimate; the interval counts it as its worst for each end, so no source can win by failing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Amount, Limit
+from pddpo_ray.limits.reading import MeasuredLimit
+from pddpo_ray.limits.sources import Answer, Unmeasured
+from pddpo_ray.theory.certificate import lower_bound, upper_bound
+
+Array = NDArray[np.float64]
+EDGE = 1e-3
+"""Bets are shaped for limits at least so far from the ends of the measure's range."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a file of answers says about one limit."""
+
+    limit: Limit
+    source: str
+    estimate: Amount | None
+    low: Amount | None
+    high: Amount | None
+    n: int
+    """Answers that were measured."""
+    prompts: int
+    failed: int
+    """Answers that the source could not measure, abstentions included."""
+    reasons: tuple[str, ...] = ()
+    """The first reasons for that, with their rows."""
+    note: str = ""
+
+    @property
+    def kept(self) -> bool | None:
+        return self.limit.kept(self.low, self.high)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "estimate": None if self.estimate is None else self.estimate.number,
+            "low": None if self.low is None else self.low.number,
+            "high": None if self.high is None else self.high.number,
+            "n": self.n,
+            "prompts": self.prompts,
+            "failed": self.failed,
+            "kept": self.kept,
+            "limit": str(self.limit),
+            "confidence": self.limit.confidence,
+            "source": self.source,
+            "note": self.note,
+            "reasons": list(self.reasons),
+        }
+
+
+def check(limits: Sequence[MeasuredLimit], answers: Sequence[Answer]) -> list[Checked]:
+    """Every limit on the answers of its prompt set. Raises UserError if a limit names a set and no row has one."""
+    return [check_one(measured, answers) for measured in limits]
+
+
+def check_one(measured: MeasuredLimit, answers: Sequence[Answer]) -> Checked:
+    """One limit; its answers are those whose `set` is the limit's prompt set, or all."""
+    limit, source, over = measured.limit, measured.source, measured.limit.quantity.over
+    if over is not None and not any("set" in answer.row for answer in answers):
+        raise UserError(
+            f'limit {limit.name} is over `{over}`, and no row names its set; add "set": "{over}" to its rows'
+        )
+    values: dict[str, list[float]] = {}
+    missing: dict[str, int] = {}
+    reasons: list[str] = []
+    for number, answer in enumerate(answers, start=1):
+        if over is not None and answer.row.get("set") != over:
+            continue
+        value = source(answer)
+        values.setdefault(answer.prompt, [])
+        if isinstance(value, Unmeasured):
+            missing[answer.prompt] = missing.get(answer.prompt, 0) + 1
+            reasons.append(f"row {number}: {source.name} {value.reason}")
+        else:
+            values[answer.prompt].append(value)
+    low, high, problem = _interval(limit, values, missing)
+    means = [float(np.mean(found)) for found in values.values() if found]
+    quantity = limit.quantity
+    return Checked(
+        limit,
+        source.name,
+        Amount(quantity, float(np.mean(means))) if means else None,
+        None if low is None else Amount(quantity, low),
+        None if high is None else Amount(quantity, high),
+        sum(map(len, values.values())),
+        len(values),
+        sum(missing.values()),
+        tuple(reasons[:3]),
+        "; ".join(part for part in (problem, source.note) if part),
+    )
+
+
+def _interval(
+    limit: Limit, values: Mapping[str, Sequence[float]], missing: Mapping[str, int]
+) -> tuple[float | None, float | None, str]:
+    """Both ends of the interval at the limit's confidence, or None and why."""
+    quantity = limit.quantity
+    if not values:
+        return None, None, "no answers"
+    if quantity.low is None or quantity.high is None:
+        return None, None, "no interval: bounds unknown; state them, e.g. bounds: [0, 400]"
+    span = quantity.high - quantity.low
+    level = (1.0 - limit.confidence) / 2.0
+    worst_high, worst_low = ([], [])  # type: tuple[list[float], list[float]]
+    for prompt, found in values.items():
+        scaled = (np.asarray(found) - quantity.low) / span
+        lacking = missing.get(prompt, 0)
+        worst_high.append(float(np.mean([*scaled, *[1.0] * lacking])))
+        worst_low.append(float(np.mean([*scaled, *[0.0] * lacking])))
+    shaped = float(np.clip((limit.bound.number - quantity.low) / span, EDGE, 1.0 - EDGE))
+    low = _low_end(np.asarray(worst_low), shaped, level)
+    high = _high_end(np.asarray(worst_high), shaped, level)
+    return quantity.low + span * low, quantity.low + span * high, ""
+
+
+def _high_end(values: Array, limit: float, level: float) -> float:
+    if not np.isin(values, (0.0, 1.0)).all():
+        return upper_bound(np.clip(values, 0.0, 1.0), limit, level)
+    yes, n = int(values.sum()), len(values)
+    return 1.0 if yes == n else float(beta.ppf(1.0 - level, yes + 1, n - yes))
+
+
+def _low_end(values: Array, limit: float, level: float) -> float:
+    if not np.isin(values, (0.0, 1.0)).all():
+        return lower_bound(np.clip(values, 0.0, 1.0), limit, level)
+    yes, n = int(values.sum()), len(values)
+    return 0.0 if yes == 0 else float(beta.ppf(level, yes, n - yes + 1))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Rows of a JSON-lines file with `prompt` (text or messages), `response` and perhaps `set`. Raises UserError."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file with one JSON object a line")
+    answers = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                answers.append(_answer(line, f"{path.name} line {number}"))
+    if not answers:
+        raise UserError(f"{path} holds no answers")
+    return answers
+
+
+def _answer(line: str, where: str) -> Answer:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is no JSON object; write {{"prompt": ..., "response": ...}}')
+    for key in ("prompt", "response"):
+        if key not in row:
+            raise UserError(f"{where} has no `{key}`; its keys are {', '.join(row) or 'none'}")
+    if not isinstance(row["response"], str):
+        raise UserError(f"{where}: `response` must be text, got {type(row['response']).__name__}")
+    return Answer(_prompt_text(row["prompt"], where), row["response"], row)
+
+
+def _prompt_text(prompt: Any, where: str) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    turns = prompt if isinstance(prompt, list) else []
+    texts = [turn["content"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
+    if not texts or len(texts) < len(turns):
+        raise UserError(f'{where}: `prompt` must be text or messages [{{"role": ..., "content": ...}}]')
+    return "\n\n".join(texts)
