@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import FitConfig
 from pddpo_ray.training.engine import ADAM_BETAS, check_names
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer, device_of
@@ -49,7 +49,7 @@ class DeepSpeedEngine:
             self._load_partitioned(weights)
         self._engine.optimizer.refresh_fp32_params()
 
-    def begin(self, settings: FitSettings) -> None:
+    def begin(self, settings: FitConfig) -> None:
         optimizer = self._engine.optimizer
         optimizer.optimizer.state.clear()
         optimizer.clip_grad = settings.max_grad_norm

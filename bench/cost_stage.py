@@ -19,6 +19,7 @@ from torch import Tensor
 from bench.device import GIB, allocated_at_most, bytes_of, wall_clock
 from bench.ratio import Ratio, assert_same, interleaved, of_pairs
 from bench.workload import Shape, preference_rows, trained_weights
+from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
@@ -74,7 +75,11 @@ class CostStage:
         self.shape = shape
         self.rows = preference_rows(shape.vocabulary, pairs)
         self.settings = FitSettings(
-            steps=EPOCHS * pairs // batch, learning_rate=1e-4, batch_pairs=batch, support_weight=0.0, max_grad_norm=1e9
+            steps=EPOCHS * pairs // batch,
+            learning_rate=1e-4,
+            batch_pairs=batch,
+            support=SupportConfig(weight=0.0),
+            max_grad_norm=1e9,
         )
         self.reference = shape.build(0)
         self.reward_policy, self.policy = (shape.trained(1, adapters) for _ in range(2))

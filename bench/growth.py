@@ -14,6 +14,7 @@ import torch
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model
+from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.theory.refit import Budget, RefitPolicy, Union, decide, limit_rows
@@ -104,7 +105,10 @@ def _held_out_loss(world: World, policy: RefitPolicy) -> float:
         kept, _ = limit_rows(known, (), older, np.random.default_rng([8, number]))
         steps = -(-EPOCHS * len(kept) // BATCH)
         settings = FitSettings(
-            steps=steps, learning_rate=1e-3 if number == 1 else 5e-4, batch_pairs=BATCH, support_weight=0.0
+            steps=steps,
+            learning_rate=1e-3 if number == 1 else 5e-4,
+            batch_pairs=BATCH,
+            support=SupportConfig(weight=0.0),
         )
         engine.begin(settings)
         run_fit(engine, objective, kept, FrozenColumns(scored, {}), settings, number)

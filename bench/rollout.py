@@ -80,7 +80,7 @@ def run_on_device(
     with tempfile.TemporaryDirectory() as place:
         model = setting.model()
         policy = stored(model, Path(place))
-        engine = engine_in(Path(place), VllmSettings(shape.number_type, max_model_len=512, max_sequences=batch))
+        engine = engine_in(Path(place), VllmSettings(dtype=shape.number_type, max_model_len=512, max_sequences=batch))
         engine.deliver(policy)
         clock = wall_clock(shape.device)
         found = against(peer, engine, model, setting, batch, repeats, name, floor=floor, clock=clock)

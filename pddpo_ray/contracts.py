@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from pddpo_ray.config import FitConfig, SupportConfig
 from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
@@ -97,25 +98,17 @@ class Explorer(Protocol):
 # --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------
 
 
-@dataclass(frozen=True)
-class FitSettings:
-    """Optimiser settings of one fit."""
+class FitSettings(FitConfig):
+    """One fit: its own section of the recipe, and what `trainer` says about every fit.
 
-    steps: int = 30
-    epochs: float | None = None
-    """Passes over the rows in place of `steps`; the trainer part turns it into steps, so no backend sees it."""
-    learning_rate: float = 5e-4
-    batch_pairs: int = 32
+    A trainer backend sees no `epochs`: the trainer part has turned them into steps.
+    """
+
     micro_pairs: int | None = None
     """Pairs per forward pass on one rank; None: the rank's whole share. Changes memory, not results."""
-    activation_bytes: float | None = None
+    activation_gib: float | None = None
     """What the activations of one forward and backward pass may take; None: no limit. Changes memory, not results."""
-    warmup: float = 0.1
-    schedule: str = "linear"
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    support_weight: float = 0.5
-    support_floor: float = 1e-3
+    support: SupportConfig = SupportConfig()
 
 
 @dataclass(frozen=True)

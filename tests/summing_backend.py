@@ -54,7 +54,7 @@ def make(folder: Path, rank: int, ranks: int) -> SummingBackend:
 
 def command(number: int, *, steps: int = 3, pause_s: float = 0.0, seed: int = 7) -> FitCommand:
     rows = (PairRow("a", (1,), (2,), (3,)),)
-    settings = FitSettings(steps=steps, learning_rate=pause_s)
+    settings = FitSettings(steps=steps, learning_rate=max(pause_s, 1e-9))
     return FitCommand(
         number, Start(REFERENCE), Objective("reward", REFERENCE, 0.1), rows, settings, seed, f"fit-{number}"
     )

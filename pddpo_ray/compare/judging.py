@@ -14,7 +14,7 @@ import numpy as np
 
 from pddpo_ray.compare.suite import HeldOutEntry
 from pddpo_ray.config import Config
-from pddpo_ray.contracts import Array, FitSettings
+from pddpo_ray.contracts import Array
 from pddpo_ray.data.real_text import PreparedRealText
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
@@ -104,7 +104,7 @@ class HeldOutJudge:
         order = ScorerOrder(
             kind,
             self._backends.reference,
-            with_steps(FitSettings(**settings.fit.model_dump()), len(pairs)),
+            with_steps(settings.fit, len(pairs)),
             seed_of(self._config.seed, "judge", kind),
             ridge=settings.ridge,
             held_out=0.0,

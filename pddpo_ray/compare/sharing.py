@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pydantic import BaseModel
+
 from pddpo_ray.contracts import Array, Count, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
@@ -131,6 +133,8 @@ def _content(value: Any) -> Any:
         return value.sha256
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _content(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, BaseModel):
+        return value.model_dump()
     if isinstance(value, list | tuple):
         return [_content(item) for item in value]
     return value

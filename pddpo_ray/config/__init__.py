@@ -17,6 +17,7 @@ from pddpo_ray.config.dual import (
 )
 from pddpo_ray.config.feedback import (
     AskedPeople,
+    EndpointConfig,
     FeedbackCommon,
     JudgeFeedback,
     MixedFeedback,
@@ -26,11 +27,11 @@ from pddpo_ray.config.feedback import (
     WorldScores,
 )
 from pddpo_ray.config.loading import load, recipe_names, to_yaml
-from pddpo_ray.config.method import MethodConfig
+from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.scorers import ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config.scorers import ScorerConfig, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
     BudgetRefit,
@@ -41,7 +42,14 @@ from pddpo_ray.config.trainer import (
     SupportConfig,
     UnionRefit,
 )
-from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig
+from pddpo_ray.config.world import (
+    NoWorldConfig,
+    ScratchReferenceConfig,
+    SmallModelConfig,
+    TabularWorldConfig,
+    TextReferenceConfig,
+    TextWorldConfig,
+)
 
 __all__ = [
     "AnytimeRule",
@@ -51,6 +59,7 @@ __all__ = [
     "ConstraintConfig",
     "DeterminantRefit",
     "DualConfig",
+    "EndpointConfig",
     "FeedbackCommon",
     "FitConfig",
     "FixedRule",
@@ -66,15 +75,20 @@ __all__ = [
     "NoWorldConfig",
     "PeopleFeedback",
     "PidRule",
+    "PpoConfig",
     "ProjectedRule",
     "RayCluster",
     "Refit",
+    "ScorerConfig",
     "ScorerTrainingConfig",
+    "ScratchReferenceConfig",
+    "SmallModelConfig",
     "StoredScorerConfig",
     "Strict",
     "SupportConfig",
     "TabularRollout",
     "TabularWorldConfig",
+    "TextReferenceConfig",
     "TextWorldConfig",
     "TransformersRollout",
     "UnionRefit",

@@ -72,11 +72,9 @@ class ModelFeedback(FeedbackCommon):
     """Share of a GPU that each of the two models reserves; 0: they score on CPUs."""
 
 
-class JudgeFeedback(FeedbackCommon):
-    """Labels by a language model behind an OpenAI-compatible endpoint."""
+class EndpointConfig(Strict):
+    """A language model behind an OpenAI-compatible endpoint, and how it is asked."""
 
-    kind: Literal["judge"] = "judge"
-    """Tag of this variant."""
     endpoint: str = "http://127.0.0.1:8000/v1"
     """Base URL; /chat/completions is asked."""
     model: str
@@ -93,6 +91,13 @@ class JudgeFeedback(FeedbackCommon):
     """Longest wait for one answer of the judge, in seconds."""
     tries: int = Field(4, ge=1)
     """How often one question is sent when the endpoint fails or is busy."""
+
+
+class JudgeFeedback(EndpointConfig, FeedbackCommon):
+    """Labels by a language model behind an OpenAI-compatible endpoint."""
+
+    kind: Literal["judge"] = "judge"
+    """Tag of this variant."""
     excluded: float = Field(0.1, ge=0, lt=1)
     """Largest share of a round's answers or pairs that are left out, and counted, because no reply about them could be
     read in three attempts; beyond it the run fails."""

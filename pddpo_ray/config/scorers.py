@@ -8,11 +8,9 @@ from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import FitConfig
 
 
-class StoredScorerConfig(Strict):
-    """A reward or cost model in a folder or on the hub; its score is scale * output + shift."""
+class ScorerConfig(Strict):
+    """How a stored reward or cost model is read; its score is scale * output + shift."""
 
-    path: str
-    """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
     template: str | None = None
     """tokens, safe-rlhf, chat, pair, or a text with {prompt} and {answer}; null: what the model was made with."""
     label: str | None = None
@@ -25,6 +23,13 @@ class StoredScorerConfig(Strict):
     """Longer texts lose their beginning; null: the model's own limit."""
     batch: int = Field(64, ge=1)
     """Texts per forward pass."""
+
+
+class StoredScorerConfig(ScorerConfig):
+    """A reward or cost model in a folder or on the hub."""
+
+    path: str
+    """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
 
 
 class ScorerTrainingConfig(Strict):

@@ -10,7 +10,7 @@ from pddpo_ray.config.section import Strict
 
 
 class SmallModelConfig(Strict):
-    """Shape and peak learning rate of a reference that is trained here in place of a downloaded one."""
+    """Shape of a reference that is trained here in place of a downloaded one."""
 
     hidden: int = Field(64, ge=32, multiple_of=8)
     """Width of the model."""
@@ -20,8 +20,6 @@ class SmallModelConfig(Strict):
     """Attention heads; vLLM on CPU wants at least 32 dimensions per head."""
     intermediate: int = Field(128, ge=32)
     """Width inside the feed-forward blocks."""
-    learning_rate: float = Field(4e-3, gt=0)
-    """Peak learning rate."""
 
 
 class TextReferenceConfig(SmallModelConfig):
@@ -31,6 +29,8 @@ class TextReferenceConfig(SmallModelConfig):
     """Optimiser steps of the pre-training."""
     batch: int = Field(64, ge=1)
     """Sentences per step."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
     rare: float = Field(0.012, gt=0, lt=0.1)
     """Intended probability of each rare value: 0.2 to 2 % is where exploration matters and can succeed."""
 
@@ -73,6 +73,8 @@ class ScratchReferenceConfig(SmallModelConfig):
     """Optimiser steps."""
     batch: int = Field(16, ge=1)
     """Texts per step."""
+    learning_rate: float = Field(4e-3, gt=0)
+    """Peak learning rate."""
 
 
 class NoWorldConfig(Strict):

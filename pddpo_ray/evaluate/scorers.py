@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pddpo_ray.config import EndpointConfig, ScorerConfig
 from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Verdict
 
@@ -19,9 +20,9 @@ def lazy_scorer(place: str, dtype: str = "float32", template: str | None = None)
     """Scores of (question, answer) texts; the model is in memory only while it works."""
 
     def score(texts: Sequence[tuple[str, str]]) -> Sequence[float]:
-        from pddpo_ray.scoring.loading import ScorerSettings, load_scorer
+        from pddpo_ray.scoring.loading import load_scorer
 
-        scorer = load_scorer(place, ScorerSettings(template=template, dtype=dtype))
+        scorer = load_scorer(place, ScorerConfig(template=template), dtype)
         return [float(value) for value in scorer.score_texts(texts)]
 
     return score
@@ -34,10 +35,10 @@ def judges_at(
 
     The endpoint's key, if it wants one, is in the environment variable `key_env`.
     """
-    from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
+    from pddpo_ray.scoring.endpoint import ChatEndpoint
     from pddpo_ray.scoring.judge import Judge as EndpointJudge
 
-    judge = EndpointJudge(ChatEndpoint(EndpointSettings(url, model, os.environ.get(key_env))))
+    judge = EndpointJudge(ChatEndpoint(EndpointConfig(endpoint=url, model=model), os.environ.get(key_env)))
 
     def on(axis: Axis) -> Judge:
         def outcomes(asked: Sequence[tuple[str, str, str]]) -> Sequence[float | None]:

@@ -53,7 +53,6 @@ from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
 from pddpo_ray.theory.cost_estimate import estimate_cost
-from pddpo_ray.theory.ppo import PpoSettings
 from pddpo_ray.theory.refit import Budget, Determinant, Geometric, RefitPolicy, Union
 from pddpo_ray.theory.seeds import generator
 
@@ -130,15 +129,8 @@ def fit_plan(config: Config) -> FitPlan:
     trainer = config.trainer
 
     def settings(fit: FitConfig) -> FitSettings:
-        support = trainer.support
-        budget = trainer.activation_gib
-        return FitSettings(
-            **fit.model_dump(),
-            micro_pairs=trainer.micro_pairs,
-            activation_bytes=None if budget is None else budget * 2**30,
-            support_weight=support.weight,
-            support_floor=support.floor,
-        )
+        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support"})
+        return FitSettings(**fit.model_dump(), **every)
 
     return FitPlan(
         reward=settings(trainer.reward),
@@ -150,7 +142,7 @@ def fit_plan(config: Config) -> FitPlan:
         refit=refit_policy(trainer.refit),
         merge_duplicates=trainer.merge_duplicates,
         last_rate=trainer.last_rate,
-        ppo=PpoSettings(**config.ppo.model_dump()),
+        ppo=config.ppo,
         rounds=config.rounds,
         alpha=config.explore.alpha if config.explore.loss == "xpo" else 0.0,
     )

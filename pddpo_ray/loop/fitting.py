@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.contracts import (
     Array,
     EarlyTrainer,
@@ -24,12 +25,13 @@ from pddpo_ray.contracts import (
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.ppo import Critics, PpoCommand, PpoSettings, ScoredAnswer, reinforce
+from pddpo_ray.theory.ppo import Critics, PpoCommand, ScoredAnswer, reinforce
 from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
 from pddpo_ray.theory.seeds import generator, seed_of
 
 Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
 """(base, other, share of the other, number, name) -> stored version (`merging.merge_versions`)."""
+Fit = TypeVar("Fit", bound=FitConfig)
 WarmStart = Literal["carried", "previous", "reward"]
 
 
@@ -52,7 +54,7 @@ class FitPlan:
     """How much of the past a fit sees."""
     merge_duplicates: bool = False
     """Rows that say the same of the same texts become one weighted row."""
-    ppo: PpoSettings = field(default_factory=PpoSettings)
+    ppo: PpoConfig = field(default_factory=PpoConfig)
     """Of updates by policy gradients."""
     last_rate: float = 1.0
     """Learning rates of the last round as a share of the recipe's; in between they fall linearly."""
@@ -66,7 +68,8 @@ class FitPlan:
         else:
             chosen = self.first_cost if first else self.cost
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
-        return replace(chosen, learning_rate=chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * done))
+        rate = chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * done)
+        return chosen.model_copy(update={"learning_rate": rate})
 
 
 class TrainerController:
@@ -268,11 +271,12 @@ class TrainerController:
         return result
 
 
-def with_steps(settings: FitSettings, rows: int) -> FitSettings:
+def with_steps(settings: Fit, rows: int) -> Fit:
     """The settings with their epochs turned into steps over so many rows; as they are where steps are given."""
     if settings.epochs is None:
         return settings
-    return replace(settings, steps=max(1, math.ceil(settings.epochs * rows / settings.batch_pairs)), epochs=None)
+    steps = max(1, math.ceil(settings.epochs * rows / settings.batch_pairs))
+    return settings.model_copy(update={"steps": steps, "epochs": None})
 
 
 def previous_fit(entries: Sequence[VersionEntry], stage: str, place: int) -> VersionEntry | None:

@@ -7,7 +7,7 @@ import os
 from pddpo_ray.config import JudgeFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
+from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 
 
@@ -18,6 +18,4 @@ def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
         key = os.environ.get(settings.key_env)
         if not key:
             raise UserError(f"feedback.key_env: the environment variable {settings.key_env} is not set")
-    options = {"endpoint", "model", "temperature", "max_tokens", "workers", "request_timeout_s", "tries"}
-    endpoint = ChatEndpoint(EndpointSettings(key=key, **settings.model_dump(include=options)))
-    return JudgeLabeller(Judge(endpoint), lambda: journal.round, journal.add_metrics)
+    return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)

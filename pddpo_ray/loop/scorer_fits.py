@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pddpo_ray.config import ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import FitConfig, ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.records import LabelledPair, PolicyVersion
@@ -70,7 +69,7 @@ class ScorerTraining:
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, str]]:
         rows = round((1.0 - self._settings.held_out) * len(labelled))
-        fit = with_steps(FitSettings(**self._settings.fit.model_dump()), rows)
+        fit = with_steps(self._settings.fit, rows)
         found: dict[str, dict[str, str]] = {}
         for kind in kinds:
             order = ScorerOrder(
@@ -94,7 +93,7 @@ class ScorerOrder:
     kind: Kind
     reference: PolicyVersion
     """Its first weights are this model's."""
-    fit: FitSettings
+    fit: FitConfig
     seed: int
     ridge: float
     held_out: float
@@ -121,7 +120,7 @@ class ScorerOrder:
             )
             return {"path": path, "sha256": sha256, "metrics": metrics}
 
-        own = [self.kind, self.reference.sha256, asdict(self.fit), self.seed, self.ridge, self.held_out]
+        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge, self.held_out]
         rows = [
             [
                 item.pair.prompt.token_ids,
@@ -146,10 +145,9 @@ def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
 
 def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     """A model that the recipe names."""
-    from pddpo_ray.scoring.loading import ScorerSettings, load_scorer
+    from pddpo_ray.scoring.loading import load_scorer
 
-    options = settings.model_dump(exclude={"path"})
-    return load_scorer(settings.path, ScorerSettings(**options, dtype=dtype))
+    return load_scorer(settings.path, settings, dtype)
 
 
 def feedback_models(

@@ -22,12 +22,8 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
         prepare_process(rollout.threads)
         on_gpu = torch.cuda.is_available()
         settings = VllmSettings(
+            **rollout.model_dump(),
             dtype=config.model.dtype,
-            max_model_len=rollout.max_model_len,
-            max_sequences=rollout.max_sequences,
-            tensor_parallel=rollout.tensor_parallel,
-            kv_cache_gib=rollout.kv_cache_gib,
-            gpu_memory=rollout.gpu_memory,
             sleeps=on_gpu and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared",
         )
         match way_of(config, "cuda" if on_gpu else "cpu"):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pddpo_ray.config import VllmRollout
 from pddpo_ray.contracts import Array, Count, Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
@@ -40,18 +40,10 @@ NO_VERSION = -1
 Draw = tuple[tuple[int, ...], str, float]
 
 
-@dataclass(frozen=True)
-class VllmSettings:
-    """How much of the machine the engine takes."""
+class VllmSettings(VllmRollout):
+    """The recipe's section, and what its engine has to know besides."""
 
     dtype: str = "float32"
-    max_model_len: int = 256
-    max_sequences: int = 128
-    tensor_parallel: int = 1
-    kv_cache_gib: float = 0.5
-    """Size of the key-value cache on a CPU; a GPU engine takes `gpu_memory` instead."""
-    gpu_memory: float = 0.5
-    """Fraction of the GPU's memory."""
     sleeps: bool = False
     """Whether the engine shares its GPU and has to be able to sleep."""
 

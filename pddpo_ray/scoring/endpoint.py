@@ -5,38 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
 
 REFUSED = (400, 401, 403, 404, 405, 422)
 """Answers that a repetition does not change."""
-LONGEST_PAUSE_S = 30.0
-
-
-@dataclass(frozen=True)
-class EndpointSettings:
-    """Where a model is asked, and how patiently. `key` is sent as a bearer token and appears in no message."""
-
-    endpoint: str
-    model: str
-    key: str | None = field(default=None, repr=False)
-    temperature: float = 0.7
-    max_tokens: int = 512
-    workers: int = 8
-    request_timeout_s: float = 120.0
-    tries: int = 4
-    first_pause_s: float = 0.5
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class ChatEndpoint:
-    """One model behind an endpoint. `asked` and `unanswered` count its questions since the start."""
+    """One model behind an endpoint. `asked` and `unanswered` count its questions since the start.
 
-    def __init__(self, settings: EndpointSettings, sleep: Callable[[float], None] = time.sleep) -> None:
+    `key` is sent as a bearer token and appears in no message.
+    """
+
+    def __init__(
+        self, settings: EndpointConfig, key: str | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.settings = settings
+        self._key = key
         self.asked = 0
         self.unanswered = 0
         self._sleep = sleep
@@ -61,7 +53,7 @@ class ChatEndpoint:
         return [None if isinstance(answer, _Lost) else answer for answer in found]
 
     def _client(self) -> httpx.Client:
-        headers = {} if self.settings.key is None else {"Authorization": f"Bearer {self.settings.key}"}
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         limits = httpx.Limits(max_connections=self.settings.workers)
         return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
 
@@ -77,7 +69,7 @@ class ChatEndpoint:
         }
         reason = ""
         for attempt in range(self.settings.tries):
-            pause = min(self.settings.first_pause_s * 2**attempt, LONGEST_PAUSE_S)
+            pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
             try:
                 response = client.post(f"{self.settings.endpoint.rstrip('/')}/chat/completions", json=body)
             except httpx.HTTPError as error:

@@ -1,6 +1,6 @@
 """An LLM as judge: pairs scored in both orders, single answers called safe or unsafe, and labels made of that.
 
-    judge = Judge(ChatEndpoint(EndpointSettings("http://127.0.0.1:8000/v1", "my-judge")))
+    judge = Judge(ChatEndpoint(EndpointConfig(model="my-judge")))
     judged = judge.compare([("how do i light the stove ?", "use a match .", "no .")], "helpfulness", seed=0)
     judged[0].scores        # (mean score of the first, of the second), or None
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Response
 from pddpo_ray.rollout.checkpoint import fingerprint
@@ -41,28 +41,11 @@ Forward = Callable[[list[Encoded]], Tensor]
 """Raw scores of encoded texts. -> [n]"""
 
 
-@dataclass(frozen=True)
-class ScorerSettings:
-    """How a stored scorer is read. The score is scale * raw + shift: a harmlessness model is a cost at scale -1."""
-
-    template: str | None = None
-    """None: what the model's folder states, else what its kind is used with."""
-    label: str | None = None
-    """Label of a classifier with several whose log-odds are the score; None: the only one, or the second of two."""
-    scale: float = 1.0
-    shift: float = 0.0
-    max_tokens: int | None = None
-    """Longer texts lose their beginning; None: the model's own limit."""
-    batch: int = 64
-    dtype: str = "float32"
-    device: str = "auto"
-
-
 class NeuralScorer:
     """A loaded model as `AnswerScorer`. `truncated` counts the texts that were too long."""
 
     def __init__(
-        self, name: str, tokenizer: Any, forward: Forward, template: str, settings: ScorerSettings, max_tokens: int
+        self, name: str, tokenizer: Any, forward: Forward, template: str, settings: ScorerConfig, max_tokens: int
     ) -> None:
         self.name = name
         self.template = template
@@ -105,23 +88,23 @@ class NeuralScorer:
         return {name: [values[0], *values[len(values) - self._max_tokens + 1 :]] for name, values in row.items()}
 
 
-def load_scorer(place: str | Path, settings: ScorerSettings | None = None) -> NeuralScorer:
-    """The scorer in a folder, or of that name on the Hugging Face hub.
+def load_scorer(place: str | Path, settings: ScorerConfig | None = None, dtype: str = "float32") -> NeuralScorer:
+    """The scorer in a folder, or of that name on the Hugging Face hub, on a GPU where there is one.
 
     Raises UserError for a folder that holds none, pickled weights, an unknown label or a template without a slot.
     """
     from transformers import AutoConfig
 
-    settings = settings or ScorerSettings()
+    settings = settings or ScorerConfig()
     folder = local_folder(place)
     safetensors_files(folder)
     config = AutoConfig.from_pretrained(folder)
     architecture = (getattr(config, "architectures", None) or [""])[0]
     tokenizer = _tokenizer(folder)
     if architecture.endswith("ForScore"):
-        forward, template = _score_head(folder, settings), getattr(config, "score_template", "safe-rlhf")
+        forward, template = _score_head(folder, dtype), getattr(config, "score_template", "safe-rlhf")
     elif architecture.endswith("ForSequenceClassification"):
-        forward = _classifier(folder, tokenizer, settings)
+        forward = _classifier(folder, tokenizer, settings.label, dtype)
         template = "chat" if tokenizer.chat_template else "pair"
     else:
         raise UserError(
@@ -184,8 +167,8 @@ def check_template(template: str, tokenizer: Any, place: str | Path) -> None:
 # --- the two kinds of model ---------------------------------------------------------------------------------------
 
 
-def _score_head(folder: Path, settings: ScorerSettings) -> Forward:
-    model = read_score_model(folder, dtype=settings.dtype).to(_device(settings))
+def _score_head(folder: Path, dtype: str) -> Forward:
+    model = read_score_model(folder, dtype=dtype).to(_device())
 
     def forward(rows: list[Encoded]) -> Tensor:
         # With an empty prompt every token is a response token, and the score is read at the last one.
@@ -195,14 +178,14 @@ def _score_head(folder: Path, settings: ScorerSettings) -> Forward:
     return forward
 
 
-def _classifier(folder: Path, tokenizer: Any, settings: ScorerSettings) -> Forward:
+def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> Forward:
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=getattr(torch, settings.dtype), use_safetensors=True
+        folder, dtype=getattr(torch, dtype), use_safetensors=True
     )
-    model = model.eval().to(_device(settings))
-    place = label_index(model.config.id2label, settings.label, folder)
+    model = model.eval().to(_device())
+    place = label_index(model.config.id2label, label, folder)
 
     def together(rows: list[Encoded]) -> Tensor:
         batch = tokenizer.pad(rows, return_tensors="pt", padding_side="right")
@@ -246,12 +229,10 @@ def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _limit(settings: ScorerSettings, config: Any, tokenizer: Any) -> int:
+def _limit(settings: ScorerConfig, config: Any, tokenizer: Any) -> int:
     stated = [settings.max_tokens, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
     return min(int(value) for value in (*stated, LONGEST) if value is not None and value > 0)
 
 
-def _device(settings: ScorerSettings) -> str:
-    if settings.device != "auto":
-        return settings.device
+def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Response, Verdict
 from pddpo_ray.scoring.losses import cost_loss, score_ridge
@@ -72,7 +72,7 @@ def train_scorer(
     *,
     folder: Path,
     store: ArtifactStore,
-    settings: FitSettings,
+    settings: FitConfig,
     seed: int,
     ridge: float = 1e-3,
     held_out: float = 0.1,
@@ -98,7 +98,7 @@ def train_scorer(
 
 
 def fit_scores(
-    model: ScoreModel, rows: Sequence[ScoreRow], settings: FitSettings, seed: int, *, ridge: float = 0.0
+    model: ScoreModel, rows: Sequence[ScoreRow], settings: FitConfig, seed: int, *, ridge: float = 0.0
 ) -> dict[str, float]:
     """Run the optimiser steps of one fit, in place. -> `loss`, `accuracy` over the last fifth of the steps.
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
+
+if TYPE_CHECKING:
+    from pddpo_ray.config import PpoConfig
 
 Place = tuple[str, str]
 """(path in the artifact store, sha256)"""
@@ -19,25 +22,6 @@ class Critics:
 
     reward: Place
     cost: Place
-
-
-@dataclass(frozen=True)
-class PpoSettings:
-    """Step sizes and bounds; `kl` is kappa, `trace` the lambda of the generalised advantage estimate."""
-
-    kl: float = 0.1
-    epochs: int = 1
-    batch: int = 32
-    learning_rate: float = 1e-5
-    critic_learning_rate: float = 5e-6
-    weight_decay: float = 0.01
-    critic_weight_decay: float = 0.1
-    clip: float = 0.2
-    value_clip: float = 5.0
-    score_clip: float = 50.0
-    discount: float = 1.0
-    trace: float = 0.95
-    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,7 @@ class PpoCommand:
     answers: tuple[ScoredAnswer, ...]
     multiplier: float
     critics: Critics | None
-    settings: PpoSettings
+    settings: PpoConfig
     seed: int
     result: str
 

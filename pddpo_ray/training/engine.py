@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import FitConfig
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer
 
@@ -39,7 +39,7 @@ class TorchEngine:
             for name, tensor in own.items():
                 tensor.copy_(weights[name])
 
-    def begin(self, settings: FitSettings) -> None:
+    def begin(self, settings: FitConfig) -> None:
         self._max_grad_norm = settings.max_grad_norm
         # One pass over memory per step instead of ten; for a very small model the difference is only in rounding.
         fused = sum(parameter.numel() for parameter in self._trainable) >= FUSED_FROM

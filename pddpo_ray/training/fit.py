@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pddpo_ray.config import FitConfig
 from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow
@@ -46,7 +47,7 @@ class Engine(Protocol):
         """Take over these weights. Raises ValueError if their names or shapes are not the model's."""
         ...
 
-    def begin(self, settings: FitSettings) -> None:
+    def begin(self, settings: FitConfig) -> None:
         """A fresh optimiser for the weights as they are."""
         ...
 
@@ -133,16 +134,17 @@ def final_loss(losses: Sequence[float]) -> float:
 
 def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings: FitSettings) -> Limit:
     """How much one forward and backward pass may hold; layers are computed again where one pair alone is too much."""
-    if settings.activation_bytes is None:
+    if settings.activation_gib is None:
         scorer.recompute(0)
         return Limit(pairs=settings.micro_pairs)
     sizes, largest = scorer.sizes(), max(map(pair_tokens, rows))
-    again = recomputed_layers(settings.activation_bytes, largest, sizes)
+    budget = settings.activation_gib * 2**30
+    again = recomputed_layers(budget, largest, sizes)
     scorer.recompute(again)
-    return Limit(settings.micro_pairs, max(largest, tokens_within(settings.activation_bytes, sizes, again)))
+    return Limit(settings.micro_pairs, max(largest, tokens_within(budget, sizes, again)))
 
 
-def schedule_factor(settings: FitSettings, step: int) -> float:
+def schedule_factor(settings: FitConfig, step: int) -> float:
     """Learning-rate factor of a step (0-based): linear warm-up, then linear or cosine decay, or constant."""
     warmup = max(1, round(settings.warmup * settings.steps))
     if step < warmup:
@@ -182,7 +184,7 @@ def _accumulate(
             engine.scorer, objective.temperature, part_rows, margins, columns, settings
         )
         scale = 0.0 if empty else 1.0
-        loss = scale * (loss_scale * pair_loss / pairs + settings.support_weight * support_term / tokens)
+        loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
         engine.backward(loss)
         sums += scale * torch.tensor([float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens])
     return sums
@@ -221,7 +223,7 @@ def _micro_batch(
     """Sums over a micro-batch: pair loss [], correctly ranked weight, support loss [], mass off the support."""
     device = device_of(scorer)
     texts = texts_of(rows)
-    supports = [columns.supports[text] for text in texts] if settings.support_weight > 0 else None
+    supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
     log_probs, supported, counts = scorer.log_probs(texts, supports)
     base = torch.tensor([columns.base_log_probs[text] for text in texts], device=device, dtype=torch.float32)
     ratios = log_probs - base

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pddpo_ray.config import ScratchReferenceConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.small_models import Shape, made_once, small_llama
+from pddpo_ray.training.small_models import made_once, small_llama
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,16 +33,9 @@ TextPair = tuple[str, str]
 """Rendered prompt and answer, the answer with the white space that separates it."""
 
 
-@dataclass(frozen=True)
-class ScratchSpec(Shape):
-    """Size and training of the model."""
+class ScratchSpec(ScratchReferenceConfig):
+    """Size, training and seed of the reference."""
 
-    vocabulary: int = 1024
-    context: int = 192
-    """Longest text in tokens; longer ones are left out."""
-    steps: int = 200
-    batch: int = 16
-    learning_rate: float = 4e-3
     seed: int = 0
 
 
@@ -144,5 +137,5 @@ def cached_reference(texts: Sequence[TextPair], spec: ScratchSpec, cache: Path) 
         model.eval().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    digest = hashlib.sha256(json.dumps([CACHE_LAYOUT, asdict(spec), list(texts)]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([CACHE_LAYOUT, spec.model_dump(), list(texts)]).encode()).hexdigest()
     return made_once(cache / f"scratch-reference-{digest[:12]}", make)

@@ -115,8 +115,8 @@ class LocalTrainer:
     def _columns(self, command: FitCommand) -> FrozenColumns:
         texts = list(dict.fromkeys(texts_of(command.rows)))
         supports: dict[Text, Support] = {}
-        if command.settings.support_weight > 0:
-            supports = self._add_supports(texts, command.settings.support_floor).mapping(texts)
+        if command.settings.support.weight > 0:
+            supports = self._add_supports(texts, command.settings.support.floor).mapping(texts)
         base = command.objective.base
         if base.sha256 == self.reference.sha256:
             self._add_reference(texts)

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.errors import RunError
-from pddpo_ray.theory.ppo import PpoSettings, ScoredAnswer
+from pddpo_ray.theory.ppo import ScoredAnswer
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
@@ -121,7 +121,7 @@ def run_ppo(
     answers: Sequence[ScoredAnswer],
     reference_log_probs: Sequence[Array],
     multiplier: float,
-    settings: PpoSettings,
+    settings: PpoConfig,
     seed: int,
 ) -> dict[str, float]:
     """Epochs of clipped steps of the policy and of both critics, in place. -> metrics `ppo/...`
@@ -134,7 +134,7 @@ def run_ppo(
     decays = (settings.weight_decay, settings.critic_weight_decay, settings.critic_weight_decay)
     learners = (actors.policy, actors.reward_critic, actors.cost_critic)
     for learner, rate, decay in zip(learners, rates, decays, strict=True):
-        learner.engine.begin(FitSettings(learning_rate=rate, weight_decay=decay, max_grad_norm=settings.max_grad_norm))
+        learner.engine.begin(FitConfig(learning_rate=rate, weight_decay=decay, max_grad_norm=settings.max_grad_norm))
     steps = settings.epochs * -(-len(answers) // min(settings.batch, len(answers)))
     totals = np.zeros(3)
     for batch in minibatches(len(answers), steps, settings.batch, seed):
@@ -183,7 +183,7 @@ def _columns(
     answers: Sequence[ScoredAnswer],
     reference: Sequence[Array],
     multiplier: float,
-    settings: PpoSettings,
+    settings: PpoConfig,
 ) -> Columns:
     texts = _texts(answers)
     device = _device(actors.policy)
@@ -209,7 +209,7 @@ def _step(
     answers: Sequence[ScoredAnswer],
     columns: Columns,
     batch: NDArray[np.int64],
-    settings: PpoSettings,
+    settings: PpoConfig,
 ) -> Tensor:
     """Gradient of this rank's share of a minibatch of one network. -> its part of the loss, on the CPU"""
     shard = learner.engine.shard

@@ -6,28 +6,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from pddpo_ray.config import SmallModelConfig
+
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of the model itself; specifications add how it is trained."""
-
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 2
-    intermediate: int = 128
-
-
 def small_llama(
-    shape: Shape, seed: int, *, vocabulary: int, context: int, bos: int, eos: int, pad: int
+    shape: SmallModelConfig, seed: int, *, vocabulary: int, context: int, bos: int, eos: int, pad: int
 ) -> LlamaForCausalLM:
     """An untrained model of this shape, float32; its weights follow from the seed."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.training.small_models import Shape, made_once, small_llama
+from pddpo_ray.config import TextReferenceConfig
+from pddpo_ray.training.small_models import made_once, small_llama
 from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers
 
@@ -34,15 +34,9 @@ CACHE_LAYOUT = 1
 """Raised when the training or the layout of the cache changes, so that old entries are not used."""
 
 
-@dataclass(frozen=True)
-class ReferenceSpec(Shape):
-    """Size and training of the reference model."""
+class ReferenceSpec(TextReferenceConfig):
+    """Size, training and seed of the reference."""
 
-    steps: int = 240
-    batch: int = 64
-    learning_rate: float = 4e-3
-    rare: float = 0.012
-    """Intended probability of each rare value, in every context."""
     seed: int = 0
 
 
@@ -192,7 +186,7 @@ def cached_reference(
         build_tokenizer(grammar).save_pretrained(folder)
         np.save(folder / SCORES, score_answers(model, grammar))
 
-    identity = json.dumps([CACHE_LAYOUT, asdict(spec), grammar.prompt_texts, grammar.answer_texts])
+    identity = json.dumps([CACHE_LAYOUT, spec.model_dump(), grammar.prompt_texts, grammar.answer_texts])
     return made_once(cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}", make)
 
 

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pddpo_ray.theory.ppo import PpoSettings, ScoredAnswer
+from pddpo_ray.config import PpoConfig
+from pddpo_ray.theory.ppo import ScoredAnswer
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.ppo import Actors, Learner, ModuleEngine, run_ppo
 
@@ -59,7 +60,7 @@ def update_tables(
     reference_log_probs: Array,
     answers: Sequence[ScoredAnswer],
     multiplier: float,
-    settings: PpoSettings,
+    settings: PpoConfig,
     seed: int,
 ) -> tuple[Tables, dict[str, float]]:
     """One update of policy and critics from answers of the policy as it is."""

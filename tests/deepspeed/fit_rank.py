@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -54,17 +55,19 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     reference = store_reference(store, folder / "reference")
     trainer = trainer_of(name, store, reference, shard)
     # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
-    settings = FitSettings(steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support_floor=1e-4)
+    settings = FitSettings(
+        steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support=SupportConfig(floor=1e-4)
+    )
     reward = FitCommand(1, Start(reference), Objective("reward", reference, 0.1), rows(), settings, 5, f"{name}-r")
     if name.startswith("lora-"):
-        settings = replace(settings, learning_rate=2e-3)
+        settings = settings.model_copy(update={"learning_rate": 2e-3})
         reward = replace(reward, settings=settings)
     first = trainer.execute(reward)
-    between = replace(settings, learning_rate=3e-4, max_grad_norm=0.1, micro_pairs=None)
+    between = settings.model_copy(update={"learning_rate": 3e-4, "max_grad_norm": 0.1, "micro_pairs": None})
     cost = Objective("cost", first.version, 0.1, multiplier=0.7)
     second = trainer.execute(FitCommand(2, Start(first.version), cost, rows(), between, 6, f"{name}-c"))
     again = trainer.execute(reward)
-    longer = trainer.execute(replace(reward, settings=replace(settings, steps=12)))
+    longer = trainer.execute(replace(reward, settings=settings.model_copy(update={"steps": 12})))
     answers = [Response(r.id, Prompt("p", r.prompt, ""), r.chosen, "", 0, 0) for r in rows(8)]
     return {
         "losses": [run.metrics["fit/loss"] for run in (first, longer, second)],

@@ -19,14 +19,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pddpo_ray.config import JudgeFeedback
+from pddpo_ray.config import EndpointConfig, JudgeFeedback
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.judge_labelling import judge_labeller
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.records import Pair, Verdict
-from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
+from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
 from pddpo_ray.training.from_scratch import ScratchSpec, TextPair, build_model, pretrain, sequences, train_tokenizer
@@ -125,13 +125,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 class Recorded(ChatEndpoint):
     """The endpoint's client, which also remembers what went over the wire."""
 
-    settings: EndpointSettings
+    settings: EndpointConfig
+    key: str
     pauses: list[float] = field(default_factory=list)
     questions: list[tuple[str, str, int]] = field(default_factory=list)
     replies: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__(self.settings, self.pauses.append)
+        super().__init__(self.settings, self.key, self.pauses.append)
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | None]:
         found = super().ask(questions)
@@ -141,8 +142,8 @@ class Recorded(ChatEndpoint):
 
 
 def client(served_at: Served, model: str, key: str | None = None, **options: float) -> Recorded:
-    settings = {"max_tokens": 24, "workers": 4, "request_timeout_s": 120.0, **options}
-    return Recorded(EndpointSettings(f"{served_at.url}/v1", model, key or served_at.key, **settings))  # type: ignore[arg-type]
+    settings = {"endpoint": f"{served_at.url}/v1", "model": model, "max_tokens": 24, "workers": 4, **options}
+    return Recorded(EndpointConfig.model_validate(settings), key or served_at.key)
 
 
 def test_a_trained_model_is_asked_in_both_orders_and_its_scores_are_read(endpoint: Served) -> None:

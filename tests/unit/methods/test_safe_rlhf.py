@@ -12,13 +12,13 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from pddpo_ray.config import load
+from pddpo_ray.config import PpoConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import LogMultiplier, constraint_state
-from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, PpoSettings, ScoredAnswer
+from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, ScoredAnswer
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
@@ -95,7 +95,7 @@ KAPPA = 0.4
 REFERENCE = np.log([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
 REWARD = np.array([[0.0, 0.5, 1.0, 1.5], [1.2, 0.2, -0.5, 0.6]])
 COST = np.array([[-1.0, -0.5, 0.5, 1.5], [1.4, -0.2, -1.0, -0.4]])
-SETTINGS = PpoSettings(
+SETTINGS = PpoConfig(
     kl=KAPPA, epochs=2, batch=200, learning_rate=0.04, critic_learning_rate=0.1, weight_decay=0.0,
     critic_weight_decay=0.0,
 )  # fmt: skip
@@ -127,7 +127,7 @@ def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: 
     tables = Tables(REFERENCE, np.zeros(2), np.zeros(2))
     late = []
     for step in range(45):
-        settings = replace(SETTINGS, learning_rate=0.05 if step < 30 else 0.01)
+        settings = SETTINGS.model_copy(update={"learning_rate": 0.05 if step < 30 else 0.01})
         tables, _ = update_tables(tables, REFERENCE, drawn(tables.log_probs, 400, rng), multiplier, settings, step)
         late.append(tables.log_probs)
     found = np.log(np.mean(np.exp(late[-10:]), axis=0))
@@ -144,7 +144,7 @@ def test_with_the_dual_step_policy_and_multiplier_reach_the_known_saddle_point()
     state = constraint_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
     prices, late = [], []
     for step in range(65):
-        settings = replace(SETTINGS, learning_rate=0.06 if step < 35 else 0.015)
+        settings = SETTINGS.model_copy(update={"learning_rate": 0.06 if step < 35 else 0.015})
         answers = drawn(tables.log_probs, 400, rng)
         costs = np.array([answer.cost for answer in answers])
         estimate = CostEstimate(float(costs.mean()), float(costs.std() / 20), 400, 0, "cost_model")
@@ -176,7 +176,7 @@ def command_of(trainer: LocalTrainer, **changes: object) -> PpoCommand:
     answers = tuple(
         ScoredAnswer(PROMPT, answer, reward, cost) for answer, reward, cost in 4 * [(GOOD, 1.0, -1.0), (BAD, -1.0, 1.0)]
     )
-    settings = PpoSettings(kl=0.05, epochs=3, batch=4, learning_rate=1e-3, critic_learning_rate=1e-3)
+    settings = PpoConfig(kl=0.05, epochs=3, batch=4, learning_rate=1e-3, critic_learning_rate=1e-3)
     return replace(PpoCommand(1, trainer.reference, answers, 1.0, None, settings, 7, "policy-1"), **changes)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from pddpo_ray.config import Config, FixedRule, LogRule, RayCluster, TransformersRollout, load, recipe_names, to_yaml
 from pddpo_ray.config.document import parse_value
 from pddpo_ray.config.loading import dotted_keys, model_folder_problem
-from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import UserError
 
 
@@ -77,18 +76,6 @@ def test_every_setting_is_explained_underneath() -> None:
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     return getattr(annotation, "__args__", None) or (annotation,)
-
-
-def test_the_settings_of_a_fit_are_those_of_the_trainer_contract() -> None:
-    from dataclasses import asdict
-
-    from pddpo_ray.config import FitConfig, SupportConfig
-
-    contract = asdict(FitSettings())
-    support = SupportConfig()
-    for shared in ("micro_pairs", "activation_bytes"):  # one setting for all fits: trainer.micro_pairs, .activation_gib
-        contract.pop(shared)
-    assert {**FitConfig().model_dump(), "support_weight": support.weight, "support_floor": support.floor} == contract
 
 
 def test_a_configuration_cannot_be_changed() -> None:

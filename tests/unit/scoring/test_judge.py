@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.config import JudgeFeedback, load
+from pddpo_ray.config import EndpointConfig, JudgeFeedback, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.loop.judge_labelling import judge_labeller
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.endpoint import ChatEndpoint, EndpointSettings
+from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores
 from pddpo_ray.scoring.judge_prompts import (
     HARM_CATEGORIES,
@@ -80,7 +80,9 @@ def pauses() -> list[float]:
 
 @pytest.fixture
 def judge(server: Server, pauses: list[float]) -> Judge:
-    return Judge(ChatEndpoint(EndpointSettings(server.url, "judge-1", key="secret-key", tries=3), pauses.append))
+    return Judge(
+        ChatEndpoint(EndpointConfig(endpoint=server.url, model="judge-1", tries=3), "secret-key", pauses.append)
+    )
 
 
 def between(text: str, name: str) -> str:
@@ -170,7 +172,7 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(server: Server, judge: Judg
             return next(replies)
 
     server.answer = in_turn
-    judge.endpoint.settings = EndpointSettings(server.url, "judge-1", tries=3, workers=1)
+    judge.endpoint.settings = EndpointConfig(endpoint=server.url, model="judge-1", tries=3, workers=1)
     assert judge.compare([("q", "a", "b")], "harmlessness", 0)[0].scores == (6.0, 4.0)
     assert pauses == [7.0, 1.0], "Retry-After, then twice the first pause"
 
@@ -190,7 +192,7 @@ def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(serv
     server.answer = lambda body: (502, "gateway")
     with pytest.raises(RunError, match="answered none of 2 questions: 502 gateway"):
         judge.safety([("q", "a")], 2, 0)
-    gone = Judge(ChatEndpoint(EndpointSettings("http://127.0.0.1:9/v1", "m", tries=1)))
+    gone = Judge(ChatEndpoint(EndpointConfig(endpoint="http://127.0.0.1:9/v1", model="m", tries=1)))
     with pytest.raises(RunError, match="answered none of 1 questions: ConnectError"):
         gone.safety([("q", "a")], 1, 0)
 

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
+from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
-from pddpo_ray.scoring.loading import ScorerSettings, encoded, label_index, load_scorer, log_odds
+from pddpo_ray.scoring.loading import encoded, label_index, load_scorer, log_odds
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import (
     ScoreModel,
@@ -95,7 +96,7 @@ def test_a_beaver_reward_model_loses_mean_and_scale_a_cost_model_its_scale_alone
 def test_scores_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     folder = beaver(tmp_path / "model", "cost")
     together = load_scorer(folder).score_texts(TEXTS)
-    alone = load_scorer(folder, ScorerSettings(batch=1)).score_texts(TEXTS)
+    alone = load_scorer(folder, ScorerConfig(batch=1)).score_texts(TEXTS)
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
@@ -125,7 +126,7 @@ def test_a_model_trained_here_is_written_in_the_same_layout_and_reads_back_equal
 def test_scale_and_shift_turn_a_harmlessness_model_into_a_cost(tmp_path: Path) -> None:
     folder = beaver(tmp_path / "model", "reward")
     plain = load_scorer(folder).score_texts(TEXTS)
-    turned = load_scorer(folder, ScorerSettings(scale=-2.0, shift=0.5)).score_texts(TEXTS)
+    turned = load_scorer(folder, ScorerConfig(scale=-2.0, shift=0.5)).score_texts(TEXTS)
     np.testing.assert_allclose(turned, 0.5 - 2.0 * plain)
 
 
@@ -139,7 +140,7 @@ def test_a_decoder_classifier_gives_its_output_or_its_log_odds(tmp_path: Path, l
     model = LlamaForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
-    found = load_scorer(tmp_path, ScorerSettings(template="{prompt} => {answer}")).score_texts(TEXTS)
+    found = load_scorer(tmp_path, ScorerConfig(template="{prompt} => {answer}")).score_texts(TEXTS)
     for value, (prompt, answer) in zip(found, TEXTS, strict=True):
         ids = word_tokenizer()(f"{prompt} => {answer} <eos>", return_tensors="pt")["input_ids"]
         with torch.no_grad():
@@ -160,8 +161,8 @@ def test_an_encoder_classifier_reads_prompt_and_answer_as_two_segments(tmp_path:
     with pytest.raises(UserError, match="3 labels"):
         load_scorer(tmp_path)
     with pytest.raises(UserError, match="no label harmful"):
-        load_scorer(tmp_path, ScorerSettings(label="harmful"))
-    scorer = load_scorer(tmp_path, ScorerSettings(label="unsafe"))
+        load_scorer(tmp_path, ScorerConfig(label="harmful"))
+    scorer = load_scorer(tmp_path, ScorerConfig(label="unsafe"))
     assert scorer.template == "pair"
     with torch.no_grad():
         logits = model(**word_tokenizer()("word4", "word5 word6 word7", return_tensors="pt")).logits[0].double()
@@ -177,7 +178,7 @@ def test_log_odds_by_hand() -> None:
 
 
 def test_long_texts_lose_their_beginning_and_are_counted(tmp_path: Path) -> None:
-    scorer = load_scorer(beaver(tmp_path / "model", "cost"), ScorerSettings(max_tokens=8))
+    scorer = load_scorer(beaver(tmp_path / "model", "cost"), ScorerConfig(max_tokens=8))
     long = ("word1 " * 50, "word2 word3")
     assert np.isfinite(scorer.score_texts([long, TEXTS[1]])).all()
     assert scorer.truncated == 2
@@ -209,9 +210,9 @@ def test_what_is_no_scorer_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="hub name reads owner/model"):
         load_scorer(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"lacks \{prompt\} or \{answer\}"):
-        load_scorer(beaver(tmp_path / "t", "cost"), ScorerSettings(template="{prompt} only"))
+        load_scorer(beaver(tmp_path / "t", "cost"), ScorerConfig(template="{prompt} only"))
     with pytest.raises(UserError, match="chat template"):
-        load_scorer(beaver(tmp_path / "c", "cost"), ScorerSettings(template="chat"))
+        load_scorer(beaver(tmp_path / "c", "cost"), ScorerConfig(template="chat"))
 
 
 def test_a_damaged_checkpoint_is_named_tensor_by_tensor(tmp_path: Path) -> None:

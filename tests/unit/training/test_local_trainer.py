@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
@@ -23,7 +24,7 @@ from tests.tiny_language_model import save_policy, tiny_llama
 PROMPT = (1, 9, 4)
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]
 ROWS = tuple(PairRow(f"r{i}", PROMPT, ANSWERS[i % 3], ANSWERS[i % 3 + 1]) for i in range(12))
-SETTINGS = FitSettings(steps=12, learning_rate=2e-3, batch_pairs=6, support_weight=0.0)
+SETTINGS = FitSettings(steps=12, learning_rate=2e-3, batch_pairs=6, support=SupportConfig(weight=0.0))
 
 
 @pytest.fixture
@@ -69,7 +70,13 @@ def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_ch
     objective = Objective("cost", reward_policy, temperature=0.5 / 0.8, multiplier=0.8)
     flipped = tuple(replace(row, chosen=row.rejected, rejected=row.chosen) for row in ROWS)
     standing = FitCommand(
-        2, Start(reward_policy), objective, flipped, replace(SETTINGS, steps=1, learning_rate=1e-30), 7, "policy-1"
+        2,
+        Start(reward_policy),
+        objective,
+        flipped,
+        SETTINGS.model_copy(update={"steps": 1, "learning_rate": 1e-30}),
+        7,
+        "policy-1",
     )
     assert trainer.execute(standing).metrics["fit/loss"] == pytest.approx(np.log(2), abs=1e-5)
     policy = trainer.execute(replace(standing, settings=SETTINGS)).version
@@ -79,10 +86,14 @@ def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_ch
 @pytest.mark.slow
 def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer) -> None:
     """A long fit at a high rate drives a small model off its language; the term holds it there."""
-    wild = replace(SETTINGS, steps=40, learning_rate=6e-3, support_floor=0.01)
+    wild = SETTINGS.model_copy(update={"steps": 40, "learning_rate": 6e-3})
     off = {}
     for weight in (0.0, 2.0):
-        version = trainer.execute(reward_command(trainer, settings=replace(wild, support_weight=weight))).version
+        version = trainer.execute(
+            reward_command(
+                trainer, settings=wild.model_copy(update={"support": SupportConfig(weight=weight, floor=0.01)})
+            )
+        ).version
         trainer._load(trainer.reference)
         texts = [(PROMPT, answer) for answer in ANSWERS]
         supports = support_of_texts(trainer.engine.scorer, texts, 0.01)[1]
@@ -101,7 +112,7 @@ def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: Loc
     command = replace(
         reward_command(trainer, 3),
         start=Start(second, plus=first, minus=trainer.reference, scale=0.5),
-        settings=replace(SETTINGS, steps=1, learning_rate=1e-30),
+        settings=SETTINGS.model_copy(update={"steps": 1, "learning_rate": 1e-30}),
     )
     made = trainer.store.read_torch(*_where(trainer.execute(command).version))
     parts = [trainer.store.read_torch(*_where(version)) for version in (second, first, trainer.reference)]
@@ -111,7 +122,7 @@ def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: Loc
 
 def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
     whole = trainer.execute(reward_command(trainer))
-    parts = trainer.execute(reward_command(trainer, settings=replace(SETTINGS, micro_pairs=2)))
+    parts = trainer.execute(reward_command(trainer, settings=SETTINGS.model_copy(update={"micro_pairs": 2})))
     assert parts.metrics["fit/loss"] == pytest.approx(whole.metrics["fit/loss"], abs=1e-4)
     texts = [(PROMPT, answer) for answer in ANSWERS]
     np.testing.assert_allclose(trainer.score(parts.version, texts), trainer.score(whole.version, texts), atol=1e-2)
@@ -121,7 +132,7 @@ def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) ->
     """A second way: the loss written out with log_softmax, one AdamW step of torch."""
     # No answer is both chosen and rejected: its gradient would be rounding, which Adam's first step makes full size.
     rows = (ROWS[0], ROWS[2])
-    settings = replace(SETTINGS, steps=1, batch_pairs=len(rows), warmup=1.0, max_grad_norm=1e9)
+    settings = SETTINGS.model_copy(update={"steps": 1, "batch_pairs": len(rows), "max_grad_norm": 1e9})
     version = trainer.execute(replace(reward_command(trainer, settings=settings), rows=rows)).version
     model = tiny_llama(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
@@ -169,8 +180,8 @@ def test_a_gradient_that_is_not_finite_stops_the_fit_with_a_reason(trainer: Loca
 def test_schedule_by_hand() -> None:
     settings = FitSettings(steps=10, warmup=0.2, schedule="linear")
     assert [schedule_factor(settings, step) for step in (0, 1, 2, 6)] == [0.5, 1.0, 1.0, 0.5]
-    assert schedule_factor(replace(settings, schedule="cosine"), 6) == pytest.approx(0.5)
-    assert schedule_factor(replace(settings, schedule="constant"), 9) == 1.0
+    assert schedule_factor(settings.model_copy(update={"schedule": "cosine"}), 6) == pytest.approx(0.5)
+    assert schedule_factor(settings.model_copy(update={"schedule": "constant"}), 9) == 1.0
 
 
 def _where(version: PolicyVersion) -> tuple[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -24,7 +24,7 @@ REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]
 BASELINE = tuple((PROMPT, answer) for answer in ((7, 8, 2), (30, 31, 2), (32, 2)))
 ROWS = tuple(PairRow(f"r{i}", PROMPT, ANSWERS[i % 3], ANSWERS[i % 3 + 1]) for i in range(6))
-ONE_STEP = FitSettings(steps=1, batch_pairs=6, warmup=1.0, max_grad_norm=1e9, learning_rate=2e-3, support_weight=0.0)
+ONE_STEP = FitSettings(steps=1, batch_pairs=6, max_grad_norm=1e9, learning_rate=2e-3, support=SupportConfig(weight=0.0))
 MULTIPLIER, TEMPERATURE, ALPHA = 0.7, 0.5 / 0.7, 0.3
 
 
@@ -82,9 +82,11 @@ def test_the_step_is_that_of_the_hand_written_loss() -> None:
 
 def test_micro_batches_and_ranks_change_nothing() -> None:
     whole = gradient(Shard())
-    torch.testing.assert_close(gradient(Shard(), replace(ONE_STEP, micro_pairs=2)), whole, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(
+        gradient(Shard(), ONE_STEP.model_copy(update={"micro_pairs": 2})), whole, atol=1e-5, rtol=1e-3
+    )
     # Two ranks of three answers: the second one has a single answer and then repeats one with weight zero.
-    parts = [gradient(Shard(rank, 2), replace(ONE_STEP, micro_pairs=1)) for rank in (0, 1)]
+    parts = [gradient(Shard(rank, 2), ONE_STEP.model_copy(update={"micro_pairs": 1})) for rank in (0, 1)]
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=1e-5, rtol=1e-3)
 
 
@@ -96,7 +98,7 @@ def trainer(tmp_path: Path) -> LocalTrainer:
 
 
 def test_a_fit_with_the_term_makes_the_baselines_answers_rarer_and_still_learns(trainer: LocalTrainer) -> None:
-    settings = FitSettings(steps=12, learning_rate=1e-3, batch_pairs=6, support_weight=0.0)
+    settings = FitSettings(steps=12, learning_rate=1e-3, batch_pairs=6, support=SupportConfig(weight=0.0))
     objective = Objective("cost", trainer.reference, TEMPERATURE, MULTIPLIER)
     start = Start(trainer.reference)
     made = [
