@@ -12,7 +12,6 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import numpy as np
-
 from pydantic import BaseModel
 
 from pddpo_ray.contracts import Array, Count, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
