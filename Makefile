@@ -25,11 +25,12 @@ DEMO_RUN ?= runs/demo
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test fast lint chaos compare bench clean
+.PHONY: help setup demo test full fast lint chaos compare bench clean
 
 help:
 	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
-	@echo "make test     lint, types and every test (under an hour on two cores, from nothing)"
+	@echo "make test     lint, types and tests (about three quarters of an hour on two cores, from nothing)"
+	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
@@ -60,11 +61,14 @@ lint: setup
 # Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves, and a process
 # beside pytest's own, whose crash ends none but the test that caused it.
 OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
-FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos)"
+FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos or full)"
 
 test: lint
 	$(FAST) $(ARGS)
-	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not chaos" $(ARGS)
+	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not (chaos or full)" $(ARGS)
+
+full: test
+	$(BIN)/pytest -n 1 -m "full and not chaos" $(ARGS)
 
 fast: setup
 	$(FAST) $(ARGS)

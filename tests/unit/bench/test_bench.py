@@ -48,7 +48,7 @@ def test_the_cost_stage_equals_the_plain_three_model_loop() -> None:
     assert result.details["ours pairs/CPU-s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_reward_stage_equals_that_of_trl() -> None:
     """The losses after the last step agree, else the benchmark stops. Slow: TRL takes ten seconds to import."""
     pytest.importorskip("trl")
@@ -56,7 +56,7 @@ def test_the_reward_stage_equals_that_of_trl() -> None:
     assert drawn.details["ours pairs/CPU-s"] == grouped.details["ours pairs/CPU-s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.vllm
 def test_a_cold_start_ends_with_one_token_on_both_sides() -> None:
     """Slow: vLLM takes a quarter of a minute to import."""
@@ -64,7 +64,7 @@ def test_a_cold_start_ends_with_one_token_on_both_sides() -> None:
     assert result.details["ours CPU-s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cold_start_that_fails_is_not_timed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="transformers gave no token"):
         cold_start.seconds("transformers", tmp_path)
@@ -104,14 +104,14 @@ def test_a_cost_step_takes_less_memory_than_one_over_three_models() -> None:
     assert result.ratio > 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_peak_of_a_reward_step_is_compared_at_the_same_loss_as_trl() -> None:
     pytest.importorskip("trl")
     found = peak_memory.against_trl(peak_memory.Setting(2048, pairs=2, hidden=64, layers=2))
     assert [result.id for result in found] == ["C3", "C3-recomputed"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
     """Slow: peft takes seconds to import."""
     result = stored_policies.run(hidden=64, layers=2)
@@ -149,7 +149,7 @@ def test_the_end_mark_of_an_endless_answer_cannot_be_drawn() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_online_iteration_does_the_work_of_trls() -> None:
     """The benchmark puts TRL's answers through our fit, compares the losses and counts the work of both."""
     pytest.importorskip("trl")

@@ -136,14 +136,14 @@ def test_a_policy_that_was_not_taken_over_is_noticed() -> None:
         swap.assert_taken_over()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_head_equals_that_of_trl() -> None:
     pytest.importorskip("trl")
     found = response_head.run(TINY, True, 1, tokens=40)
     assert [row.id for row in found] == ["G3-whole", "G3-whole-memory", "G3-trl", "G3-trl-memory"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_stages_of_adapters_equal_their_peers() -> None:
     """Slow: TRL and peft take long to import."""
     pytest.importorskip("trl")
@@ -160,7 +160,7 @@ def plain_engine(shape: Shape, folder: Path) -> TransformersEngine:
     return TransformersEngine("bench", folder / "model", ArtifactStore(folder / "artifacts"), dtype=shape.number_type)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_whole_round_does_the_work_and_finds_the_losses_of_its_peer() -> None:
     """The benchmark compares losses and counted work and stops where they differ."""
     pytest.importorskip("trl")
@@ -169,7 +169,7 @@ def test_a_whole_round_does_the_work_and_finds_the_losses_of_its_peer() -> None:
     assert found.id == "G7"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_rounds_of_adalag_go_on_from_one_policy_to_the_next() -> None:
     size = whole_round.Size(TINY, estimate=0, pairs=4, tokens=6, batch=4)
     found = whole_round.paper_budget(size, 1, rounds=2, make_engine=plain_engine)
@@ -177,7 +177,7 @@ def test_rounds_of_adalag_go_on_from_one_policy_to_the_next() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["whole", "adapter"])
 def test_an_engine_takes_over_a_version_in_both_ways(way: policy_swap.Way) -> None:
     from bench.own_process import alone
@@ -187,7 +187,7 @@ def test_an_engine_takes_over_a_version_in_both_ways(way: policy_swap.Way) -> No
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.full
 def test_sampling_is_compared_with_generate_and_the_roofline() -> None:
     """The benchmark compares log-probabilities and the number of tokens. Continuous batching needs a GPU."""
     from bench import rollout

@@ -42,7 +42,7 @@ def means(rows: dict[str, list[Row]], key: str) -> list[float]:
     return [float(np.mean([row[key] for row in found])) for found in rows.values()]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_looser_threshold_is_less_harmless_and_more_helpful(tmp_path: Path) -> None:
     """Exact expectations, means over three worlds, monotone over thresholds -0.2, 0.1 and 0.4."""
     loaded = suite(tmp_path)

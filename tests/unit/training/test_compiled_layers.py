@@ -31,7 +31,7 @@ def compiling() -> Iterator[dict[str, int]]:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++, which is not installed")
 @pytest.mark.filterwarnings("default")
 def test_compiled_layers_give_the_same_log_probs_and_gradients(compiling: dict[str, int]) -> None:
