@@ -1,0 +1,127 @@
+"""Every shipped recipe and every method at a size of seconds, as overrides of `pddpo train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+STAGES = ("reward", "cost", "first_reward", "first_cost")
+FEW_STEPS = [f"trainer.{stage}.{setting}" for stage in STAGES for setting in ("epochs=null", "steps=3")]
+QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
+SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
+TEXT = [
+    *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
+    *["feedback.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
+    *["rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2, canary_tolerance: 0.05}"],
+    *["explore={calibration: 120, rank: 16, prompts: 4, picks: 2, bonus: elliptical, weights: exact}"],
+    *["offline={pairs: 48, compare_rounds: 1, compare_reward: {steps: 3}, compare_cost: {steps: 3}}"],
+]
+REAL_TEXT = [
+    *[*FEW_STEPS, *QUIET, SCORERS, "feedback.responses=12", "feedback.labels_each=5", "offline.pairs=40"],
+    *["world.helpful=[]", "world.template=hh", "world.prompt_count=6", "world.prompt_tokens=128"],
+    "world.answer_tokens=128",
+    "world.reference={vocabulary: 320, context: 192, hidden: 32, heads: 1, intermediate: 64, steps: 8, batch: 8}",
+    "rollout={engine: transformers, max_tokens: 12, candidates: 4, canaries: 2, canary_tolerance: 0.05}",
+    "explore={calibration: 48, rank: 8, prompts: 3, picks: 2, weights: bonus_only, baseline_answers: 4}",
+]
+GPU = [
+    *[*REAL_TEXT, "model.device=cpu", "model.dtype=float32", "trainer.engine=torch", "rollout.engines=1"],
+    *["feedback.reward=null", "feedback.cost=null", "feedback.gpus=0.0"],
+]
+SAME_WITHOUT_GPUS = {
+    "gpu/o-pd-dpo-4": ["gpu/o-pd-dpo-8"],
+    "gpu/pd-dpo-1": ["gpu/pd-dpo-4", "gpu/pd-dpo-8"],
+    "gpu/pd-dpo-adalag-1": ["gpu/pd-dpo-adalag-4", "gpu/pd-dpo-adalag-8"],
+}
+LEFT_OUT = {
+    name: f"in one process the same run as {same}: ZeRO-3 and more engines need GPUs"
+    for same, names in SAME_WITHOUT_GPUS.items()
+    for name in names
+}
+"""Recipes that are not run, and why. Others for GPUs run here in float32 with models that are trained, not fetched."""
+PAPER = [*TEXT, "dual.rho=1.0", "dual.upper=2.0", "dual.first=1.0", "dual.threshold=0.0"]
+"""The limits of 7B models make no world of a few hundred answers."""
+TABLE = [
+    *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "feedback.labels_each=8"],
+    *["explore.prompts=8", "explore.calibration=16", "offline.pairs=120", "method.answers=16", "method.window=40"],
+]
+PEOPLE = [
+    *["rounds=2", "feedback.labels_each=3", "feedback.park_after_s=0", "feedback.poll_s=0.05"],
+    "feedback.gold_rate=0.0",
+]
+ONE_ROUND = ("pd-dpo-fixed", "dpo-harmless", "dpo-helpful", "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan")
+FIXED = ["dual.rule={kind: fixed}", "dual.first=0.7"]
+METHODS: dict[str, list[str]] = {
+    "o-pd-dpo": ["rounds=3"],
+    "o-pd-dpo-paper": ["rounds=3"],
+    "pd-dpo": ["rounds=3"],
+    "pd-dpo-adalag": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0"],
+    "c-dpo": ["rounds=3", "dual.rule={kind: anytime, first_step: 0.3, curvature_cap: false}", "dual.first=1.0"],
+    "caid": ["rounds=3", *FIXED, "method.rate=0.2"],
+    "safe-rlhf": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "ppo.kl=0.3", "ppo.epochs=2", "ppo.batch=12"],
+    **{name: ["rounds=1", *FIXED] for name in ONE_ROUND},
+}
+"""Every method on a table."""
+VARIANTS: dict[str, list[str]] = {
+    **{f"bonus-{kind}": [f"explore.bonus={kind}"] for kind in ("simhash", "thompson", "off")},
+    "loss-xpo": ["explore.bonus=off", "explore.loss=xpo", "explore.alpha=0.1"],
+    "weights-bonus": ["explore.weights=bonus_only"],
+    **{f"dual-{kind}": [f"dual.rule={{kind: {kind}}}"] for kind in ("anytime", "newton", "pid", "log")},
+    **{f"refit-{kind}": [f"trainer.refit={{kind: {kind}}}"] for kind in ("union", "geometric", "determinant")},
+    "signal-rate": ["feedback.signal=unsafe_rate", "dual.threshold=0.5"],
+    "people": ["feedback.kind=people", *PEOPLE],
+    "mixed": ["feedback={kind: mixed, responses: 24, unsure: 6, random: 8}", *PEOPLE],
+}
+"""What a recipe of O-PD-DPO on a table may choose."""
+BY_RECIPE: dict[str, list[str]] = {
+    "text-world-people": ["feedback.signal=unsafe_rate", "dual.threshold=0.5", *PEOPLE],
+}
+MODES = ("one process", "Ray")
+HERE = ["cluster={mode: in-process}"]
+ON_RAY = ["cluster={mode: ray, cpus: 4, start_deadline_s: 600.0}"]
+VLLM = ["rollout={engine: vllm, max_tokens: 40, max_model_len: 64, candidates: 4, canaries: 2}"]
+RAY_RECIPES: dict[str, list[str]] = {
+    "tabular": ["rollout.engines=2"],
+    "tabular-two-limits": [],
+    "text-world": [*VLLM, "trainer.workers=2"],
+    "text-world-scorers": [],
+    "real-text": [],
+}
+"""Recipes that run on Ray too, besides every method and variant on a table."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a recipe with its overrides, in one process or on Ray."""
+
+    name: str
+    recipe: str
+    overrides: list[str]
+    mode: str = MODES[0]
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} ({self.mode})"
+
+
+def cases(recipes: Iterable[str]) -> list[Case]:
+    """All runs for the shipped recipes of these names: each recipe, then methods and variants on a table."""
+    names = sorted(set(recipes) - set(LEFT_OUT))
+    small = {name: [*small_size(name), *BY_RECIPE.get(name, [])] for name in names}
+    tables = {f"table/{name}": [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
+    tables |= {f"table/o-pd-dpo/{name}": ["rounds=3", *own] for name, own in VARIANTS.items()}
+    world = [*TABLE, "world={kind: tabular, name: random, seed: 3}"]
+    here = [Case(name, name, [*small[name], *HERE]) for name in names]
+    here += [Case(name, "tabular", [*world, *own, *HERE]) for name, own in tables.items()]
+    ray = [
+        Case(name, name, [*small[name], *own, *ON_RAY], MODES[1]) for name, own in RAY_RECIPES.items() if name in small
+    ]
+    return here + ray + [Case(name, "tabular", [*world, *own, *ON_RAY], MODES[1]) for name, own in tables.items()]
+
+
+def small_size(recipe: str) -> list[str]:
+    if recipe.startswith("tabular"):
+        return [*TABLE, "rounds=3"]
+    family, _, method = recipe.rpartition("/")
+    sizes = {"gpu": GPU, "paper": PAPER}.get(family, REAL_TEXT if recipe == "real-text" else TEXT)
+    return [*sizes, "rounds=1" if method in ONE_ROUND else "rounds=2"]
