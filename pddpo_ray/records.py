@@ -159,8 +159,8 @@ class Objective:
     """Objective of one stage: softplus(-(temperature * (h(chosen) - h(rejected)) + margin)), h = log policy/base.
 
     The reward stage has base = reference and temperature beta; the cost stage base = reward policy and temperature
-    beta / multiplier (paper.md §2, §3). `multiplier` is None in the reward stage, and in a cost stage whose fit is
-    a plain DPO without a price (the policy of a method with one stage). `margins[i]` belongs to row i; empty: none.
+    beta / multiplier (paper.md §2, §3). `multiplier` is None in the reward stage, and in the only stage of a method
+    that runs plain DPO. `margins[i]` belongs to row i; empty: none.
     """
 
     stage: Stage
@@ -168,10 +168,19 @@ class Objective:
     temperature: float
     multiplier: float | None = None
     margins: tuple[float, ...] = ()
-    margins_are_bonus: bool = True
-    """Margins come from a bonus (paper.md §9), which a table adds to every answer. False: they only enter the loss."""
+    answer_bonus: tuple[float, ...] = ()
+    """Bonus of every answer of a table, prompt by prompt, where the margins come from a bonus (paper.md §4): a table's
+    policy carries it also at answers in no row, which margins cannot reach. Empty: margins only enter the loss."""
     score_max: float | None = None
     """Bound of the scores in a table's policy class (paper.md §4); None: the world's bound for the stage."""
+
+
+@dataclass(frozen=True)
+class LossBonus:
+    """A bonus inside a stage's loss (paper.md §9): the margin of each row, and in a table the bonus of every answer."""
+
+    margins: tuple[float, ...] = ()
+    answers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
     dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):
-        reward_margins = explorer.margins("reward", preferences.reward, preferences.labelled)
-        policy = trainer.fit(reward_objective(reference, sizes.beta, reward_margins), preferences.reward)
+        bonus = explorer.loss_bonus("reward", preferences.reward, preferences.labelled)
+        policy = trainer.fit(reward_objective(reference, sizes.beta, bonus), preferences.reward)
         for constraint, multiplier in dual.multipliers.items():
             rows = preferences.cost_of(constraint)
-            margins = explorer.margins("cost", rows, preferences.labelled)
-            policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, margins), rows)
+            bonus = explorer.loss_bonus("cost", rows, preferences.labelled)
+            policy = trainer.fit(lagrangian_objective(policy, multiplier, sizes.beta, bonus), rows)
         rollout.publish(policy)
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = asked_answers(parts, policy, sizes, asked, paired)

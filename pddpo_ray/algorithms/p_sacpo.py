@@ -10,8 +10,7 @@ place of weights; mixing those is SACPO at q times the multiplier *exactly*.
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.sacpo import safety_objective
-from pddpo_ray.algorithms.stages import Parts, Sizes, observe, reward_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, lagrangian_objective, observe, reward_objective
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -21,7 +20,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     assert merge is not None
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     for _ in parts.journal.rounds(sizes.rounds):
-        safe = parts.trainer.fit(safety_objective(parts, helpful, sizes.beta), parts.preferences.cost)
+        multiplier = parts.dual.multiplier
+        safe = parts.trainer.fit(lagrangian_objective(helpful, multiplier, sizes.beta), parts.preferences.cost)
         policy = parts.trainer.merge(helpful, safe, share, merge)
-        observe(parts, policy, sizes, multiplier=share * parts.dual.multiplier)
+        observe(parts, policy, sizes, multiplier=share * multiplier)
     return UniformMixture(tuple(parts.journal.policies))

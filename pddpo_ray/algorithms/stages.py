@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,19 @@ from pddpo_ray.loop.method_scores import ScoringController
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.sampling import RolloutController
-from pddpo_ray.records import CostEstimate, Objective, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import (
+    CostEstimate,
+    LossBonus,
+    Objective,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Verdict,
+)
+from pddpo_ray.theory.cost_stage import cost_temperature
+
+NO_BONUS = LossBonus()
 
 
 @dataclass(frozen=True)
@@ -64,20 +75,17 @@ class Sizes:
     """Bounds of scores in a table's policy class; language models have none."""
 
 
-def reward_objective(reference: PolicyVersion, beta: float, margins: Sequence[float] = ()) -> Objective:
-    """Standard DPO against the reference (paper.md §2); margins are the reward bonus of the paper's mode."""
-    return Objective("reward", reference, beta, margins=tuple(margins))
+def reward_objective(reference: PolicyVersion, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
+    """Standard DPO against the reference (paper.md §2), with the reward bonus of the paper's mode (paper.md §9)."""
+    return Objective("reward", reference, beta, margins=bonus.margins, answer_bonus=bonus.answers)
 
 
-def lagrangian_objective(
-    base: PolicyVersion, multiplier: float, beta: float, margins: Sequence[float] = ()
-) -> Objective:
+def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
     """DPO against the last stage's policy at temperature beta/multiplier, the cheaper answer chosen (paper.md §3).
 
     At multiplier 0 the minimiser is the base itself; the trainer then takes it without a fit (paper.md §6).
     """
-    temperature = beta / multiplier if multiplier > 0 else math.inf
-    return Objective("cost", base, temperature, multiplier, tuple(margins))
+    return Objective("cost", base, cost_temperature(beta, multiplier), multiplier, bonus.margins, bonus.answers)
 
 
 def single_objective(
@@ -87,7 +95,7 @@ def single_objective(
 
     `chosen` is raised whatever it was chosen for; margins are part of the loss. `score_max` bounds a table's scores.
     """
-    return Objective("cost", reference, beta, None, tuple(margins), margins_are_bonus=False, score_max=score_max)
+    return Objective("cost", reference, beta, None, tuple(margins), score_max=score_max)
 
 
 def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes) -> Objective:

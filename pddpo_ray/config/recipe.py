@@ -20,6 +20,7 @@ from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, World
+from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
 
 class ReportConfig(Strict):
@@ -124,7 +125,7 @@ class Config(Strict):
     @property
     def skip_below(self) -> float:
         """Multiplier at or below which the cost fit is skipped."""
-        return 0.1 * self.beta if self.dual.skip_below is None else self.dual.skip_below
+        return SKIP_SHARE * self.beta if self.dual.skip_below is None else self.dual.skip_below
 
     def digest(self) -> str:
         """Hash of what decides the numbers. Two runs with one digest compute the same, wherever they run."""

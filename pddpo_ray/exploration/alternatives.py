@@ -5,8 +5,8 @@
 - `ThompsonBonus`: one random guess a round instead of a systematic bonus; ties the best elliptical one in tables.
 - `NoBonus`: the control, the policy's own answers get labelled.
 
-Two relatives act elsewhere: the bonus in the loss (`margins`) trains an optimistic policy, for the theory's mode; the
-XPO-style term (`objectives.baseline_optimism_loss`) needs no features but never switches off.
+Two relatives act elsewhere: the bonus in the loss (`theory.margins`) trains an optimistic policy, for the theory's
+mode; the XPO-style term (`objectives.baseline_optimism_loss`) needs no features but never switches off.
 """
 
 from __future__ import annotations
@@ -163,12 +163,3 @@ class NoBonus:
     @property
     def information(self) -> float:
         return 0.0
-
-
-def margins(chosen_bonus: Array, rejected_bonus: Array) -> Array:
-    """Margins of a loss with the bonus inside (paper.md §9), for either stage. [n], [n] -> [n]
-
-    b(rejected) - b(chosen): chosen is the better answer of a reward pair and the cheaper one of a cost pair, and the
-    reward bonus enters as -(b(better) - b(worse)), the corrected cost bonus as b(costlier) - b(cheaper).
-    """
-    return np.asarray(rejected_bonus) - np.asarray(chosen_bonus)

@@ -30,6 +30,8 @@ class Backends:
     """The fixed comparator: which version, and how it is sampled; or so many of its answers per prompt id."""
     canaries: Sequence[Response]
     """Texts whose log-probabilities verify a delivery."""
+    answers: Sequence[Response] = ()
+    """Every answer to every prompt, prompt by prompt; empty where they cannot be listed."""
     prior: Sequence[float] | None = None
     """Probability of each prompt; None: all alike."""
     tokenizer: str = ""

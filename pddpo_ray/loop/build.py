@@ -556,7 +556,9 @@ def _exploration(
         )
 
     chooser, bonus = explorer("off" if paper else settings.bonus), explorer(settings.bonus) if paper else None
-    return ExplorationController(chooser, journal, bonus, keep=settings.keep, keep_random=settings.keep_random)
+    return ExplorationController(
+        chooser, journal, bonus, answers=backends.answers, keep=settings.keep, keep_random=settings.keep_random
+    )
 
 
 def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:

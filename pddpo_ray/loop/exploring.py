@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from pddpo_ray.contracts import Array
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CandidateSet, LabelledPair, Pair, PairRow, Response, Stage
+from pddpo_ray.records import CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage
+from pddpo_ray.theory.margins import bonus_margin
 
 
 class Chooser(Protocol):
@@ -37,8 +40,9 @@ class BonusSource(Protocol):
 class ExplorationController:
     """Journals what an explorer chooses. On a restart the pairs of finished rounds are shown to it again.
 
-    `bonus` is what the paper's mode puts into the loss; there the explorer itself chooses without a bonus. `keep`: so
-    many of the chosen pairs are labelled, `keep_random` of them drawn evenly, the others by how much they would teach.
+    `bonus` is what the paper's mode puts into the loss; there the explorer itself chooses without a bonus. `answers`
+    are all answers of a table, prompt by prompt (empty: they cannot be listed). With `keep`, only that many of the
+    chosen pairs are labelled: the share `keep_random` is drawn evenly, the others are those that would teach most.
     """
 
     def __init__(
@@ -47,12 +51,14 @@ class ExplorationController:
         journal: Journal,
         bonus: BonusSource | None = None,
         *,
+        answers: Sequence[Response] = (),
         keep: int | None = None,
         keep_random: float = 1.0,
     ) -> None:
         self._explorer = explorer
         self._journal = journal
         self._bonus = bonus
+        self._answers = tuple(answers)
         self._keep = keep
         self._keep_random = keep_random
         for number in range(journal.next_round):
@@ -71,13 +77,10 @@ class ExplorationController:
         if self._bonus is not None:
             self._bonus.update(pairs)
 
-    def margins(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> tuple[float, ...]:
-        """Bonus of the rejected answer minus that of the chosen one, per row (paper.md §9).
-
-        In both stages the logit is lowered by what the chosen answer's bonus is ahead: the fit adds the stage's bonus.
-        """
+    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
+        """The stage's bonus inside its loss (paper.md §9): a margin for every row, and the bonus of all answers."""
         if self._bonus is None or not rows:
-            return ()
+            return LossBonus()
         pairs = {item.pair.id: item.pair for item in labelled}
         chosen, rejected = [], []
         for row in rows:
@@ -85,18 +88,25 @@ class ExplorationController:
             first_is_chosen = row.chosen == pair.first.token_ids
             chosen.append(pair.first if first_is_chosen else pair.second)
             rejected.append(pair.second if first_is_chosen else pair.first)
-        which = 0 if stage == "reward" else 1
-        return tuple(float(b) for b in self._bonus.bonuses(rejected)[which] - self._bonus.bonuses(chosen)[which])
+        margins = bonus_margin(self._bonus_of(stage, chosen), self._bonus_of(stage, rejected))
+        return LossBonus(tuple(margins.tolist()), tuple(self._bonus_of(stage, self._answers).tolist()))
+
+    def _bonus_of(self, stage: Stage, answers: Sequence[Response]) -> Array:
+        """-> [n]"""
+        if self._bonus is None or not answers:
+            return np.zeros(0)
+        reward, cost = self._bonus.bonuses(answers)
+        return reward if stage == "reward" else cost
 
     def _choose(self, candidates: Sequence[CandidateSet]) -> int:
         round_ = self._journal.round
         chosen = self._explorer.choose(candidates)
-        found = len(chosen)
+        proposed = len(chosen)
         if self._keep is not None:
             chosen = self._explorer.select(chosen, self._keep, self._keep_random)
         pairs = [replace(pair, id=f"{round_}-pair-{index}") for index, pair in enumerate(chosen)]
         self._journal.add_pair_questions(pairs)
         self._journal.add_metrics(dict(self._explorer.metrics))
         if self._keep is not None:
-            self._journal.add_metrics({"explore/found": float(found), "explore/pairs": float(len(pairs))})
+            self._journal.add_metrics({"explore/found": float(proposed), "explore/pairs": float(len(pairs))})
         return len(pairs)

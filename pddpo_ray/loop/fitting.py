@@ -25,6 +25,7 @@ from pddpo_ray.contracts import (
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.theory.cost_stage import skips_cost_stage
 from pddpo_ray.theory.ppo import Critics, PpoCommand, ScoredAnswer, reinforce
 from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
 from pddpo_ray.theory.seeds import generator, seed_of
@@ -190,8 +191,8 @@ class TrainerController:
         return _counted(self._backend.features(responses), responses, "features")
 
     def _fit(self, objective: Objective, rows: Sequence[PairRow], place: int) -> int:
-        round_, price = self._journal.round, objective.multiplier
-        if objective.stage == "cost" and price is not None and price <= self._plan.skip_below:
+        round_, multiplier = self._journal.round, objective.multiplier
+        if multiplier is not None and skips_cost_stage(multiplier, below=self._plan.skip_below):
             # The base itself under a number of its own: every round has a policy.
             name = self._name(objective, place, round_)
             result = FitResult(replace(objective.base, number=self._next_number(), name=name), {"fit/skipped": 1.0})
@@ -203,7 +204,7 @@ class TrainerController:
             result.metrics,
             result.workers,
             base=objective.base.number,
-            multiplier=objective.multiplier,
+            multiplier=multiplier,
         )
         prefix = objective.stage if place < 2 else f"{objective.stage}_{place}"
         self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
@@ -299,7 +300,7 @@ def start_of(
     if objective.stage == "reward" or plan.warm_start == "previous":
         return Start(previous.version)
     before, now = previous.multiplier or 0.0, objective.multiplier or 0.0
-    if before <= plan.skip_below or previous.base is None:
+    if skips_cost_stage(before, below=plan.skip_below) or previous.base is None:
         # Last round had no cost part to carry.
         return Start(objective.base)
     scale = min(now / before, plan.carry_max)

@@ -14,7 +14,7 @@ from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.exact_evaluation import Array, WorldView
 from pddpo_ray.worlds.tabular import TabularWorld, tabular_world
-from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer
+from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 
 ARTIFACTS = "artifacts"
 
@@ -32,8 +32,7 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
 
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
     """Tables in place of a model; features are one-hot and need no whitening."""
-    explore = config.explore
-    trainer = TabularTrainer(world, store, TableBonus(explore.scale, explore.prior_sd, explore.information))
+    trainer = TabularTrainer(world, store)
 
     def offline(seed: int) -> list[LabelledPair]:
         drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
@@ -49,6 +48,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         reference=trainer.reference,
         baseline=world.baseline_pool,
         canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
+        answers=world.answers,
         prior=world.oracle.prior.tolist(),
         offline=offline,
         whiten=False,

@@ -288,15 +288,6 @@ def _shrunk(variance: float, responses: int, cost_max: float, prior_responses: f
     return (variance * responses + (cost_max / 2.0) ** 2 * prior_responses) / (responses + prior_responses)
 
 
-def skips_cost_stage(multiplier: float, *, beta: float, fraction: float = 0.1) -> bool:
-    """Whether the round's policy is the reward policy itself (paper.md §6, erratum 9).
-
-    At multiplier 0 that is the exact limit; below fraction * beta the log ratio to be learned is smaller than what a
-    trained policy gets wrong, so training would only add noise.
-    """
-    return multiplier <= fraction * beta
-
-
 def _gradient_step(
     constraint: ConstraintState, estimate: CostEstimate, eta: float, curvature_beta: float | None, cost_max: float
 ) -> tuple[float, float, Memory]:

@@ -1,8 +1,9 @@
 """Losses of both stages: tensors in, `(losses, metrics)` out.
 
 There is one preference loss. The reward stage calls it with base = reference and temperature = beta; the cost stage
-with base = reward policy and temperature = beta / multiplier, chosen = the *cheaper* answer (paper.md §2, §3).
-The reference does not appear in the cost stage because it cancels, which is why one frozen base is enough.
+with base = reward policy and temperature = beta / multiplier (`cost_stage.cost_temperature`), chosen = the *cheaper*
+answer (paper.md §2, §3). The reference does not appear in the cost stage because it cancels, which is why one frozen
+base is enough. Margins, where a bonus enters the loss, are those of `margins.bonus_margin`.
 """
 
 from __future__ import annotations
@@ -40,57 +41,6 @@ def preference_loss(
     if weights is not None:
         losses = losses * weights
     return losses, {"logit": logits.detach(), "accurate": agreement(difference.detach())}
-
-
-def cost_temperature(beta: float, multiplier: float) -> float:
-    """Temperature of the cost stage, beta / multiplier; the limit multiplier -> 0 has no loss (the page skips it)."""
-    if multiplier <= 0:
-        raise ValueError(f"the cost stage needs a multiplier above 0, got {multiplier}; at 0 publish the reward policy")
-    return beta / multiplier
-
-
-def implicit_reward(log_ratio: Tensor, *, beta: float) -> Tensor:
-    """Reward that the reward policy implies, up to a constant per prompt. log ratio to the reference [B] -> [B]."""
-    return beta * log_ratio
-
-
-def implicit_cost(log_ratio: Tensor, *, beta: float, multiplier: float) -> Tensor:
-    """Cost that policy and reward policy imply, up to a constant per prompt. log ratio to the reward policy [B] -> [B].
-
-    r - multiplier * c = beta log(policy/reference) and r = beta log(reward_policy/reference), up to constants.
-    """
-    return -cost_temperature(beta, multiplier) * log_ratio
-
-
-def cost_stage_scales(multiplier: float, *, reference_multiplier: float = 1.0) -> tuple[float, float]:
-    """Factors (loss, learning rate) that keep the cost stage well scaled for any multiplier (paper.md §6).
-
-    Multiplying the loss bounds its gradient in each log-probability by beta, as in the reward stage. Adam does not see
-    that factor, and the log ratio to be learned shrinks with the multiplier, hence the second one.
-    """
-    return multiplier, min(1.0, multiplier / reference_multiplier)
-
-
-def reward_bonus_margins(better_bonus: Tensor, worse_bonus: Tensor) -> Tensor:
-    """Margins with which the reward stage fits reward + bonus (paper.md §9). Bonuses [B], [B] -> [B], detached."""
-    return (worse_bonus - better_bonus).detach()
-
-
-def cost_bonus_margins(costlier_bonus: Tensor, cheaper_bonus: Tensor) -> Tensor:
-    """Margins with which the cost stage fits cost - bonus (A9, corrected: E01). Bonuses [B], [B] -> [B], detached.
-
-    The log ratio to the reward policy then answers a bonus with slope +multiplier/beta: uncertain answers are assumed
-    cheaper. Nothing is divided by the multiplier.
-    """
-    return (costlier_bonus - cheaper_bonus).detach()
-
-
-def printed_cost_bonus_margins(costlier_bonus: Tensor, cheaper_bonus: Tensor, *, multiplier: float) -> Tensor:
-    """Margins of the cost loss as the paper prints it (paper.md erratum 1). [B], [B] -> [B]. For `pddpo verify` alone.
-
-    Sign and scale are wrong: the log ratio answers a bonus with slope -1/beta, so uncertain answers are avoided.
-    """
-    return (cheaper_bonus - costlier_bonus).detach() / multiplier
 
 
 def support_loss(log_support_mass: Tensor, mask: Tensor, *, tokens: float | None = None) -> tuple[Tensor, Metrics]:

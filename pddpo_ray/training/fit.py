@@ -21,7 +21,8 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow
-from pddpo_ray.theory.objectives import baseline_optimism_loss, cost_stage_scales, preference_loss, support_loss
+from pddpo_ray.theory.cost_stage import cost_stage_scales
+from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
 from pddpo_ray.training.log_probs import ResponseScorer, Support, device_of
 from pddpo_ray.training.memory import recomputed_layers, tokens_within

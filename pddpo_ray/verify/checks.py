@@ -21,13 +21,10 @@ from pddpo_ray.exploration.resampling import exact_base
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.box_mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.cost_estimate import clipped_logit
+from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
-from pddpo_ray.theory.objectives import (
-    cost_bonus_margins,
-    cost_temperature,
-    preference_loss,
-    printed_cost_bonus_margins,
-)
+from pddpo_ray.theory.margins import bonus_margin, printed_margin
+from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.worlds.oracle import Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld
 
@@ -168,11 +165,8 @@ def _free_fit(base: Array, cost: Array, bonus: Array, beta: float, multiplier: f
     cheap, costly = np.concatenate([first, second]), np.concatenate([second, first])
     chance = torch.as_tensor(expit(cost[costly] - cost[cheap]))
     values = torch.as_tensor(bonus)
-    margins = (
-        printed_cost_bonus_margins(values[costly], values[cheap], multiplier=multiplier)
-        if printed
-        else cost_bonus_margins(values[costly], values[cheap])
-    )
+    chosen, rejected = values[cheap], values[costly]
+    margins = printed_margin(chosen, rejected, multiplier=multiplier) if printed else bonus_margin(chosen, rejected)
 
     def loss(logits: Array) -> tuple[float, Array]:
         parameters = torch.tensor(logits, requires_grad=True)

@@ -20,7 +20,9 @@ from pddpo_ray.exploration.resampling import exact_base, resampling_weights
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.box_mle import box_mle
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
-from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, constraint_state, skips_cost_stage
+from pddpo_ray.theory.cost_stage import SKIP_SHARE, skips_cost_stage
+from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.theory.margins import bonus_margin, printed_margin, score_margin
 from pddpo_ray.verify.methods import Method
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
@@ -113,16 +115,20 @@ def _policies(
     if method.online or not state.reward.any():
         state.reward = box_mle(state.wins_reward, oracle.reward_max, start=state.reward)
         state.cost = box_mle(state.wins_cost, oracle.cost_max, start=state.cost)
-    skip = np.array([skips_cost_stage(value, beta=oracle.beta) for value in multiplier])
+    skip = np.array([skips_cost_stage(value, below=SKIP_SHARE * oracle.beta) for value in multiplier])
     weight = np.where(skip, 0.0, multiplier)[:, None, None]
     plain = oracle.tilted(state.reward, state.cost, weight)
     if method.behaviour == "policy":
         return plain, plain
-    cost = state.cost
+    cheaper, costlier = bonus_cost[..., None, :], bonus_cost[..., :, None]
     if method.printed:
-        scale = 1.0 + 1.0 / np.where(skip, 1.0, multiplier)[:, None, None, None]
-        offsets = scale * (bonus_cost[..., :, None] - bonus_cost[..., None, :])
-        cost = box_mle(state.wins_cost, oracle.cost_max, offsets=offsets)
+        price = np.where(skip, 1.0, multiplier)[:, None, None, None]
+        margin = printed_margin(cheaper, costlier, multiplier=price)
+    else:
+        margin = bonus_margin(cheaper, costlier)
+    left = score_margin(margin, cheaper, costlier)
+    # the corrected margin leaves nothing: the optimistic class has the likelihood's own scores
+    cost = box_mle(state.wins_cost, oracle.cost_max, offsets=-left) if left.any() else state.cost
     return plain, oracle.tilted(state.reward + bonus_reward, cost - bonus_cost, weight)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.worlds.oracle import Mask, Oracle, mixture
 
 Array = NDArray[np.float64]
@@ -100,7 +101,7 @@ class Evaluation:
         for link, (prefix, truth) in zip(chain, costs, strict=False):
             after = self._world.table(link.version)
             if link.multiplier and link.version.sha256 != base.version.sha256:
-                cost = implicit_score(before, after, oracle.beta / link.multiplier)
+                cost = implicit_score(before, after, cost_temperature(oracle.beta, link.multiplier))
                 found |= _named("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
             base, before = link, after
         return found

@@ -88,6 +88,11 @@ class TabularWorld:
         allowed = np.where(distinct.any(axis=(1, 2), keepdims=True), distinct, both)
         return self.oracle.prior[:, None, None] * allowed / allowed.sum(axis=(1, 2), keepdims=True)
 
+    @cached_property
+    def answers(self) -> tuple[Response, ...]:
+        """Every answer to every prompt, prompt by prompt."""
+        return tuple(self.response(x, y, f"answer-{x}-{y}") for x, y in np.ndindex(*self.shape))
+
     def response(self, prompt: int, answer: int, name: str, policy_version: int = 0, seed: int = 0) -> Response:
         """A record of one answer."""
         return Response(name, self.prompts[prompt], (answer,), f"answer {answer}", policy_version, seed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +15,12 @@ from scipy.special import logsumexp
 
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult
 from pddpo_ray.errors import RunError
-from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.theory.box_mle import box_mle, negative_log_likelihood, win_counts
 from pddpo_ray.theory.logistic import bounded_logistic
+from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.optimistic_mle import optimistic_mle
 from pddpo_ray.theory.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
@@ -29,27 +28,17 @@ from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class TableBonus:
-    """Bonus of the optimistic class (paper.md §4, §9): k and s0 of the elliptical bonus with one-hot features."""
-
-    k: float = 1.5
-    s0: float = 2.0
-    weight: float = 0.25
-
-
 class TabularTrainer:
     """Satisfies contracts.TrainerBackend: the exact minimiser of a stage's loss over the theory's policy class.
 
     Scores are the box-constrained maximum likelihood of the rows, whatever the start; the policy is the base's table
-    times exp(+score / temperature) in the reward stage and exp(-score / temperature) in the cost stage. An objective
-    with margins is optimistic: then `bonus`, computed from the command's own rows, is added to the reward and taken
-    off the cost, also of answers in no row (which margins cannot reach). Margins that are no bonus only enter the
-    likelihood of their rows.
+    times exp(+score / temperature) in the reward stage and exp(-score / temperature) in the cost stage. Margins are
+    part of their rows' logits. Where the objective gives the bonus of every answer, the class is the optimistic one
+    (paper.md §4): the bonus is added to the reward or taken off the cost, also of answers in no row.
     """
 
-    def __init__(self, world: TabularWorld, store: ArtifactStore, bonus: TableBonus | None = None) -> None:
-        self._world, self._store, self._bonus = world, store, bonus or TableBonus()
+    def __init__(self, world: TabularWorld, store: ArtifactStore) -> None:
+        self._world, self._store = world, store
         self._tables: dict[str, Array] = {}
         with np.errstate(divide="ignore"):
             table = np.log(world.oracle.reference)
@@ -62,8 +51,10 @@ class TabularTrainer:
         wins = wins_of(command.rows, self._world.shape, costs=objective.stage == "cost")
         bound = self._world.oracle.reward_max if objective.stage == "reward" else self._world.oracle.cost_max
         bound = bound if objective.score_max is None else objective.score_max
-        optimistic = bool(objective.margins) and objective.margins_are_bonus
-        if objective.margins and not optimistic:
+        bonus = np.reshape(objective.answer_bonus or np.zeros(self._world.shape), self._world.shape)
+        if objective.answer_bonus:
+            scores = box_mle(wins, bound, offsets=offsets_of(command.rows, objective, bonus))
+        elif objective.margins:
             scores = scores_with_margins(command.rows, objective, self._world.shape, bound)
         elif command.optimism is not None:
             scores = optimistic_mle(
@@ -77,7 +68,6 @@ class TabularTrainer:
         else:
             scores = box_mle(wins, bound)
         sign = 1.0 if objective.stage == "reward" else -1.0
-        bonus = self.bonus_table(command.rows) if optimistic else np.zeros(self._world.shape)
         logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
         log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
         version = self._stored(command.sequence, command.result, log_probs, scores)
@@ -126,14 +116,6 @@ class TabularTrainer:
         if policy.sha256 not in self._tables:
             self._tables[policy.sha256] = self._store.read_tensors(policy.path, policy.sha256)["log_probs"]
         return self._tables[policy.sha256]
-
-    def bonus_table(self, rows: Sequence[PairRow]) -> Array:
-        """Elliptical bonus of every answer from the rows' design matrix, centred on the baseline. [X, Y]"""
-        wins = wins_of(rows, self._world.shape, costs=False)
-        eye = np.eye(self._world.shape[1])
-        design = eye / self._bonus.s0**2 + self._bonus.weight * one_hot_gram(wins)
-        centred = eye - self._world.baseline[:, None, :]
-        return elliptical(design, centred, self._bonus.k)
 
     def close(self) -> None:
         self._tables.clear()
@@ -225,6 +207,19 @@ def scores_with_margins(rows: Sequence[PairRow], objective: Objective, shape: tu
     weights = np.array([row.weight for row in rows])
     margins = np.array(objective.margins)
     return bounded_logistic(table.reshape(len(rows), -1), margins=margins, weights=weights, bound=bound).reshape(shape)
+
+
+def offsets_of(rows: Sequence[PairRow], objective: Objective, bonus: Array) -> Array:
+    """What the rows' margins take off s(winner) - s(loser) in the optimistic class, as `box_mle` asks. -> [X, Y, Y]
+
+    Rows of the same two answers have the same margin, because a bonus belongs to answers.
+    """
+    offsets = np.zeros((*bonus.shape, bonus.shape[1]))
+    for row, margin in zip(rows, objective.margins, strict=True):
+        x, chosen, rejected = row.prompt[0], row.chosen[0], row.rejected[0]
+        winner, loser = (chosen, rejected) if objective.stage == "reward" else (rejected, chosen)
+        offsets[x, winner, loser] = -score_margin(margin, float(bonus[x, chosen]), float(bonus[x, rejected]))
+    return offsets
 
 
 def one_hot_gram(wins: Array) -> Array:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import JOURNAL, run_recipe
-from pddpo_ray.records import Pair
+from pddpo_ray.records import Pair, Stage
 from pddpo_ray.worlds.tabular import trap_world
 from tests.unit.loop.small_run import small
+from tests.unit.methods.runs import commands_of
 
 
 @pytest.mark.parametrize("kind", ["elliptical", "simhash", "thompson", "off"])
@@ -46,6 +48,40 @@ def test_the_bonus_in_the_loss_makes_another_policy_and_collects_with_it(tmp_pat
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         versions = {entry.version.name: entry.version.number for entry in journal.versions()}
     assert written == {0, versions["policy-2"]}
+
+
+@pytest.mark.parametrize("stage", ["reward", "cost"])
+def test_the_margin_of_a_row_is_what_the_rejected_answers_bonus_is_ahead(stage: Stage, tmp_path: Path) -> None:
+    """Every fit of a run with the bonus in its loss, from the bonus b = k ||phi_c||_{Lambda^-1} by its definition."""
+    config = small("algorithm=o-pd-dpo-paper", rounds=3)
+    fits = [one for one in commands_of(config, tmp_path / "run") if one.objective.stage == stage]
+    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+        pairs = {number: [entry.labelled.pair for entry in journal.pairs(number)] for number in range(3)}
+        baseline = journal.samples(0, "baseline")
+    world = trap_world()
+    mean = np.zeros(world.shape)
+    np.add.at(mean, tuple(zip(*map(world.cell, baseline), strict=True)), world.shape[0] / len(baseline))
+    for round_, fit in enumerate(fits, start=1):
+        bonus = brute_force_bonus([pair for number in range(round_) for pair in pairs[number]], mean, k=1.5, s0=2.0)
+        expected = [bonus[r.prompt[0], r.rejected[0]] - bonus[r.prompt[0], r.chosen[0]] for r in fit.rows]
+        np.testing.assert_allclose(fit.objective.margins, expected, atol=1e-9)
+        np.testing.assert_allclose(np.reshape(fit.objective.answer_bonus, world.shape), bonus, atol=1e-9)
+        assert np.ptp(fit.objective.margins) > 0.1
+
+
+def brute_force_bonus(pairs: list[Pair], baseline: np.ndarray, *, k: float, s0: float) -> np.ndarray:
+    """Bonus of every answer from (I / s0^2 + 1/4 sum v v^T)^-1 with one-hot features, prompt by prompt. [X, Y]"""
+    answers = np.eye(baseline.shape[1])
+    bonus = np.zeros_like(baseline)
+    for x in range(len(baseline)):
+        design = answers / s0**2
+        for pair in pairs:
+            if pair.prompt.token_ids[0] == x:
+                v = answers[pair.first.token_ids[0]] - answers[pair.second.token_ids[0]]
+                design += 0.25 * np.outer(v, v)
+        for y, centred in enumerate(answers - baseline[x]):
+            bonus[x, y] = k * np.sqrt(centred @ np.linalg.solve(design, centred))
+    return bonus
 
 
 def test_the_exposure_of_those_who_label_is_reported(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from pddpo_ray.theory.dual import (
     constraint_state,
     cost_variance,
     replay,
-    skips_cost_stage,
 )
 from pddpo_ray.worlds.tabular import trap_world
 
@@ -216,12 +215,6 @@ def test_impossible_bounds_are_refused(settings: dict[str, Any], what: str) -> N
 def test_an_estimate_that_is_no_number_moves_nothing() -> None:
     with pytest.raises(ValueError, match="finite"):
         ascend(state(PLAIN), estimate(math.nan))
-
-
-def test_cost_stage_is_skipped_at_and_near_zero() -> None:
-    assert skips_cost_stage(0.0, beta=0.1)
-    assert skips_cost_stage(0.01, beta=0.1)
-    assert not skips_cost_stage(0.02, beta=0.1)
 
 
 def test_a_state_is_a_plain_record() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus, margins
+from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
 from pddpo_ray.exploration.bonus import (
     clip_share,
     elliptical,
@@ -30,6 +30,7 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
+from pddpo_ray.theory.margins import bonus_margin
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
 
 
@@ -161,7 +162,7 @@ def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound() -> 
 
 def test_margins_have_one_form_for_both_stages() -> None:
     """Reward: -(b(better) - b(worse)); cost: b(costlier) - b(cheaper); chosen is the better, then the cheaper."""
-    assert margins(np.array([0.7]), np.array([0.2])) == pytest.approx([-0.5])
+    assert bonus_margin(np.array([0.7]), np.array([0.2])) == pytest.approx([-0.5])
 
 
 # --- resampling --------------------------------------------------------------------------------------------------

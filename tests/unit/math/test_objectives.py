@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 
-from pddpo_ray.theory.objectives import (
-    baseline_optimism_loss,
-    cost_bonus_margins,
-    cost_stage_scales,
-    cost_temperature,
-    implicit_cost,
-    implicit_reward,
-    preference_loss,
-    printed_cost_bonus_margins,
-    reward_bonus_margins,
-    support_loss,
-)
+from pddpo_ray.theory.cost_stage import SKIP_SHARE, cost_stage_scales, cost_temperature, skips_cost_stage
+from pddpo_ray.theory.margins import bonus_margin, printed_margin, score_margin
+from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss
 
 
 def log_probs(seed: int, *shape: int) -> torch.Tensor:
@@ -148,7 +139,7 @@ def test_corrected_bonus_loss_has_the_closed_form_as_its_minimiser() -> None:
     beta, multiplier = 0.5, 1.3
     bonus = torch.as_tensor(BONUS)
     fitted = free_policy_fit(
-        lambda costly, cheap: cost_bonus_margins(bonus[costly], bonus[cheap]),
+        lambda costly, cheap: bonus_margin(bonus[cheap], bonus[costly]),
         beta=beta, multiplier=multiplier, base=BASE, cost=COST,
     )  # fmt: skip
     closed = softmax(BASE - multiplier * (COST - BONUS) / beta)
@@ -163,8 +154,8 @@ def test_bonus_moves_the_log_ratio_with_slope_plus_multiplier_and_minus_one_as_p
 
     def margins(bonus: torch.Tensor) -> Any:
         if printed:
-            return lambda costly, cheap: printed_cost_bonus_margins(bonus[costly], bonus[cheap], multiplier=multiplier)
-        return lambda costly, cheap: cost_bonus_margins(bonus[costly], bonus[cheap])
+            return lambda costly, cheap: printed_margin(bonus[cheap], bonus[costly], multiplier=multiplier)
+        return lambda costly, cheap: bonus_margin(bonus[cheap], bonus[costly])
 
     fit = [
         free_policy_fit(margins(torch.as_tensor(b)), beta=beta, multiplier=multiplier, base=BASE, cost=COST)
@@ -175,21 +166,18 @@ def test_bonus_moves_the_log_ratio_with_slope_plus_multiplier_and_minus_one_as_p
     assert np.allclose(response, slope * (BONUS - BONUS.mean()), atol=1e-6)
 
 
-def test_reward_bonus_margins_fit_reward_plus_bonus() -> None:
+def test_the_reward_stages_margin_fits_reward_plus_bonus() -> None:
     """u = r(better) - r(worse) must hold at h = (r + b)/beta: the margin is minus the bonus difference."""
     bonus = torch.tensor([0.7, 0.2])
     reward = torch.tensor([0.5, -0.4])
     ratios = (reward + bonus) / 0.1
-    _, metrics = preference_loss(
-        ratios[:1], ratios[1:], temperature=0.1, margins=reward_bonus_margins(bonus[:1], bonus[1:])
-    )
+    _, metrics = preference_loss(ratios[:1], ratios[1:], temperature=0.1, margins=bonus_margin(bonus[:1], bonus[1:]))
     torch.testing.assert_close(metrics["logit"], reward[:1] - reward[1:])
 
 
-def test_implicit_scores_invert_the_policies_that_they_define() -> None:
-    reward, cost = torch.tensor([0.3, -1.0]), torch.tensor([1.1, 0.2])
-    torch.testing.assert_close(implicit_reward(reward / 0.2, beta=0.2), reward)
-    torch.testing.assert_close(implicit_cost(-0.6 * cost / 0.2, beta=0.2, multiplier=0.6), cost)
+def test_a_bonus_margin_leaves_nothing_in_the_logit_of_two_scores_and_the_printed_one_does() -> None:
+    assert score_margin(bonus_margin(0.7, 0.2), 0.7, 0.2) == 0.0
+    assert score_margin(printed_margin(0.7, 0.2, multiplier=0.5), 0.7, 0.2) == pytest.approx(1.5)
 
 
 def test_cost_stage_scales_bound_loss_and_learning_rate() -> None:
@@ -197,9 +185,17 @@ def test_cost_stage_scales_bound_loss_and_learning_rate() -> None:
     assert cost_stage_scales(4.0) == (4.0, 1.0)
 
 
-def test_multiplier_zero_has_no_cost_loss() -> None:
-    with pytest.raises(ValueError, match="publish the reward policy"):
-        cost_temperature(0.1, 0.0)
+def test_multiplier_zero_admits_no_departure_from_the_base() -> None:
+    assert cost_temperature(0.1, 0.0) == math.inf
+    assert cost_temperature(0.1, 0.25) == 0.4
+    with pytest.raises(ValueError, match="at least 0"):
+        cost_temperature(0.1, -1.0)
+
+
+def test_cost_stage_is_skipped_at_and_near_zero() -> None:
+    assert skips_cost_stage(0.0, below=0.0)
+    assert skips_cost_stage(0.01, below=SKIP_SHARE * 0.1)
+    assert not skips_cost_stage(0.02, below=SKIP_SHARE * 0.1)
 
 
 def test_support_loss_counts_response_tokens_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pddpo_ray.records import (
     PairRow,
     PolicyVersion,
     Response,
+    Stage,
     Verdict,
 )
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
@@ -36,7 +38,7 @@ from pddpo_ray.worlds.tabular import (
     world_json,
     world_of,
 )
-from pddpo_ray.worlds.tabular_parts import TableBonus, TabularEngine, TabularTrainer, decoded, one_hot_gram, wins_of
+from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer, decoded, one_hot_gram, wins_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
@@ -278,16 +280,40 @@ def test_chained_cost_stages_hold_a_vector_of_constraints(world: TabularWorld, s
     np.testing.assert_allclose(tables[0], tables[1], atol=1e-9)
 
 
-def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(world: TabularWorld, store: ArtifactStore) -> None:
-    trainer = TabularTrainer(world, store, TableBonus(k=2.0))
-    rows = rows_of(world.offline(0), costs=False)
-    plain = Objective("reward", trainer.reference, 0.1)
-    bold = Objective("reward", trainer.reference, 0.1, margins=(0.0,) * len(rows))
+BONUS = np.random.default_rng(6).uniform(0.0, 1.5, (4, 8))
+
+
+def optimistic(base: PolicyVersion, rows: tuple[PairRow, ...], stage: Stage, sign: float = 1.0) -> Objective:
+    """An objective with BONUS in its loss. `sign` turns the margins, as a mistake would."""
+    margins = tuple(
+        sign * float(BONUS[row.prompt[0], row.rejected[0]] - BONUS[row.prompt[0], row.chosen[0]]) for row in rows
+    )
+    multiplier = None if stage == "reward" else 0.5
+    return Objective(stage, base, 0.1, multiplier, margins, tuple(BONUS.ravel().tolist()))
+
+
+@pytest.mark.parametrize("stage", ["reward", "cost"])
+def test_margins_make_a_fit_optimistic_also_about_answers_in_no_pair(
+    world: TabularWorld, store: ArtifactStore, stage: Stage
+) -> None:
+    """The closed form: scores of the plain fit, and the bonus on every answer."""
+    trainer = TabularTrainer(world, store)
+    rows = rows_of(world.offline(0), costs=stage == "cost")
+    plain = Objective(stage, trainer.reference, 0.1, None if stage == "reward" else 0.5)
+    bold = optimistic(trainer.reference, rows, stage)
     tables = [trainer.table(trainer.execute(command(1, objective, rows)).version) for objective in (plain, bold)]
-    bonus = trainer.bonus_table(rows)
-    assert bonus[:, 4:].min() > bonus[:, :4].max()
-    expected = softmax(tables[0] + bonus / 0.1, axis=1)
-    np.testing.assert_allclose(np.exp(tables[1]), expected, atol=1e-10)
+    np.testing.assert_allclose(np.exp(tables[1]), softmax(tables[0] + BONUS / 0.1, axis=1), atol=1e-7)
+
+
+def test_a_table_fits_the_margins_that_it_is_given(world: TabularWorld, store: ArtifactStore) -> None:
+    """30 wins of answer 0 over 1 and 10 losses: log 3 = s(0) - s(1) + b(0) - b(1) + margin at the minimum."""
+    trainer = TabularTrainer(world, store)
+    rows = tuple(PairRow(f"{i}", (0,), (int(i % 4 == 0),), (int(i % 4 != 0),)) for i in range(40))
+    for sign in (1.0, -1.0):
+        version = trainer.execute(command(1, optimistic(trainer.reference, rows, "reward", sign), rows)).version
+        change = trainer.table(version)[0, :2] - trainer.table(trainer.reference)[0, :2]
+        logit = 0.1 * (change[0] - change[1]) + sign * (BONUS[0, 1] - BONUS[0, 0])
+        assert logit == pytest.approx(math.log(3), abs=1e-4)
 
 
 def test_wins_of_rows_put_the_costlier_answer_first_and_count_weights() -> None:

@@ -33,7 +33,7 @@ from pddpo_ray.verify.plots import plot_gaps
 from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
 from pddpo_ray.verify.single import run_single
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
-from pddpo_ray.worlds.tabular_parts import TableBonus, TabularTrainer
+from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"
 
@@ -65,15 +65,24 @@ def test_the_vectorised_twin_fits_what_the_trainer_backend_fits(
     state = _initial(world, method, 10, [4])
     multiplier = np.array([0.3])
     plain, optimistic = _policies(world, method, state, multiplier, 10)
-    trainer = TabularTrainer(world, ArtifactStore(tmp_path), TableBonus(k=1.5))
+    trainer = TabularTrainer(world, ArtifactStore(tmp_path))
+    bonus = _bonuses(world, method, state, 10)
     base = trainer.reference
     stage: Any
-    for number, (stage, temperature, wins) in enumerate(
-        [("reward", 0.1, state.wins_reward[0]), ("cost", 0.1 / 0.3, state.wins_cost[0])], start=1
+    for number, (stage, temperature, wins, table) in enumerate(
+        [
+            ("reward", 0.1, state.wins_reward[0], bonus[0][0]),
+            ("cost", 0.1 / 0.3, state.wins_cost[0], bonus[1][0]),
+        ],
+        start=1,
     ):
         rows = rows_of_wins(wins, costs=stage == "cost")
-        given = (0.0,) * len(rows) if margins else ()
-        objective = Objective(stage, base, temperature, 0.3 if stage == "cost" else None, given)
+        objective = Objective(stage, base, temperature, 0.3 if stage == "cost" else None)
+        if margins:
+            given = tuple(
+                float(table[row.prompt[0], row.rejected[0]] - table[row.prompt[0], row.chosen[0]]) for row in rows
+            )
+            objective = dataclasses.replace(objective, margins=given, answer_bonus=tuple(table.ravel().tolist()))
         done = trainer.execute(FitCommand(number, Start(base), objective, rows, FitSettings(), 0, f"{stage}-{number}"))
         base = done.version
     expected = optimistic[0] if margins else plain[0]

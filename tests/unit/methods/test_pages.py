@@ -159,7 +159,7 @@ def test_a_margin_enters_the_likelihood_as_safe_dpo_writes_it(tmp_path: Path) ->
         PairRow(f"b{i}", (0,), (1,), (0,)) for i in range(10)
     ]
     margins = (-0.5,) * 30 + (0.0,) * 10
-    objective = Objective("cost", trainer.reference, 0.1, None, margins, margins_are_bonus=False, score_max=5.0)
+    objective = Objective("cost", trainer.reference, 0.1, None, margins, score_max=5.0)
     command = FitCommand(1, Start(trainer.reference), objective, tuple(rows), FitSettings(), 0, "policy-1")
     change = trainer.table(trainer.execute(command).version) - trainer.table(trainer.reference)
     difference = 0.1 * (change[0, 0] - change[0, 1])
