@@ -55,7 +55,7 @@ def test_the_margin_of_a_row_is_what_the_rejected_answers_bonus_is_ahead(stage: 
     """Every fit of a run with the bonus in its loss, from the bonus b = k ||phi_c||_{Lambda^-1} by its definition."""
     config = small("algorithm=o-pd-dpo-paper", rounds=3)
     fits = [one for one in commands_of(config, tmp_path / "run") if one.objective.stage == stage]
-    with Journal.open(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         pairs = {number: [entry.labelled.pair for entry in journal.pairs(number)] for number in range(3)}
         baseline = journal.samples(0, "baseline")
     world = trap_world()
