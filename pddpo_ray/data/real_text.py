@@ -10,19 +10,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.data.templates import Template, template_named
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
-
-if TYPE_CHECKING:
-    from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
+from pddpo_ray.training.small_models import cache_folder
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 VERDICTS = (Verdict.FIRST, Verdict.SECOND)
@@ -69,8 +69,6 @@ def prepare_real_text(config: Config) -> PreparedRealText:
 
     UserError where a file is not there, or where nothing in it is short enough.
     """
-    from pddpo_ray.config import NoWorldConfig
-
     settings = config.world
     assert isinstance(settings, NoWorldConfig)
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
@@ -132,9 +130,6 @@ def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
-    from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
-    from pddpo_ray.training.small_models import cache_folder
-
     template = template_named(settings.template)
     texts = [
         (template(example.prompt), f" {answer.text.strip()}") for example in examples for answer in example.answers

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.contracts import RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
@@ -13,16 +15,13 @@ from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
+from pddpo_ray.training.local import store_reference
+from pddpo_ray.training.recipe_trainer import recipe_trainer
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
 
 
 def text_backends(config: Config, store: ArtifactStore) -> Backends:
     """Trainer, engine, prompts and, on a world, labels and truth."""
-    import torch
-
-    from pddpo_ray.training.local import store_reference
-    from pddpo_ray.training.recipe_trainer import recipe_trainer
-
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_texts(config)
     reference = store_reference(store, prepared.reference_folder)

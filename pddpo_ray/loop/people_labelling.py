@@ -5,6 +5,7 @@ from __future__ import annotations
 from pddpo_ray.annotation.estimates import FromShares
 from pddpo_ray.annotation.queue_labeller import Patience, PeopleLabeller
 from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.mixed_labelling import MixedFeedbackController, MixedPlan, ScoringModel
@@ -41,8 +42,6 @@ def mixed_feedback(
     )
     people = people_labeller(settings, journal, cost_max=config.dual.cost_max)
     if model is None:
-        from pddpo_ray.annotation.world_truth import imperfect_model
-
         assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
     return MixedFeedbackController(constraint, people, model, plan, journal, seed=config.seed)

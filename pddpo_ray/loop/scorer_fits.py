@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pddpo_ray.config import FitConfig, ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
@@ -84,6 +85,20 @@ class ScorerTraining:
             self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
             found[kind] = {"path": made["path"], "sha256": made["sha256"]}
         return found
+
+
+def training_of(config: Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
+    """Reward and cost models that start as the reference; the feedback's and a page's are not the same ones."""
+    return ScorerTraining(
+        journal,
+        backends.store,
+        backends.reference,
+        config.scorers,
+        seed=config.seed,
+        open_scorer=backends.own_scorer,
+        phase=phase,
+        recall=backends.recall,
+    )
 
 
 @dataclass(frozen=True)

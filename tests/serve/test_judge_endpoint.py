@@ -22,7 +22,7 @@ import pytest
 from pddpo_ray.config import EndpointConfig, JudgeFeedback
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.judge_labelling import judge_labeller
+from pddpo_ray.loop.labellers import judge_labeller
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.records import Pair, Verdict

@@ -12,7 +12,7 @@ import pytest
 
 from pddpo_ray.config import EndpointConfig, JudgeFeedback, load
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.loop.judge_labelling import judge_labeller
+from pddpo_ray.loop.labellers import judge_labeller
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgedPair, JudgeLabeller, parse_safety, parse_scores

@@ -1,0 +1,147 @@
+"""Work before the first round, done once: the reference is recorded, pools are drawn, offline pairs are labelled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.preferences import Preferences
+from pddpo_ray.loop.sampling import Proposal, RolloutController
+from pddpo_ray.records import Decoding, LabelledPair, Pair, PolicyVersion, Response, Verdict
+from pddpo_ray.theory.seeds import generator
+
+
+def proposal_of(config: Config, prompts: int) -> Proposal:
+    """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
+
+    The pool of proposals doubles as the calibration set of the features.
+    """
+    explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
+    candidates = config.rollout.candidates
+    pool = max(candidates, math.ceil(config.explore.calibration / prompts))
+    share = 0.5 if explores else 0.0
+    return Proposal(candidates, share, config.rollout.proposal_temperature, pool)
+
+
+def record_reference(journal: Journal, backends: Backends) -> None:
+    def add() -> str:
+        journal.add_version(backends.reference, "reference")
+        return backends.reference.sha256
+
+    if journal.once("reference", add) != backends.reference.sha256:
+        raise UserError(
+            f"run {journal.run_id} was started with another reference model: use the same one, or a new run folder"
+        )
+
+
+def draw_pools(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool
+) -> dict[str, list[Response]]:
+    """The baseline's answers by prompt, and the pool of proposals; drawn once, before the first round."""
+    if not online:
+        return {}
+    proposal = proposal_of(config, len(backends.prompts))
+    answers = _baseline_answers(config, journal, backends, rollout)
+    if proposal.from_reference or backends.whiten:
+        wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
+        _pool(journal, backends, rollout, "proposal", backends.reference, proposal.pool, wide)
+    by_prompt: dict[str, list[Response]] = {}
+    for response in answers:
+        by_prompt.setdefault(response.prompt.id, []).append(response)
+    return by_prompt
+
+
+def _baseline_answers(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
+) -> list[Response]:
+    count = config.explore.baseline_answers
+    if not callable(backends.baseline):
+        version, decoding = backends.baseline
+        return _pool(journal, backends, rollout, "baseline", version, count, decoding)
+    given = backends.baseline(count)
+
+    def add() -> int:
+        answers = [answer for prompt in given.values() for answer in prompt]
+        journal.add_samples("baseline", answers)
+        return len(answers)
+
+    journal.once("pool-baseline", add)
+    return journal.samples(0, "baseline")
+
+
+def _pool(
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+    purpose: str,
+    version: PolicyVersion,
+    count: int,
+    decoding: Decoding,
+) -> list[Response]:
+    """`count` answers per prompt; the version is delivered only if they were not drawn before."""
+    if f"pool-{purpose}" not in {entry.phase for entry in journal.phases(0)}:
+        rollout.publish(version)
+    return rollout.pool(purpose, backends.prompts, version, count, decoding)
+
+
+def offline_pairs(
+    config: Config,
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+    feedback: FeedbackController,
+    preferences: Preferences,
+) -> None:
+    """D_1: the pairs from before the first round, labelled like all others."""
+    given = backends.offline
+
+    def add() -> int:
+        assert given is not None
+        labelled = given(config.seed)
+        answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
+        journal.add_samples("offline", list(answers.values()))
+        journal.add_pairs(labelled, "offline")
+        return len(labelled)
+
+    if given is not None:
+        journal.once("offline", add)
+        labelled = [entry.labelled for entry in journal.pairs(0)]
+    else:
+        per_prompt = 2 * math.ceil(1.25 * config.offline.pairs / len(backends.prompts))
+        narrow = Decoding(top_p=config.offline.top_p, max_tokens=config.rollout.max_tokens)
+        answers = _pool(journal, backends, rollout, "offline", backends.reference, per_prompt, narrow)
+        pairs = neighbours(answers, per_prompt, config.offline.pairs)
+        if config.offline.extra:
+            per_prompt = 2 * math.ceil(1.25 * config.offline.extra / len(backends.prompts))
+            whole = Decoding(max_tokens=config.rollout.max_tokens)
+            answers = _pool(journal, backends, rollout, "extra", backends.reference, per_prompt, whole)
+            pairs += neighbours(answers, per_prompt, config.offline.extra, "0-extra-pair")
+        journal.once("offline", lambda: journal.add_pair_questions(pairs))
+        labelled = feedback.compare(pairs)
+    preferences.extend(with_reward_share(labelled, config.offline.reward_share, config.seed))
+
+
+def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int) -> list[LabelledPair]:
+    """The pairs, all but a share of them without their label for helpfulness; at least one keeps it."""
+    if share >= 1.0 or not labelled:
+        return list(labelled)
+    kept = set(generator(seed, "reward-share").permutation(len(labelled))[: max(1, round(share * len(labelled)))])
+    return [item if place in kept else replace(item, helpful=Verdict.ABSTAIN) for place, item in enumerate(labelled)]
+
+
+def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: str = "0-pair") -> list[Pair]:
+    """Pairs of answers that were drawn one after the other, prompts in turn, equal texts left out. At most `wanted`."""
+    rows = [answers[start : start + per_prompt] for start in range(0, len(answers), per_prompt)]
+    pairs = [
+        Pair(f"{name}-{place}-{index}", row[place], row[place + 1])
+        for place in range(0, per_prompt - 1, 2)
+        for index, row in enumerate(rows)
+        if row[place].token_ids != row[place + 1].token_ids
+    ]
+    return pairs[:wanted]

@@ -1,0 +1,152 @@
+"""Who labels answers and pairs, as the recipe says, and how labels become an estimate of the cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from pddpo_ray.config import Config, JudgeFeedback, MixedFeedback, ModelFeedback, PeopleFeedback, WorldScores
+from pddpo_ray.contracts import Labeller
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.mixed_labelling import MixedFeedbackController
+from pddpo_ray.loop.people_labelling import mixed_feedback, people_labeller
+from pddpo_ray.loop.sampling import RolloutController
+from pddpo_ray.loop.scored_labelling import ScoredFeedbackController, labelled_reference_answers
+from pddpo_ray.loop.scorer_fits import feedback_models, training_of
+from pddpo_ray.records import CostEstimate, LabelledPair, SafetyLabels
+from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.theory.cost_estimate import estimate_cost
+
+CONSTRAINT = "cost"
+
+
+def feedback_of(config: Config, journal: Journal, backends: Backends, rollout: RolloutController) -> FeedbackController:
+    """The feedback part: one labeller, reward and cost models, or a model and people together."""
+    if isinstance(config.feedback, ModelFeedback):
+        return _scored_feedback(config, journal, backends, rollout)
+    if isinstance(config.feedback, MixedFeedback):
+        return _mixed_feedback(config, journal, backends, rollout)
+    labellers = {CONSTRAINT: labeller_of(config, journal, backends), **backends.further_labellers}
+    excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
+    return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
+
+
+def labeller_of(config: Config, journal: Journal, backends: Backends) -> Labeller:
+    """Who labels: the backends' own source, or people through the queue in the run's database."""
+    if isinstance(config.feedback, JudgeFeedback):
+        return judge_labeller(config.feedback, journal)
+    if not isinstance(config.feedback, PeopleFeedback):
+        return backends.labeller
+    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max)
+
+
+def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
+    """Raises UserError where the key's environment variable is not set."""
+    key = None
+    if settings.key_env is not None:
+        key = os.environ.get(settings.key_env)
+        if not key:
+            raise UserError(f"feedback.key_env: the environment variable {settings.key_env} is not set")
+    return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
+
+
+def feedback_before(
+    config: Config, journal: Journal, backends: Backends, feedback: FeedbackController
+) -> FeedbackController:
+    """Who labelled what existed before the first round: where models or a judge answer in the rounds, a world's truth.
+
+    It stands in for people whose preferences are there already.
+    """
+    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback):
+        return feedback
+    return FeedbackController({CONSTRAINT: backends.labeller}, journal, seed=config.seed, source="world")
+
+
+Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
+
+
+def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
+    """From labels to an estimate; where models answer, alone or with people, their part knows how."""
+    if isinstance(feedback, MixedFeedbackController | ScoredFeedbackController):
+        return feedback.estimate_cost
+    return cost_estimator(config)
+
+
+def cost_estimator(config: Config) -> Estimate:
+    """The recipe's signal from safety labels to an estimate (paper.md §5)."""
+
+    def estimate(labels: Sequence[SafetyLabels]) -> CostEstimate:
+        return estimate_cost(
+            labels,
+            labels_each=config.feedback.labels_each,
+            cost_max=config.dual.cost_max,
+            mode=config.feedback.signal,
+            constraint=labels[0].constraint,
+        )
+
+    return estimate
+
+
+def _scored_feedback(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
+) -> ScoredFeedbackController:
+    """Labels from reward and cost models."""
+    settings = config.feedback
+    assert isinstance(settings, ModelFeedback)
+    return ScoredFeedbackController(
+        _scored_labeller(config, settings, journal, backends, rollout),
+        journal,
+        seed=config.seed,
+        constraint=CONSTRAINT,
+        cost_max=config.dual.cost_max,
+        settings=settings,
+    )
+
+
+def _mixed_feedback(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
+) -> MixedFeedbackController:
+    """Labels from a model and people together; the model may be one that a world makes from its truth, with errors."""
+    settings = config.feedback
+    assert isinstance(settings, MixedFeedback)
+    if backends.further_labellers:
+        raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
+    if isinstance(settings.model, WorldScores):
+        return mixed_feedback(CONSTRAINT, config, journal)
+    model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
+    return mixed_feedback(CONSTRAINT, config, journal, _scored_labeller(config, model, journal, backends, rollout))
+
+
+def _scored_labeller(
+    config: Config,
+    settings: ModelFeedback,
+    journal: Journal,
+    backends: Backends,
+    rollout: RolloutController,
+) -> ScoredLabeller:
+    """Reward and cost models. On a world they learn from labels of the reference's answers; elsewhere from the offline
+    pairs and the safety labels that their answers came with; without such labels nothing but their mean sets the zero.
+    """
+
+    def data() -> tuple[Sequence[LabelledPair], Mapping[str, bool]]:
+        if backends.world is None and backends.offline is not None:
+            return backends.offline(config.seed), backends.offline_unsafe
+        return labelled_reference_answers(
+            journal,
+            rollout,
+            backends.prompts,
+            backends.reference,
+            backends.labeller,
+            config.scorers,
+            max_tokens=config.rollout.max_tokens,
+            seed=config.seed,
+        )
+
+    training = training_of(config, journal, backends, "score-models")
+    models = feedback_models(settings, training, data, backends.own_scorer, config.model.dtype)
+    return ScoredLabeller(models.reward, models.cost, hard=settings.hard)
