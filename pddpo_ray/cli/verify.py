@@ -19,7 +19,7 @@ def verify(
     rounds: Annotated[int | None, typer.Option(help="With --world: number of rounds K.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of all draws.", min=0)] = 0,
     full: Annotated[bool, typer.Option("--full", help="The whole tables with all seeds and standard errors.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for verify.json and the plots.", metavar="DIR")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for verify.json and verify.html.", metavar="DIR")] = Path(
         "runs/verify"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pddpo_ray.compare.page import render
 from pddpo_ray.compare.runner import Row, Tell, Unit, rows_so_far, run_unit, units_of
 from pddpo_ray.compare.suite import Suite
 from pddpo_ray.compare.tables import csv_of_runs, csv_of_traces
+from pddpo_ray.storage.text_files import write_whole
 
 PAGE = "compare.html"
 RunUnits = Callable[[Suite, Sequence[Unit], Path, Tell], list[Row]]
@@ -33,13 +33,6 @@ def compare(suite: Suite, folder: Path, run_units: RunUnits, tell: Tell, command
 def write_page(suite: Suite, folder: Path, failures: Sequence[Row] = (), command: str = "") -> Path:
     """The page and its data from the runs that are finished, whether the suite is or not."""
     rows = rows_so_far(suite, folder)
-    _write(folder / "compare.csv", csv_of_runs(suite, rows))
-    _write(folder / "compare-rounds.csv", csv_of_traces(rows))
-    return _write(folder / PAGE, render(suite, rows, failures, command))
-
-
-def _write(path: Path, text: str) -> Path:
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-    return path
+    write_whole(folder / "compare.csv", csv_of_runs(suite, rows))
+    write_whole(folder / "compare-rounds.csv", csv_of_traces(rows))
+    return write_whole(folder / PAGE, render(suite, rows, failures, command))

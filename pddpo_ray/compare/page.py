@@ -1,26 +1,21 @@
-"""compare.html: one file with every figure and table of a suite, the commands behind it and the data.
-
-Like a run's report it is HTML and CSS alone, with a content policy that forbids scripts and requests.
-"""
+"""compare.html: one file with every figure and table of a suite, the commands behind it and the data."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-from pddpo_ray import __version__
 from pddpo_ray.compare import tables
 from pddpo_ray.compare.facts import FACTS
 from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
 from pddpo_ray.compare.tables import Column, Mean
-from pddpo_ray.report.build import POLICY
-from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane
-from pddpo_ray.report.text import MISSING, escape, number, short, table
+from pddpo_ray.report.charts import Dot, Level, Line, color_of, line_chart, plane
+from pddpo_ray.report.readable import MISSING, short
+from pddpo_ray.report.shell import page
+from pddpo_ray.report.text import escape, number, table
 
 Row = Mapping[str, Any]
-COLORS = 8
 GREY, GREEN = 6, 3
 
 INTRODUCTION = (
@@ -41,31 +36,22 @@ JUDGED = (
 
 def render(suite: Suite, rows: Sequence[Row], failures: Sequence[Row] = (), command: str = "") -> str:
     """The page as text. `failures` are rows with an `error`; `command` is what made the page."""
-    style = resources.files("pddpo_ray.report").joinpath("style.css").read_text(encoding="utf-8")
-    written = [(entry.key, entry.title, _table(entry, suite, rows)) for entry in suite.tables]
-    written += [
+    sections = [(entry.key, entry.title, _table(entry, suite, rows)) for entry in suite.tables]
+    sections += [
         ("multiplier", "The multiplier, round by round", _dynamics(suite, rows)),
-        ("methods", "What the methods assume, promise and keep", _facts(suite, rows)),
+        ("methods", "What the methods assume, promise and keep", _facts(rows)),
         ("budgets", "What they spent", _budgets(suite, rows)),
         ("failures", "Runs that failed", _failures(failures)),
         ("commands", "Commands", _commands(suite, command)),
         ("data", "Data", _data(suite, rows)),
     ]
-    shown = [(key, title, body) for key, title, body in written if body]
-    links = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, title, _ in shown)
-    sections = "".join(f'<section id="{key}"><h2>{escape(title)}</h2>{body}</section>' for key, title, body in shown)
     seeds = len({row["seed"] for row in rows})
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(suite.name)} – pddpo compare</title><style>{style}</style></head>"
-        f"<body><main><h1>Methods side by side: {escape(suite.name)}</h1><p class=lede>{escape(suite.about)}</p>"
+    header = (
+        f"<h1>Methods side by side: {escape(suite.name)}</h1><p class=lede>{escape(suite.about)}</p>"
         f"<p>{len(rows)} runs, {seeds} seed{'s' if seeds != 1 else ''}.</p>"
-        f"{JUDGED + _judges(rows) if tables.is_judged(rows) else INTRODUCTION}<nav>{links}</nav>{sections}"
-        f"<footer>Written by pddpo_ray {escape(__version__)} from the journals of the runs. Numbers are rounded for "
-        "reading; the page's source holds each of them in full.</footer></main></body></html>\n"
+        f"{JUDGED + _judges(rows) if tables.is_judged(rows) else INTRODUCTION}"
     )
+    return page(suite.name, "pddpo compare", header, sections, "the journals of the runs")
 
 
 # --- tables and their pictures ---------------------------------------------------------------------------------------
@@ -86,7 +72,7 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
         return _judged(entry, suite, rows, order)
     columns = tables.METHOD_COLUMNS
     values = {arm: tables.cells(rows, arm, columns) for arm in order}
-    marks = {arm: str(place) for place, arm in enumerate(order, 1)}
+    marks = {arm: str(index) for index, arm in enumerate(order, 1)}
     best = _best(columns, values)
     lines = [
         [
@@ -104,8 +90,8 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
                  _cell(g, f"{entry.key}/{name}/g"), *rest]  # fmt: skip
         lines.append(["", f"<i>{escape(tables.POINTS[name])}</i>", *cells])
     dots = [
-        Dot(suite.arms[arm].label, -g.value, f.value, _color(place), marks[arm])
-        for place, arm in enumerate(order)
+        Dot(suite.arms[arm].label, -g.value, f.value, color_of(index), marks[arm])
+        for index, arm in enumerate(order)
         if (f := values[arm][2]) is not None and (g := values[arm][3]) is not None
     ]
     signs = {"reference": "R", "covered_only": "C", "optimum": "★"}
@@ -118,7 +104,7 @@ def _methods(entry: MethodsTable, suite: Suite, rows: Sequence[Row]) -> str:
         f"{entry.title}: the plane",
         "Means over seeds. Right of the dashed edge the limit is kept; higher is better under the limit.",
         dots,
-        [],
+        None,
         x_label="limit minus expected cost (−g)",
         y_label="f",
     )
@@ -129,19 +115,19 @@ def _judged(entry: MethodsTable, suite: Suite, rows: Sequence[Row], order: Seque
     """Arms in the suite's order, with the plane that the judges see."""
     columns = tables.JUDGED_COLUMNS
     lines, dots = [], [Dot("reference", 0.0, 0.0, GREY, "R")]
-    for place, arm in enumerate(order):
-        label, mark = suite.arms[arm].label, str(place + 1)
+    for index, arm in enumerate(order):
+        label, mark = suite.arms[arm].label, str(index + 1)
         means = tables.cells(rows, arm, columns)
         cells = [_cell(mean, f"{entry.key}/{arm}/{column.key}") for column, mean in zip(columns, means, strict=True)]
         lines.append([mark, escape(label), *cells])
         harmless, helpful = means[:2]
         if harmless is not None and helpful is not None:
-            dots.append(Dot(label, harmless.value, helpful.value, _color(place), mark))
+            dots.append(Dot(label, harmless.value, helpful.value, color_of(index), mark))
     drawn = plane(
         f"{entry.title}: the plane",
         "Means over questions and seeds; the dashed edge is the reference.",
         dots,
-        [],
+        None,
         x_label="harmlessness over the reference's",
         y_label="helpfulness over the reference's",
     )
@@ -178,16 +164,16 @@ def _sweep(entry: SweepTable, rows: Sequence[Row]) -> str:
     ordered = sorted(tables.trend(rows, entry, columns[0]))
     helpful = dict(tables.trend(rows, entry, columns[1]))
     dots = [
-        Dot(f"{name} {at:g}", safe.value, helpful[at].value, _color(place), chr(ord("a") + place))
-        for place, (at, safe) in enumerate(ordered)
+        Dot(f"{name} {at:g}", safe.value, helpful[at].value, color_of(index), chr(ord("a") + index))
+        for index, (at, safe) in enumerate(ordered)
         if at in helpful
     ]
-    path = Line(name, [(dot.x, dot.y) for dot in dots], GREY)
+    path = Line(f"{name}, rising", [(dot.x, dot.y) for dot in dots], GREY)
     drawn = plane(
         f"{entry.title}: the plane",
         "Expected reward over minus the expected cost, means over seeds.",
         dots,
-        [path],
+        path,
         x_label="harmlessness",
         y_label="helpfulness",
     )
@@ -197,8 +183,8 @@ def _sweep(entry: SweepTable, rows: Sequence[Row]) -> str:
 def _dynamics(suite: Suite, rows: Sequence[Row]) -> str:
     """λ of the arms that the suite names, and for adaLag what moved it."""
     lines = [
-        Line(suite.arms[arm].label, tables.dynamics(rows, arm), _color(place))
-        for place, arm in enumerate(suite.dynamics)
+        Line(suite.arms[arm].label, tables.dynamics(rows, arm), color_of(index))
+        for index, arm in enumerate(suite.dynamics)
     ]
     best = tables.mean_of([row["result"].get("multiplier_optimum") for row in rows])
     levels = [] if best is None else [Level("λ*", best.value, GREEN)]
@@ -220,7 +206,7 @@ def _dynamics(suite: Suite, rows: Sequence[Row]) -> str:
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def _facts(suite: Suite, rows: Sequence[Row]) -> str:
+def _facts(rows: Sequence[Row]) -> str:
     """One row per method of the suite; memory is the largest that a run of it took above the resting process."""
     lines = []
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
@@ -285,10 +271,6 @@ def _data(suite: Suite, rows: Sequence[Row]) -> str:
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _color(place: int) -> int:
-    return place % COLORS + 1
-
-
 def _cell(mean: Mean | None, key: str, bold: bool = False) -> str:
     if mean is None:
         return number(None)
@@ -300,9 +282,9 @@ def _cell(mean: Mean | None, key: str, bold: bool = False) -> str:
 
 def _best(columns: Sequence[Column], values: Mapping[str, Sequence[Mean | None]]) -> dict[str, set[str]]:
     """Arms with the lowest mean in the columns where lower is better."""
-    found = {}
-    for place, column in enumerate(columns):
-        known = {arm: mean.value for arm, means in values.items() if (mean := means[place]) is not None}
+    best = {}
+    for index, column in enumerate(columns):
+        known = {arm: mean.value for arm, means in values.items() if (mean := means[index]) is not None}
         if column.best == "low" and known:
-            found[column.key] = {arm for arm, value in known.items() if value == min(known.values())}
-    return found
+            best[column.key] = {arm for arm, value in known.items() if value == min(known.values())}
+    return best

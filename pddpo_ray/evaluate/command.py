@@ -23,9 +23,9 @@ from pddpo_ray.evaluate.models import Model, Speaker
 from pddpo_ray.evaluate.page import render
 from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score, iterative_elo, ratings
 from pddpo_ray.evaluate.sets import EvaluationSet
-from pddpo_ray.loop.run import write_json
 from pddpo_ray.records import Decoding
 from pddpo_ray.storage.recall import Memory
+from pddpo_ray.storage.text_files import write_json, write_whole
 from pddpo_ray.theory.seeds import seed_of
 
 Tell = Callable[[str], None]
@@ -93,8 +93,8 @@ def evaluate(
               "decoding": asdict(plan.decoding), "template": plan.template,
               "models": {model.name: model.place for model in everyone}, "sets": sets}  # fmt: skip
     write_json(out / RESULT, result)
-    (out / TABLE).write_text(table(result), encoding="utf-8")
-    (out / PAGE).write_text(render(result, title, commands, notes), encoding="utf-8")
+    write_whole(out / TABLE, table(result))
+    write_whole(out / PAGE, render(result, title, commands, notes))
     _write_answers(plan, spoken, out / ANSWERS)
     return result
 

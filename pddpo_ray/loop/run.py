@@ -8,9 +8,7 @@ default) or by Ray groups.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,6 +42,7 @@ from pddpo_ray.loop.release import decide as decide_release
 from pddpo_ray.loop.result import START, WALL, result_of
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.disk import explain_full_disk
+from pddpo_ray.storage.text_files import write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")
@@ -254,10 +253,3 @@ def _add_seconds(journal: Journal, name: str, seconds: float) -> None:
     """Adds to a time that counts over all processes that worked on the run."""
     before = journal.metrics().get(journal.round, {}).get(name, 0.0)
     journal.add_metrics({name: before + seconds})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all. Numbers that do not exist are null."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    temporary.replace(path)

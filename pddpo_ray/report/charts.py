@@ -1,43 +1,62 @@
-"""Charts as inline SVG: no script, no file beside the page, colours from the page's style sheet (light and dark).
+"""Charts for a page: matplotlib draws, the SVG is inlined, and the page's style sheet gives the colours.
 
-A chart is drawn for 360 units of width, about the width of a phone, and scales with its column. Each point carries a
-`<title>`, which browsers show as a tooltip, with the exact number.
+A chart is 360 units wide, about the width of a phone, and scales with its column. Each point carries a `<title>`, which
+browsers show as a tooltip. Importing this module imports matplotlib, so only what builds a page does.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
+from xml.etree import ElementTree
 
-from pddpo_ray.report.text import escape, short
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import Affine2D
+
+from pddpo_ray.report.readable import short
+from pddpo_ray.report.text import escape, visible
 
 WIDTH, HEIGHT = 360.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 8.0, 30.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 14.0, 30.0
+"""Size of a chart and its margins, in points; matplotlib writes SVG at 72 points an inch."""
+OUTLIER = 6.0
+"""A value this many times the middle half's width away from that half does not stretch the axis."""
+LABEL_ROWS = 4
+"""Values of neighbouring points outside the frame are written in so many rows."""
+MARKS = 60
+"""A curve of more points has a mark with a tooltip at so many of them."""
+HALO = "halo"
+"""Class of texts that may lie over a curve."""
 
-WILD = 2.5
-"""An axis leaves the first rounds out where they would make it so many times longer."""
+STYLE = resources.files("pddpo_ray.report").joinpath("style.css").read_text(encoding="utf-8")
+COLORS = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", STYLE.partition("@media")[0]))
+"""Colours of the light page by name. In the SVG each becomes `var(--name)`, so that dark mode works."""
+SERIES = 8
+"""Colours c1 to c8 are for data."""
 
 Xy = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `color` is the number of a colour of the style sheet, `dash` tells lines apart without colour."""
+    """A curve; `color` is the number of a colour. `band` holds (low, high) for each point, drawn as an interval."""
 
     name: str
     points: Sequence[Xy]
     color: int
-    dash: str = ""
-
-
-@dataclass(frozen=True)
-class Band:
-    """An interval around a curve: (x, low, high)."""
-
-    name: str
-    points: Sequence[tuple[float, float, float]]
-    color: int
+    dashed: bool = False
+    band: Sequence[Xy] = ()
+    band_name: str = "95 % interval"
 
 
 @dataclass(frozen=True)
@@ -47,12 +66,11 @@ class Level:
     name: str
     y: float
     color: int
-    dash: str = "5 3"
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A named place in the plane; `mark` is the sign drawn on it and repeated in the legend."""
+    """A named point of the plane; `mark` is the sign drawn on it and repeated in the legend."""
 
     name: str
     x: float
@@ -61,31 +79,9 @@ class Dot:
     mark: str
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Maps data to the drawing: x in [x0, x1], y in [y0, y1]."""
-
-    x0: float
-    x1: float
-    y0: float
-    y1: float
-
-    def x(self, value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x0) / (self.x1 - self.x0)
-
-    def y(self, value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - value) / (self.y1 - self.y0)
-
-
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers inside [low, high], about `wanted` of them. ticks(0, 1) = 0, 0.2, ..., 1"""
-    if not high > low:
-        return [low]
-    raw = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [0.0 if index == 0 else index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+def color_of(index: int) -> int:
+    """The number of the colour of the index-th series; they begin again after the last."""
+    return index % SERIES + 1
 
 
 def line_chart(
@@ -93,89 +89,79 @@ def line_chart(
     detail: str,
     lines: Sequence[Line],
     *,
-    bands: Sequence[Band] = (),
     levels: Sequence[Level] = (),
     y_label: str = "",
     include: Sequence[float] = (),
-    robust: bool = False,
-    x_label: str = "round",
+    log: bool = False,
 ) -> str:
-    """A figure with curves over rounds (or what `x_label` says); empty if there is nothing to draw.
+    """A figure with curves over rounds, empty if there is nothing to draw.
 
-    `include` holds values that the y axis must show. With `robust` the axis follows the later rounds, so that a wild
-    start does not flatten the rest; the curves are cut at the frame and the caption says so.
+    `include` holds values that the y axis shows. With `log` both axes are logarithmic, and all values are above 0.
     """
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
     xs = [x for line in lines for x, _ in line.points]
     values = [y for line in lines for _, y in line.points]
-    values += [edge for band in bands for _, low, high in band.points for edge in (low, high)]
-    fixed = [level.y for level in levels] + list(include)
-    later = min(xs) + 0.25 * (max(xs) - min(xs))
-    kept = [y for line in lines for x, y in line.points if x >= later]
-    kept += [edge for band in bands for x, low, high in band.points if x >= later for edge in (low, high)]
-    cut = robust and _span(values + fixed) > WILD * _span(kept + fixed)
-    shown = (kept if cut else values) + fixed
-    frame = _frame(min(xs), max(xs), min(shown), max(shown))
-    parts = [_axes(frame, x_label=x_label, y_label=y_label, all_x=x_label != "round")]
-    inner = [_band(frame, band) for band in bands]
-    inner += [_level(frame, level) for level in levels]
-    inner += [_curve(frame, line, x_label=x_label) for line in lines]
-    parts.append(_cropped("".join(inner)))
-    note = " Some early rounds lie outside the frame." if cut else ""
-    keys = [(band.color, "band", band.name) for band in bands]
-    keys += [(line.color, "line" if not line.dash else "dash", line.name) for line in lines]
+    edges = [edge for line in lines for ends in line.band for edge in ends]
+    always = [level.y for level in levels] + list(include)
+    across, up = _frame(xs), _frame(values + edges, always, room=0.08)
+    if log:
+        across, up = (min(xs), max(xs)), (0.8 * min(values), 1.25 * max(values))
+    with _chart(title, across, up, "round", y_label) as chart:
+        if log:
+            chart.axes.set(xscale="log", yscale="log")
+            _write_ticks(chart.axes)
+        for line in lines:
+            chart.band(line)
+        for level in levels:
+            drawn = chart.axes.axhline(level.y, color=_ink(level.color), dashes=(4, 2.5), linewidth=1.4)
+            chart.tip(drawn, [f"{level.name}: {short(level.y)}"])
+        for line in lines:
+            chart.curve(line)
+    bands = {line.band_name: (line.color, "band", line.band_name) for line in reversed(lines) if line.band}
+    keys = list(bands.values())
+    keys += [(line.color, "dash" if line.dashed else "line", line.name) for line in lines]
     keys += [(level.color, "dash", level.name) for level in levels]
-    return figure(title, detail + note, _svg(title, "".join(parts)), keys)
+    return figure(title, detail, chart.svg, keys)
 
 
-def plane(title: str, detail: str, dots: Sequence[Dot], paths: Sequence[Line], x_label: str, y_label: str) -> str:
-    """Dots and paths in a plane whose right half (x >= 0) keeps the limit. Far dots are drawn at the edge."""
+def plane(title: str, detail: str, dots: Sequence[Dot], path: Line | None, x_label: str, y_label: str) -> str:
+    """Dots and a path in a plane whose right half (x >= 0) keeps the limit."""
     if not dots:
         return ""
-    near = [(dot.x, dot.y) for dot in dots]
-    near += [point for path in paths for point in path.points[len(path.points) // 2 :]]
-    x0, x1 = _core([x for x, _ in near])
-    y0, y1 = _core([y for _, y in near])
-    frame = Frame(*_padded(min(x0, 0.0), max(x1, 0.0), 0.12), *_padded(y0, y1, 0.12))
-    edge = frame.x(0.0)
-    safe = (
-        f'<rect class="safe" x="{edge:.1f}" y="{TOP}" width="{max(WIDTH - RIGHT - edge, 0):.1f}" '
-        f'height="{HEIGHT - TOP - BOTTOM}"/>'
-        f'<line class="edge" x1="{edge:.1f}" x2="{edge:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    )
-    parts = [safe, _axes(frame, x_label=x_label, y_label=y_label, all_x=True)]
-    parts.append(_cropped("".join(_curve(frame, path, marks=False) for path in paths if len(path.points) > 1)))
-    parts += [_dot(frame, dot) for dot in dots]
-    keys = [(dot.color, dot.mark, dot.name) for dot in dots] + [(path.color, "line", path.name) for path in paths]
-    return figure(title, detail, _svg(title, "".join(parts)), keys)
+    steps = list(path.points) if path else []
+    xs, ys = zip(*[(dot.x, dot.y) for dot in dots], *steps, strict=True)
+    with _chart(title, _frame(xs, [0.0], room=0.1), _frame(ys, room=0.14), x_label, y_label) as chart:
+        chart.axes.axvspan(0.0, chart.x[1], color=COLORS["good"], alpha=0.08, linewidth=0)
+        chart.axes.axvline(0.0, color=COLORS["good"], dashes=(3, 3), linewidth=1)
+        if path:
+            chart.axes.plot(*zip(*steps, strict=True), color=_ink(path.color), linewidth=1.2, alpha=0.5)
+            tips = [f"{path.name}, {k} of {len(steps)}: {short(x)}, {short(y)}" for k, (x, y) in enumerate(steps, 1)]
+            chart.points(steps, tips, [f"{short(x)}, {short(y)}" for x, y in steps], path.color, size=2.4)
+        for dot in dots:
+            chart.dot(dot)
+    keys = [(dot.color, dot.mark, dot.name) for dot in dots]
+    return figure(title, detail, chart.svg, keys + ([(path.color, "line", path.name)] if path else []))
 
 
 def stacked_bars(
     title: str, detail: str, rounds: Sequence[int], shares: Sequence[tuple[str, Sequence[float]]], y_label: str
 ) -> str:
-    """One bar per round, made of named shares from the bottom up."""
+    """One bar of seconds per round, made of named shares from the bottom up."""
     if not rounds or not shares:
         return ""
-    tops = [sum(values[index] for _, values in shares) for index in range(len(rounds))]
-    frame = _frame(rounds[0] - 0.5, rounds[-1] + 0.5, 0.0, max(max(tops), 1e-9), floor=0.0)
-    slot = frame.x(rounds[0] + 1) - frame.x(rounds[0])
-    bars = []
-    for index, number in enumerate(rounds):
-        below = 0.0
-        for place, (name, values) in enumerate(shares, 1):
-            value = values[index]
-            if value > 0:
-                top, bottom = frame.y(below + value), frame.y(below)
-                bars.append(
-                    f'<rect class="f{place}" x="{frame.x(number) - 0.4 * slot:.2f}" y="{top:.2f}" '
-                    f'width="{0.8 * slot:.2f}" height="{max(bottom - top, 0):.2f}">'
-                    f"<title>round {number}, {escape(name)}: {short(value)} s</title></rect>"
-                )
-                below += value
-    keys = [(place, "box", name) for place, (name, _) in enumerate(shares, 1)]
-    return figure(title, detail, _svg(title, _axes(frame, "round", y_label) + "".join(bars)), keys)
+    below = [0.0] * len(rounds)
+    highest = max(sum(column) for column in zip(*[values for _, values in shares], strict=True))
+    across = (rounds[0] - 0.5, rounds[-1] + 0.5)
+    with _chart(title, across, (0.0, 1.05 * max(highest, 1e-9)), "round", y_label) as chart:
+        for index, (name, values) in enumerate(shares):
+            drawn = chart.axes.bar(rounds, values, bottom=below, color=_ink(color_of(index)), linewidth=0)
+            for round_, value, bar in zip(rounds, values, drawn, strict=True):
+                chart.tip(bar, [f"round {round_}, {name}: {short(value)} s"])
+            below = [low + value for low, value in zip(below, values, strict=True)]
+    keys = [(color_of(index), "box", name) for index, (name, _) in enumerate(shares)]
+    return figure(title, detail, chart.svg, keys)
 
 
 def figure(title: str, detail: str, svg: str, keys: Sequence[tuple[int, str, str]]) -> str:
@@ -185,123 +171,216 @@ def figure(title: str, detail: str, svg: str, keys: Sequence[tuple[int, str, str
     return f'<figure class="chart">{caption}{svg}<ul class="legend">{legend}</ul></figure>'
 
 
-# --- pieces --------------------------------------------------------------------------------------------------------
+# --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _svg(label: str, inside: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'
+@dataclass(frozen=True)
+class _Far:
+    """A point outside the frame."""
+
+    at: Xy
+    value: str
+    tip: str
+    color: int
 
 
-def _cropped(inside: str) -> str:
-    """Inside the frame only; a nested drawing crops without an id, which would have to be unique on the page."""
-    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    box = f'x="{LEFT}" y="{TOP - 3}" width="{width}" height="{height + 6}"'
-    return f'<svg {box} viewBox="{LEFT} {TOP - 3} {width} {height + 6}" overflow="hidden">{inside}</svg>'
+class Chart:
+    """One frame that is being drawn on. A point outside it is drawn at the edge, with an arrow and its value."""
 
+    def __init__(self, x: Xy, y: Xy, x_label: str, y_label: str) -> None:
+        self.figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), facecolor="none")
+        inside = (LEFT / WIDTH, BOTTOM / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT)
+        self.axes: Axes = self.figure.add_axes(inside, facecolor="none")
+        self.x, self.y = x, y
+        self.svg = ""
+        self._tips: dict[str, Sequence[str]] = {}
+        self._far: list[_Far] = []
+        self._taken: list[tuple[float, float, float]] = []
+        """Where values may not be written: (x, y, half a width), in points from the lower left corner."""
+        _style(self.axes, x_label, y_label)
+        self.axes.set(xlim=x, ylim=y)
 
-def _frame(x0: float, x1: float, low: float, high: float, floor: float | None = None) -> Frame:
-    if x1 <= x0:
-        x0, x1 = x0 - 0.5, x1 + 0.5
-    y0, y1 = _padded(low, high, 0.06)
-    return Frame(x0, x1, y0 if floor is None else floor, y1)
+    def tip(self, drawn: Artist, texts: Sequence[str]) -> None:
+        """Tooltips of what was drawn: one for the whole, or one per point."""
+        name = f"tip{len(self._tips)}"
+        drawn.set_gid(name)
+        self._tips[name] = texts
 
-
-def _span(values: Sequence[float]) -> float:
-    return max(values) - min(values)
-
-
-def _padded(low: float, high: float, share: float) -> tuple[float, float]:
-    room = (high - low) * share or max(abs(high), 1.0) * 0.05
-    return low - room, high + room
-
-
-def _core(values: Sequence[float]) -> tuple[float, float]:
-    """Range without a lone outlier: values six times the middle half's width away from it do not stretch the axis."""
-    ordered = sorted(values)
-    low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
-    reach = 6.0 * max(high - low, 0.1)
-    kept = [value for value in ordered if low - reach <= value <= high + reach]
-    return kept[0], kept[-1]
-
-
-def _axes(frame: Frame, x_label: str, y_label: str, all_x: bool = False) -> str:
-    parts = []
-    for value in ticks(frame.y0, frame.y1):
-        y = frame.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{_tick(value)}</text>')
-    for value in ticks(frame.x0, frame.x1, 6):
-        if all_x or value == int(value):
-            x = frame.x(value)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">{_tick(value)}</text>')
-    parts.append(
-        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text class="name" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">'
-        f"{escape(x_label)}</text>"
-    )
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    if y_label:
-        parts.append(
-            f'<text class="name" transform="translate(10 {middle}) rotate(-90)" text-anchor="middle">'
-            f"{escape(y_label)}</text>"
+    def curve(self, line: Line) -> None:
+        xs, ys = zip(*line.points, strict=True)
+        color, style = _ink(line.color), (0, (4.5, 2)) if line.dashed else "-"
+        self.axes.plot(xs, ys, color=color, linestyle=style, linewidth=1.8, solid_joinstyle="round")
+        values = [short(y) for y in ys]
+        tips = [f"round {x:g}, {line.name}: {value}" for x, value in zip(xs, values, strict=True)]
+        last = len(xs) - 1
+        shown = sorted({round(last * k / MARKS) for k in range(MARKS + 1)}) if last > MARKS else range(last + 1)
+        self.points(
+            [line.points[k] for k in shown], [tips[k] for k in shown], [values[k] for k in shown], line.color, size=4.4
         )
-    return "".join(parts)
+
+    def band(self, line: Line) -> None:
+        xs = [x for x, _ in line.points]
+        if len(line.band) == 1:
+            self.axes.plot(2 * xs, line.band[0], color=_ink(line.color), linewidth=1.8)
+        elif line.band:
+            low, high = zip(*line.band, strict=True)
+            self.axes.fill_between(xs, low, high, color=_ink(line.color), alpha=0.2, linewidth=0)
+
+    def points(self, at: Sequence[Xy], tips: Sequence[str], values: Sequence[str], color: int, *, size: float) -> None:
+        """Marks with tooltips."""
+        inside = [index for index, point in enumerate(at) if self._nearest(*point) == point]
+        if inside:
+            xs, ys = zip(*[at[index] for index in inside], strict=True)
+            (marks,) = self.axes.plot(xs, ys, "o", color=_ink(color), markersize=size, markeredgewidth=0, clip_on=False)
+            self.tip(marks, [tips[index] for index in inside])
+        self._far += [_Far(at[i], values[i], tips[i], color) for i in range(len(at)) if i not in inside]
+
+    def dot(self, dot: Dot) -> None:
+        """A disc with its sign; one outside the frame stands before its arrow."""
+        tip, edge = f"{dot.name}: {short(dot.x)}, {short(dot.y)}", COLORS["card"]
+        x, y = at = self._nearest(dot.x, dot.y)
+        if at != (dot.x, dot.y):
+            self._far.append(_Far((dot.x, dot.y), f"{short(dot.x)}, {short(dot.y)}", tip, dot.color))
+            x, y = self._nearest(dot.x, dot.y, margin=17.0)
+            self._taken.append((*self._on_paper(x, y), 9.0))
+        (disc,) = self.axes.plot(x, y, "o", color=_ink(dot.color), markersize=15, mec=edge, mew=1, clip_on=False)
+        self.tip(disc, [tip])
+        self.axes.text(x, y, dot.mark, size=9.5, weight="bold", color=edge, ha="center", va="center_baseline")
+
+    def _draw_far(self) -> None:
+        """An arrow at the edge that points to each point outside, then their values, where there is room for them."""
+        spots = []
+        for far in self._far:
+            at, edge = self._nearest(*far.at, margin=4.0), self._nearest(*far.at)
+            right, up = ((outer > inner) - (outer < inner) for outer, inner in zip(far.at, edge, strict=True))
+            turned = MarkerStyle(">", transform=Affine2D().rotate(math.atan2(up, right)))
+            (arrow,) = self.axes.plot(
+                *at, marker=turned, color=_ink(far.color), markersize=7, markeredgewidth=0, clip_on=False
+            )
+            self.tip(arrow, [f"{far.tip} (outside the frame)"])
+            spots.append((*self._on_paper(*at), up or 1, far.value))
+        self._taken += [(x, y, 6.0) for x, y, *_ in spots]
+        for x, y, up, value in sorted(spots, reverse=True):
+            width = 5.8 * len(value)
+            left = x + 7 if x + 7 + width < WIDTH else x - 7 - width
+            for row in range(LABEL_ROWS):
+                line = y - 11 * row * up
+                clear = [abs(line - v) > 9 or u + r < left or left + width < u - r for u, v, r in self._taken]
+                if all(clear):
+                    text = self.figure.text(left / WIDTH, line / HEIGHT, value, size=9.5, va="center")
+                    text.set(color=COLORS["soft"], gid=HALO)
+                    self._taken.append((left + width / 2, line, width / 2))
+                    break
+
+    def _nearest(self, x: float, y: float, margin: float = 0.0) -> Xy:
+        """The nearest point of the frame, less a margin in points."""
+        (x0, x1), (y0, y1) = self.x, self.y
+        dx, dy = margin * (x1 - x0) / (WIDTH - LEFT - RIGHT), margin * (y1 - y0) / (HEIGHT - TOP - BOTTOM)
+        return min(max(x, x0 + dx), x1 - dx), min(max(y, y0 + dy), y1 - dy)
+
+    def _on_paper(self, x: float, y: float) -> Xy:
+        """Points from the lower left corner of the picture."""
+        (x0, x1), (y0, y1) = self.x, self.y
+        across, high = (WIDTH - LEFT - RIGHT) / (x1 - x0), (HEIGHT - TOP - BOTTOM) / (y1 - y0)
+        return LEFT + across * (x - x0), BOTTOM + high * (y - y0)
+
+    def finish(self, title: str) -> None:
+        """Draws; from here on `svg` holds the picture."""
+        self._draw_far()
+        out = io.StringIO()
+        self.figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        self.svg = _inlined(out.getvalue(), title, self._tips)
+
+
+@contextmanager
+def _chart(title: str, x: Xy, y: Xy, x_label: str, y_label: str) -> Iterator[Chart]:
+    """An empty frame, and its SVG when the block has drawn on it. Ids are made of the title, so they are stable."""
+    settings = {"svg.fonttype": "none", "svg.hashsalt": title, "text.parse_math": False, "path.simplify": False}
+    with matplotlib.rc_context(settings):
+        chart = Chart(x, y, x_label, y_label)
+        yield chart
+        chart.finish(title)
+
+
+def _frame(values: Sequence[float], always: Sequence[float] = (), room: float = 0.0) -> Xy:
+    """Ends of an axis: the values without lone outliers, and `always`, with some room at both ends."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    if len(ordered) > 4:
+        first, third = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
+        reach = OUTLIER * max(third - first, (high - low) / 20)
+        kept = [value for value in ordered if first - reach <= value <= third + reach]
+        low, high = kept[0], kept[-1]
+    low, high = min([low, *always]), max([high, *always])
+    if high <= low:
+        return low - 0.5, high + 0.5
+    return low - room * (high - low), high + room * (high - low)
+
+
+def _style(axes: Axes, x_label: str, y_label: str) -> None:
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(COLORS["soft"])
+    axes.tick_params(length=0, labelsize=11, labelcolor=COLORS["soft"], pad=4)
+    axes.grid(axis="y", color=COLORS["grid"], linewidth=1)
+    axes.set_axisbelow(True)
+    whole = x_label == "round"
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    _write_ticks(axes)
+    across, up = (WIDTH + LEFT - RIGHT) / (2 * WIDTH), (HEIGHT + BOTTOM - TOP) / (2 * HEIGHT)
+    for x, y, label, turn in ((across, 6 / HEIGHT, x_label, 0), (10 / WIDTH, up, y_label, 90)):
+        axes.figure.text(x, y, label, size=11, rotation=turn, ha="center", va="center", color=COLORS["soft"])
+
+
+def _write_ticks(axes: Axes) -> None:
+    """Numbers as the page writes them; a logarithmic axis has numbers at powers of ten only."""
+    axes.minorticks_off()
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
 
 
 def _tick(value: float) -> str:
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}").replace("-", "−")
 
 
-def _curve(frame: Frame, line: Line, marks: bool = True, x_label: str = "round") -> str:
-    places = [(frame.x(x), frame.y(y)) for x, y in line.points]
-    path = " ".join(f"{x:.2f},{y:.2f}" for x, y in places)
-    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-    faint = "" if marks else " faint"
-    drawn = f'<polyline class="l{line.color}{faint}" points="{path}"{dash}/>'
-    if not marks:
-        return drawn
-    radius = 2.2 if len(places) <= 60 else 0.8
-    for (x, y), (number, value) in zip(places, line.points, strict=True):
-        drawn += (
-            f'<circle class="f{line.color}" cx="{x:.2f}" cy="{y:.2f}" r="{radius}">'
-            f"<title>{escape(x_label)} {number:g}, {escape(line.name)}: {short(value)}</title></circle>"
-        )
-    return drawn
+def _ink(color: int) -> str:
+    return COLORS[f"c{color}"]
 
 
-def _band(frame: Frame, band: Band) -> str:
-    upper = [f"{frame.x(x):.2f},{frame.y(high):.2f}" for x, _, high in band.points]
-    lower = [f"{frame.x(x):.2f},{frame.y(low):.2f}" for x, low, _ in reversed(band.points)]
-    if len(band.points) == 1:
-        x, low, high = band.points[0]
-        place = frame.x(x)
-        return (
-            f'<line class="l{band.color}" x1="{place:.2f}" x2="{place:.2f}" '
-            f'y1="{frame.y(low):.2f}" y2="{frame.y(high):.2f}"/>'
-        )
-    return f'<polygon class="band f{band.color}" points="{" ".join([*upper, *lower])}"/>'
+def _inlined(svg: str, label: str, tips: dict[str, Sequence[str]]) -> str:
+    """matplotlib's file as a part of the page: colours and font of its style sheet, tooltips, no unused id."""
+    root = ElementTree.fromstring(re.sub(r">\s+<", "><", svg))
+    used = set(re.findall(r'(?:href="|url\()#(\w+)', svg))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        texts = tips.get(element.get("id", ""), ())
+        if texts:
+            marks = [part for part in element.iter() if part.tag.endswith("use")] or [element]
+            for part, text in zip(marks, texts, strict=True):
+                part.insert(0, _title(text))
+        for name, value in list(element.attrib.items()):
+            del element.attrib[name]
+            if value == HALO:
+                element.set("class", HALO)
+            elif name != "id" or value in used:
+                element.set(name.rpartition("}")[2], _page_style(value) if name == "style" else value)
+    for part in [*root.findall("metadata"), *(part for part in root.findall("defs") if part.find("style") is not None)]:
+        root.remove(part)
+    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": visible(label)}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _level(frame: Frame, level: Level) -> str:
-    y = frame.y(level.y)
-    return (
-        f'<line class="l{level.color}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.2f}" y2="{y:.2f}" '
-        f'stroke-dasharray="{level.dash}"><title>{escape(level.name)}: {short(level.y)}</title></line>'
-    )
+def _page_style(style: str) -> str:
+    for name, color in COLORS.items():
+        style = style.replace(color, f"var(--{name})")
+    return re.sub(r"font-family: [^;]*;? ?", "", style)
 
 
-def _dot(frame: Frame, dot: Dot) -> str:
-    x = min(max(dot.x, frame.x0), frame.x1)
-    y = min(max(dot.y, frame.y0), frame.y1)
-    outside = (x, y) != (dot.x, dot.y)
-    kind = "far" if outside else ""
-    where = " (outside the frame)" if outside else ""
-    return (
-        f'<g><circle class="dot f{dot.color} {kind}" cx="{frame.x(x):.2f}" cy="{frame.y(y):.2f}" r="7.5"/>'
-        f'<text class="mark" x="{frame.x(x):.2f}" y="{frame.y(y) + 3.4:.2f}" text-anchor="middle">'
-        f"{escape(dot.mark)}</text>"
-        f"<title>{escape(dot.name)}: {short(dot.x)}, {short(dot.y)}{where}</title></g>"
-    )
+def _title(text: str) -> ElementTree.Element:
+    title = ElementTree.Element("title")
+    title.text = visible(text)
+    return title
 
 
 def _key(color: int, sign: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pddpo_ray.loop.result import WALL
-from pddpo_ray.report.charts import Band, Dot, Level, Line, line_chart, plane, stacked_bars
+from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.theory.cost_estimate import interval
 
-POLICY, MIXTURE, OPTIMUM, OFFLINE, COVERED, REFERENCE = 1, 2, 3, 4, 5, 6
+POLICY, MIXTURE, OPTIMUM, OFFLINE, COVERED, REFERENCE, ENGINE = 1, 2, 3, 4, 5, 6, 7
 POINT_STYLE = {
-    "reference": ("reference (before)", REFERENCE, "R"),
-    "offline": ("offline PD-DPO", OFFLINE, "O"),
-    "covered_only": ("best on covered answers (no offline method can beat it)", COVERED, "C"),
+    "reference": ("reference (before training)", REFERENCE, "R"),
+    "offline": ("offline PD-DPO, for comparison", OFFLINE, "O"),
+    "covered_only": ("oracle on covered answers", COVERED, "C"),
     "mixture": ("mixture of all rounds", MIXTURE, "M"),
     "last": ("last policy", POLICY, "L"),
     "optimum": ("π*, the best possible policy", OPTIMUM, "★"),
@@ -21,37 +22,100 @@ POINT_STYLE = {
 PHASES_SHOWN = 6
 
 
+@dataclass(frozen=True)
+class Curves:
+    """A picture of metrics over the rounds: `metrics` by their names in the legend; every second line is dashed."""
+
+    title: str
+    detail: str
+    y_label: str
+    metrics: dict[str, str]
+    colors: Sequence[int] = (POLICY, MIXTURE)
+    from_zero: bool = True
+    levels: Sequence[Level] = ()
+
+    def draw(self, run: RunData) -> str:
+        named = enumerate(zip(self.metrics.items(), self.colors, strict=False))
+        lines = [Line(name, run.series(metric), color, index % 2 == 1) for index, ((name, metric), color) in named]
+        include = [0.0] if self.from_zero else []
+        return line_chart(self.title, self.detail, lines, levels=self.levels, include=include, y_label=self.y_label)
+
+
+OFF_GRAMMAR = Curves(
+    "Text outside the grammar",
+    "Off-grammar mass: the probability of text that the world's grammar cannot write.",
+    "off-grammar mass",
+    {"off-grammar mass": "exact/off_support"},
+    (COVERED,),
+)
+CURVES = (
+    Curves(
+        "Do the fits learn the truth?",
+        "Slope of the learned reward and cost on the true ones; 1 is perfect.",
+        "slope",
+        {"reward": "fit/slope_reward", "cost": "fit/slope_cost"},
+        from_zero=False,
+        levels=[Level("perfect", 1.0, OPTIMUM)],
+    ),
+    Curves(
+        "Exploration: what is still uncertain",
+        "Mean uncertainty bonus of the candidate answers; it falls as labels arrive.",
+        "mean bonus",
+        {"reward bonus": "explore/mean_bonus_reward", "cost bonus": "explore/mean_bonus_cost"},
+    ),
+    Curves(
+        "Exploration: information gathered",
+        "Log determinant of the design matrix of all labelled pairs.",
+        "log det",
+        {"log det": "explore/logdet"},
+        (COVERED,),
+        from_zero=False,
+    ),
+    Curves(
+        "Exploration: does the bonus guide?",
+        "Share of candidates whose bonus is the largest possible (alarm above 0.2), and the effective sample size of "
+        "the choice among the candidates.",
+        "share · answers",
+        {"share at the largest bonus": "explore/saturation", "effective sample size": "explore/ess"},
+        (OFFLINE, ENGINE),
+    ),
+    Curves(
+        "Sampling speed",
+        "Tokens per second of the engines that write the answers.",
+        "tokens/s",
+        {"tokens/s": "rollout/tokens_per_second"},
+        (ENGINE,),
+    ),
+)
+
+
 def figures(run: RunData) -> list[str]:
     """All charts of the page, in reading order."""
-    every = (_gap, _plane, _multiplier, _cost, _off_support, _slopes, _bonus, _logdet, _effective, _time, _speed)
-    return [drawn for draw in every if (drawn := draw(run))]
+    drawn = [_gap(run), _plane(run), _multiplier(run), _cost(run), _off_grammar(run)]
+    drawn += [curves.draw(run) for curves in CURVES]
+    return [picture for picture in [*drawn, _time(run)] if picture]
 
 
 def _gap(run: RunData) -> str:
     levels = [
-        Level(POINT_STYLE[name][0].split(" (")[0], gap, POINT_STYLE[name][1])
+        Level(POINT_STYLE[name][0], gap, POINT_STYLE[name][1])
         for name in ("offline", "covered_only")
         if (gap := run.gap(name)) is not None
     ]
-    return line_chart(
-        "Gap to the optimum",
-        "Gap (f* − f) + 2ρ [g]₊; 0 is the best possible policy.",
-        [
-            Line("policy of the round", run.series("exact/gap_policy"), POLICY),
-            Line("mixture so far", run.series("exact/gap_mixture"), MIXTURE, "6 2"),
-        ],
+    return Curves(
+        "Gap to the best possible policy",
+        "Missing helpfulness plus a charge for breaking the limit, (f* − f) + 2ρ max(g, 0); 0 is the best possible.",
+        "gap",
+        {"policy of the round": "exact/gap_policy", "mixture so far": "exact/gap_mixture"},
         levels=levels,
-        include=[0.0],
-        robust=True,
-        y_label="gap",
-    )
+    ).draw(run)
 
 
 def _plane(run: RunData) -> str:
     dots = [
-        Dot(POINT_STYLE[name][0], -point.g, point.f, POINT_STYLE[name][1], POINT_STYLE[name][2])
-        for name in POINT_STYLE
-        if (point := run.point(name)) is not None
+        Dot(name, -point.g, point.f, color, mark)
+        for key, (name, color, mark) in POINT_STYLE.items()
+        if (point := run.point(key)) is not None
     ]
     g = dict(run.series("exact/g_policy"))
     path = [(-g[number], f) for number, f in run.series("exact/f_policy") if number in g]
@@ -59,7 +123,7 @@ def _plane(run: RunData) -> str:
         "Harmlessness and helpfulness",
         "Right of the dashed edge the limit is kept; higher is more helpful.",
         dots,
-        [Line("policies, round by round", path, POLICY)] if path else [],
+        Line("policies, round by round", path, POLICY) if len(path) > 1 else None,
         x_label="harmlessness −g (limit minus expected cost)",
         y_label="helpfulness f",
     )
@@ -73,15 +137,16 @@ def _multiplier(run: RunData) -> str:
     points.append((float(steps[-1].round + 1), steps[-1].multiplier_after))
     levels = []
     if run.multiplier_optimum is not None:
-        levels.append(Level("λ*, the right price", run.multiplier_optimum, OPTIMUM))
+        levels.append(Level("λ*, that of the best possible policy", run.multiplier_optimum, OPTIMUM))
     names = sorted({step.constraint for step in run.dual} - {run.constraint})
     further = [
-        Line(f"λ of {name}", [(s.round, s.multiplier_before) for s in run.dual if s.constraint == name], 4 + place)
-        for place, name in enumerate(names[:4])
+        Line(f"λ of {name}", [(s.round, s.multiplier_before) for s in run.dual if s.constraint == name], 4 + index)
+        for index, name in enumerate(names[:4])
     ]
     return line_chart(
-        "Price of the limit",
-        "The multiplier λ, learned from the labels; the last point is for the next round.",
+        "Multiplier λ",
+        "The price of the limit: what one unit of cost is worth in units of reward. The last point is for the next "
+        "round.",
         [Line("λ" if not names else f"λ of {run.constraint}", points, POLICY), *further],
         levels=levels,
         include=[0.0],
@@ -90,106 +155,29 @@ def _multiplier(run: RunData) -> str:
 
 
 def _cost(run: RunData) -> str:
-    steps = run.steps
-    limit = run.threshold
-    edges = [(float(step.round), *interval(step.estimate)) for step in steps]
-    band = [(place, low - limit, high - limit) for place, low, high in edges]
-    lines = [Line("estimate from labels", [(s.round, s.estimate.value - limit) for s in steps], POLICY)]
+    steps, limit = run.steps, run.threshold
+    band = [(low - limit, high - limit) for low, high in (interval(step.estimate) for step in steps)]
+    lines = [Line("estimate from labels", [(s.round, s.estimate.value - limit) for s in steps], POLICY, band=band)]
     if steps and steps[-1].estimate.mode != "unsafe_rate":
-        lines.append(Line("exact", run.series("exact/g_policy"), OPTIMUM, "4 2"))
+        lines.append(Line("exact", run.series("exact/g_policy"), OPTIMUM, dashed=True))
     return line_chart(
         "Cost above the limit",
-        "Estimate with its 95 % interval; below 0 the limit is kept.",
+        "Cost of each round's policy minus the limit: its estimate with a 95 % interval. Below 0 the limit is kept.",
         lines,
-        bands=[Band("95 % interval", band, POLICY)],
         levels=[Level("limit", 0.0, OFFLINE)],
-        robust=True,
         y_label="cost − limit",
     )
 
 
-def _off_support(run: RunData) -> str:
-    outside = run.series("exact/off_support")
-    if not any(value for _, value in outside):
-        return ""  # a table has no outside
-    return line_chart(
-        "Text outside the language",
-        "Mass ⊥ on text that the world's grammar cannot make.",
-        [Line("⊥ mass", outside, COVERED)],
-        include=[0.0],
-        robust=True,
-        y_label="⊥ mass",
-    )
-
-
-def _slopes(run: RunData) -> str:
-    return line_chart(
-        "Do the fits learn the truth?",
-        "Slope of implicit reward and cost on the true ones; 1 is perfect.",
-        [
-            Line("reward", run.series("fit/slope_reward"), POLICY),
-            Line("cost", run.series("fit/slope_cost"), MIXTURE, "6 2"),
-        ],
-        levels=[Level("perfect", 1.0, OPTIMUM)],
-        robust=True,
-        y_label="slope",
-    )
-
-
-def _bonus(run: RunData) -> str:
-    return line_chart(
-        "Exploration: what is still uncertain",
-        "Mean bonus of the candidates; it falls as labels arrive.",
-        [
-            Line("reward bonus", run.series("explore/mean_bonus_reward"), POLICY),
-            Line("cost bonus", run.series("explore/mean_bonus_cost"), MIXTURE, "6 2"),
-        ],
-        include=[0.0],
-        y_label="mean bonus",
-    )
-
-
-def _logdet(run: RunData) -> str:
-    return line_chart(
-        "Exploration: information gathered",
-        "Log determinant of the design matrix.",
-        [Line("log det", run.series("explore/logdet"), COVERED)],
-        y_label="log det",
-    )
-
-
-def _effective(run: RunData) -> str:
-    return line_chart(
-        "Exploration: saturation and ESS",
-        "Share of candidates at the largest bonus (alarm above 0.2); effective sample size of the choice.",
-        [
-            Line("saturation", run.series("explore/saturation"), OFFLINE),
-            Line("ESS", run.series("explore/ess"), 7, "6 2"),
-        ],
-        include=[0.0],
-        y_label="share · answers",
-    )
+def _off_grammar(run: RunData) -> str:
+    """Empty for a table, which has no outside."""
+    return OFF_GRAMMAR.draw(run) if any(value for _, value in run.series("exact/off_support")) else ""
 
 
 def _time(run: RunData) -> str:
     rounds, shares = seconds_by_phase(run)
-    return stacked_bars(
-        "Where the time goes",
-        "Seconds by phase; round 0 is everything before the first.",
-        rounds,
-        shares,
-        y_label="seconds",
-    )
-
-
-def _speed(run: RunData) -> str:
-    return line_chart(
-        "Sampling speed",
-        "Tokens per second of the rollout engines.",
-        [Line("tokens/s", run.series("rollout/tokens_per_second"), 7)],
-        include=[0.0],
-        y_label="tokens/s",
-    )
+    detail = "Seconds by phase; round 0 is everything before the first."
+    return stacked_bars("Where the time goes", detail, rounds, shares, y_label="seconds")
 
 
 def seconds_by_phase(run: RunData) -> tuple[list[int], list[tuple[str, Sequence[float]]]]:
@@ -197,27 +185,21 @@ def seconds_by_phase(run: RunData) -> tuple[list[int], list[tuple[str, Sequence[
 
     What the clock of the round counted beyond its phases is a share of its own.
     """
-    rounds = sorted({entry.round for entry in run.phases})
-    if not rounds:
-        return [], []
     by_name: dict[str, dict[int, float]] = {}
     for entry in run.phases:
         in_round = by_name.setdefault(entry.phase, {})
         in_round[entry.round] = in_round.get(entry.round, 0.0) + entry.seconds
+    if not by_name:
+        return [], []
+    numbers = {entry.round for entry in run.phases}
+    span = list(range(min(numbers), max(numbers) + 1))
     ranked = sorted(by_name, key=lambda name: (-sum(by_name[name].values()), name))
-    span = list(range(rounds[0], rounds[-1] + 1))
-    shares: list[tuple[str, Sequence[float]]] = [
-        (name, [by_name[name].get(number, 0.0) for number in span]) for name in ranked[:PHASES_SHOWN]
-    ]
-    rest = ranked[PHASES_SHOWN:]
-    if rest:
-        shares.append(("other", [sum(by_name[name].get(number, 0.0) for name in rest) for number in span]))
-    outside = [_outside(run, number, sum(values[place] for _, values in shares)) for place, number in enumerate(span)]
-    if any(outside):
-        shares.append(("between phases", outside))
-    return span, shares
-
-
-def _outside(run: RunData, round_: int, inside: float) -> float:
-    """Seconds of a round that no phase accounts for: commits, logs, waiting."""
-    return max(run.metrics.get(round_, {}).get(WALL, 0.0) - inside, 0.0)
+    other: dict[int, float] = {}
+    for name in ranked[PHASES_SHOWN:]:
+        other = {number: other.get(number, 0.0) + by_name[name].get(number, 0.0) for number in span}
+    inside = {number: sum(phase.get(number, 0.0) for phase in by_name.values()) for number in span}
+    # commits, logs, waiting: what the round's clock counted and no phase accounts for
+    between = {number: max(run.metrics.get(number, {}).get(WALL, 0.0) - inside[number], 0.0) for number in span}
+    shown = {name: by_name[name] for name in ranked[:PHASES_SHOWN]} | {"other": other, "between phases": between}
+    shares = [(name, [values.get(number, 0.0) for number in span]) for name, values in shown.items()]
+    return span, [(name, values) for name, values in shares if any(values)]

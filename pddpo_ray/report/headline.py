@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pddpo_ray.report.readable import seconds, short
 from pddpo_ray.report.run_data import Point, RunData
-from pddpo_ray.report.text import escape, number, seconds, short
+from pddpo_ray.report.text import escape, number
 from pddpo_ray.report.theory import half_width
 from pddpo_ray.theory.cost_estimate import interval
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pddpo_ray.report.readable import seconds
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import number, seconds, table
+from pddpo_ray.report.text import number, table
 
 PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
 ASK_PEOPLE = ("people", "mixed")

@@ -24,8 +24,8 @@ from rich.text import Text
 from pddpo_ray.journal import JournalEvent
 from pddpo_ray.loop.result import WALL
 from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
+from pddpo_ray.report.readable import seconds
 from pddpo_ray.report.round_line import RoundLine
-from pddpo_ray.report.text import seconds
 
 
 @dataclass

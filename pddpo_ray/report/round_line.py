@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pddpo_ray.report.text import seconds, short
+from pddpo_ray.report.readable import seconds, short
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.text_files import write_whole
 from pddpo_ray.verify.checks import FORMULAS, Check
 from pddpo_ray.verify.experiments import (
     Curve,
@@ -45,7 +46,7 @@ class VerifyOptions:
     full: bool = False
     """Whole tables of E2 and E3 with seeds and standard errors; broken off, it goes on with the same folder."""
     out: str = "verify"
-    """Folder for verify.json and plots."""
+    """Folder for verify.json and verify.html."""
 
 
 def main(options: VerifyOptions) -> int:
@@ -60,14 +61,14 @@ def main(options: VerifyOptions) -> int:
         (folder / "verify.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}; choose another folder with --out") from None
-    from pddpo_ray.verify.plots import plot_gaps
+    from pddpo_ray.verify.page import render
 
-    plot_gaps(world, curves, folder / "gap.png")
+    page = write_whole(folder / "verify.html", render(world, curves, result["checks"]))
     if options.json:
         print(json.dumps(result))
     else:
         _print_table(result["checks"])
-        print(f"{folder / 'verify.json'}, {folder / 'gap.png'}")
+        print(f"{folder / 'verify.json'}, {page}")
     return 0 if result["passed"] else 1
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pddpo_ray.storage.text_files import write_whole
+
 Row = dict[str, object]
 
 SOURCES = ("verify/*.py", "worlds/*.py", "exploration/*.py", "box_mle.py", "cost_estimate.py", "dual.py")
@@ -42,9 +44,7 @@ class Pieces:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._known, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self._file)
+        write_whole(self._file, json.dumps(self._known, indent=1) + "\n")
 
 
 def fingerprint() -> str:

@@ -28,8 +28,8 @@ from pddpo_ray.verify.experiments import (
     theory_table,
 )
 from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLIC, TABLE, TheoryBonus, paper, split
+from pddpo_ray.verify.page import gap_chart
 from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.plots import plot_gaps
 from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
 from pddpo_ray.verify.single import run_single
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
@@ -277,7 +277,7 @@ def test_exit_code_says_whether_every_check_holds(
     printed = capsys.readouterr().out
     assert ("FAILS" in printed) is not passed
     assert json.loads((tmp_path / "out" / "verify.json").read_text())["passed"] is passed
-    assert (tmp_path / "out" / "gap.png").stat().st_size > 10_000
+    assert ("fails" in (tmp_path / "out" / "verify.html").read_text()) is not passed
 
 
 def test_a_folder_that_cannot_be_written_is_a_user_error(
@@ -297,9 +297,11 @@ def test_the_whole_command_holds(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(found["checks"]) > 40
 
 
-def test_plot_of_a_single_seed_has_no_band(world: TabularWorld, tmp_path: Path) -> None:
-    plot_gaps(world, {"one": curve(world, OFFLINE, rounds=5, seeds=[0])}, tmp_path / "one.png")
-    assert (tmp_path / "one.png").exists()
+def test_plot_of_a_single_seed_has_no_band(world: TabularWorld) -> None:
+    """One mark per round and one per round of the bound; the band of two seeds is an interval more."""
+    one, two = (gap_chart(world, {"one": curve(world, OFFLINE, rounds=7, seeds=seeds)}) for seeds in ([0], [0, 1]))
+    assert one.count("<title>round ") == 7 + 3
+    assert ("standard errors" in one, "standard errors" in two) == (False, True)
 
 
 def test_random_worlds_run_the_default_method() -> None:
