@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.ratio import Ratio, of_pairs
+from pddpo_ray.annotation.answers import Answers, Submission
+from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import PAIR_FIELDS, Question
-from pddpo_ray.annotation.queue import Lease, Queue, Submission
 from pddpo_ray.annotation.queue_labeller import SAFETY_PRIORITY
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
@@ -29,7 +30,7 @@ from pddpo_ray.journal.transactions import Store
 MEDIAN_S, SIGMA = 20.0, 0.8
 """Of the lognormal time for an answer; the mean is 27.5 s."""
 POLL_S = 1.0
-"""How often the run looks whether a batch is complete (`annotation.labeller.Patience`)."""
+"""How often the run looks whether a batch is complete (`annotation.queue_labeller.Waiting`)."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Office:
         self.spent: list[float] = []
         store = Store(journal.engine, journal.run_id, lambda: round(self.now * 1000))
         rules = Rules(gold_rate=0.0, seed=seed)
-        self._queue, self._rounds = Queue(store, rules), Rounds(store, rules)
+        self._leases, self._answers, self._rounds = Leases(store, rules), Answers(store, rules), Rounds(store, rules)
         accounts = People(store)
         self._pages = [
             Page(accounts.create(f"p{number}", Role.ANNOTATOR, by="bench", daily_cap=100_000)[0], pace)
@@ -150,12 +151,12 @@ class Office:
             self._answer(page, page.task)
         page.task, page.ahead = page.ahead, None
         if page.task is None:
-            found = self._queue.lease(page.person)
+            found = self._leases.lease(page.person)
             if not isinstance(found, Lease):
                 return self._later(page, found.retry_s)
             page.task = found
         if self._fetched_ahead:
-            ahead = self._queue.lease(page.person, [page.task.id])
+            ahead = self._leases.lease(page.person, [page.task.id])
             page.ahead = ahead if isinstance(ahead, Lease) else None
         self.spent.append(float(page.pace.lognormal(np.log(MEDIAN_S), SIGMA)))
         self._later(page, self.spent[-1])
@@ -164,7 +165,7 @@ class Office:
         given = {"safety": "safe"}
         if task.kind == "pair":
             given = dict(zip(PAIR_FIELDS, ("left", "right", "safe", "unsafe"), strict=True))
-        self._queue.answer(page.person, f"key-{task.id}", task.id, Submission("label", given, revealed=True))
+        self._answers.answer(page.person, f"key-{task.id}", task.id, Submission("label", given, revealed=True))
 
     def _later(self, page: Page, seconds: float) -> None:
         self._ties += 1

@@ -16,9 +16,10 @@ import numpy as np
 from sqlalchemy import insert, text
 
 from bench.ratio import Ratio, of_pairs
+from pddpo_ray.annotation.answers import Answers, Submission
+from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue import Lease, Nothing, Queue, Submission
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.annotation_schema import task
@@ -41,23 +42,25 @@ def run(
 ) -> list[Ratio]:
     """Median time of a claim with `small` waiting over that with `large`: 1 says that the number does not matter."""
     with tempfile.TemporaryDirectory() as folder:
-        few, many = (Desk(Path(folder) / f"{count}.sqlite", count) for count in (small, large))
-        for desk in (few, many):
-            desk.claim(claims, 1)
+        few, many = (ClaimedQueue(Path(folder) / f"{count}.sqlite", count) for count in (small, large))
+        for queue in (few, many):
+            queue.claim(claims, 1)
         singly = _compared(name, "a claim", few, many, claims, 1, repeats)
         in_tens = _compared(f"{name}-tens", "a claim of ten", few, many, claims // TENS, TENS, repeats)
         at_once = [float(np.median([many.claim_at_once(each) for _ in range(repeats)])) for each in (1, TENS)]
-        for desk in (few, many):
-            desk.close()
+        for queue in (few, many):
+            queue.close()
     found = zip((singly, in_tens), at_once, strict=True)
     return [ratio.noting({f"claims/s of {CLIENTS} clients": speed}) for ratio, speed in found]
 
 
-def _compared(name: str, what: str, few: Desk, many: Desk, claims: int, each: int, repeats: int) -> Ratio:
+def _compared(
+    name: str, what: str, few: ClaimedQueue, many: ClaimedQueue, claims: int, each: int, repeats: int
+) -> Ratio:
     """In the order few, many, many, few: a drift of the machine hits both alike."""
     pairs, short, long = [], [], []
     for _ in range(repeats):
-        first, second, third, fourth = (desk.claim(claims, each) for desk in (few, many, many, few))
+        first, second, third, fourth = (queue.claim(claims, each) for queue in (few, many, many, few))
         short += first + fourth
         long += second + third
         pairs.append((_median(first + fourth)[0], _median(second + third)[0]))
@@ -77,7 +80,7 @@ def _median(claims: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(wall), float(processor)
 
 
-class Desk:
+class ClaimedQueue:
     """A queue with so many open questions, and some people who take them in turn."""
 
     def __init__(self, file: Path, count: int) -> None:
@@ -91,7 +94,7 @@ class Desk:
         self._fill()
         names = [f"person {number}" for number in range(PEOPLE)]
         self._people = [People(store).create(name, Role.ANNOTATOR, by="bench", daily_cap=10**6)[0] for name in names]
-        self._queue = Queue(store, rules)
+        self._leases, self._answers = Leases(store, rules), Answers(store, rules)
         self._turn = 0
 
     def _fill(self) -> None:
@@ -107,9 +110,9 @@ class Desk:
             self._turn += 1
             person = self._people[self._turn % PEOPLE]
             began, used = time.perf_counter(), time.process_time()
-            found = self._queue.leases(person, each)
+            found = self._leases.several(person, each)
             seconds.append((time.perf_counter() - began, time.process_time() - used))
-            if isinstance(found, Nothing) or len(found) != each:
+            if isinstance(found, NoQuestion) or len(found) != each:
                 raise RuntimeError(f"{each} questions were asked for, the queue gave {found}")
             self._answer(person, found)
         return seconds
@@ -128,15 +131,15 @@ class Desk:
     def _take(self, person: Person, each: int) -> list[Lease]:
         found: list[Lease] = []
         while len(found) < EACH:
-            held = self._queue.leases(person, each, [one.id for one in found])
-            if isinstance(held, Nothing):
+            held = self._leases.several(person, each, [one.id for one in found])
+            if isinstance(held, NoQuestion):
                 raise RuntimeError(f"{each} questions were asked for, the queue gave {held}")
             found += held
         return found
 
     def _answer(self, person: Person, found: Sequence[Lease]) -> None:
         for lease in found:
-            self._queue.answer(person, f"key-{lease.id}", lease.id, Submission("label", {"safety": "safe"}))
+            self._answers.answer(person, f"key-{lease.id}", lease.id, Submission("label", {"safety": "safe"}))
 
     def close(self) -> None:
         self._engine.dispose()

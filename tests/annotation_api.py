@@ -11,26 +11,26 @@ from starlette.testclient import TestClient
 from deploy.annotation.app import create_app
 from deploy.annotation.service import WebSettings
 from pddpo_ray.annotation.people import Person, Role
-from tests.annotation_desk import Desk
+from tests.annotation_queue import FreshQueue
 
 API = "/api/v1"
 GENEROUS = WebSettings(requests_per_second=1e6, burst=1e6, sign_ins_per_second=1e6, sign_in_burst=1e6)
 
 
 @dataclass
-class Office:
-    """A desk with a web service in front of it."""
+class FreshService:
+    """A queue with a web service in front of it."""
 
-    desk: Desk
+    queue: FreshQueue
     settings: WebSettings = GENEROUS
     app: FastAPI = field(init=False)
     people: dict[Role, Person] = field(default_factory=dict)
     tokens: dict[Role, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.app = create_app(self.desk.engine, "demo", self.desk.rules, self.settings, lambda: self.desk.now_ms)
+        self.app = create_app(self.queue.engine, "demo", self.queue.rules, self.settings, lambda: self.queue.now_ms)
         for role in Role:
-            self.people[role], self.tokens[role] = self.desk.people.create(f"the {role.value}", role, by="test")
+            self.people[role], self.tokens[role] = self.queue.people.create(f"the {role.value}", role, by="test")
 
     def client(self, role: Role | None = None) -> TestClient:
         """A client with this role's token, or with none."""

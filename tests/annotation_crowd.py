@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pddpo_ray.annotation.queue import Queue
+from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store, now_ms
-from tests.annotation_desk import create_run, safety_questions
+from tests.annotation_queue import create_run, safety_questions
 
 ROOT = Path(__file__).parents[1]
 RULES = Rules(gold_rate=0.0)
@@ -43,7 +43,7 @@ def crowd_keeps_every_promise(url: str, folder: Path, *, questions: int, needed:
     assert ends == [-signal.SIGKILL] + [0] * (processes - 1), [_complaint(file) for file in files]
     # What the dead process held runs out; somebody else does it.
     late = Store(engine, "demo", lambda: now_ms() + int(RULES.lease_s * 1000) + 1)
-    Queue(late, RULES).expire()
+    Leases(late, RULES).expire()
     last = folder / "acknowledged-last"
     assert _start(url, processes, needed, last, gate).wait(timeout=PATIENCE_S) == 0, _complaint(last)
 

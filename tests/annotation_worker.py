@@ -15,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+from pddpo_ray.annotation.answers import Answers, Submission
+from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.queue import Lease, Queue, Submission
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
@@ -27,7 +28,8 @@ GATE_DEADLINE_S = 300
 def main(url: str, prefix: str, count: int, acknowledged: Path, gate: Path, last: int) -> None:
     engine = open_database(url)
     store = Store(engine, "demo")
-    queue = Queue(store, Rules(gold_rate=0.0))
+    rules = Rules(gold_rate=0.0)
+    leases, answers = Leases(store, rules), Answers(store, rules)
     people = [
         People(store).create(f"{prefix}-{n}", Role.ANNOTATOR, by="test", daily_cap=10**6)[0] for n in range(count)
     ]
@@ -43,14 +45,14 @@ def main(url: str, prefix: str, count: int, acknowledged: Path, gate: Path, last
         while working:
             working = False
             for person in people:
-                lease = queue.lease(person)
+                lease = leases.lease(person)
                 if isinstance(lease, Lease):
                     working = True
                     if number == last:
                         os.kill(os.getpid(), signal.SIGKILL)
                     number += 1
                     key = f"{prefix}-{number}"
-                    queue.answer(person, key, lease.id, Submission("label", {"safety": "unsafe"}))
+                    answers.answer(person, key, lease.id, Submission("label", {"safety": "unsafe"}))
                     file.write(f"{key} {person.id} {lease.prompt}\n")
     engine.dispose()
 

@@ -82,7 +82,7 @@ def cancel(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, bool]:
 @router.post("/answers/{key}/void")
 def void(key: Key, body: VoidBody, parts: Parts, person: Caller) -> dict[str, bool]:
     """Takes a label out of the count while its round is open; it stays stored."""
-    parts.queue.void(key, by=person.id, reason=body.reason)
+    parts.answers.void(key, by=person.id, reason=body.reason)
     return {"voided": True}
 
 

@@ -1,4 +1,4 @@
-"""Routes of those who watch over the labels: rounds, agreement, people's standing, effects, export."""
+"""Routes of those who watch over the labels: rounds, agreement, people's quality, effects, export."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from sqlalchemy import Engine
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.annotation.limits import RateLimit
 from deploy.annotation.problems import ApiError
+from pddpo_ray.annotation.answers import Answers
+from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import Campaign, People, Person
 from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.queue import Queue
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
@@ -42,7 +43,8 @@ class Service:
     """The queue of one run behind HTTP."""
 
     store: Store
-    queue: Queue
+    leases: Leases
+    answers: Answers
     rounds: Rounds
     people: People
     campaign: Campaign
@@ -56,7 +58,8 @@ class Service:
         store = Store(engine, run, clock)
         return cls(
             store=store,
-            queue=Queue(store, rules),
+            leases=Leases(store, rules),
+            answers=Answers(store, rules),
             rounds=Rounds(store, rules),
             people=People(store),
             campaign=Campaign(store),

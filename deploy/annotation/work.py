@@ -12,8 +12,9 @@ from deploy.annotation.problems import ApiError
 from deploy.annotation.rendering import render, visible
 from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
 from deploy.annotation.service import COOKIE, Caller, Parts, Service, address
+from pddpo_ray.annotation.answers import Receipt, Submission
+from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import SESSION_S, Person, Role
-from pddpo_ray.annotation.queue import Lease, Nothing, Receipt, Submission
 from pddpo_ray.annotation.rules import Outcome
 
 router = APIRouter(prefix=API, tags=["work"])
@@ -54,8 +55,8 @@ def me(person: Caller) -> dict[str, Any]:
 @router.post("/lease")
 def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
     """The next question, or `task: null` with a reason and the seconds after which to ask again."""
-    found = parts.queue.lease(person, body.holding)
-    if isinstance(found, Nothing):
+    found = parts.leases.lease(person, body.holding)
+    if isinstance(found, NoQuestion):
         if found.reason == "daily_cap":
             raise ApiError(
                 429, "that is enough for today, thank you", hint="come back tomorrow",
@@ -68,20 +69,20 @@ def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
 @router.post("/leases/{lease_id}/heartbeat")
 def heartbeat(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, int]:
     """Keeps a question reserved."""
-    return {"expires_ms": parts.queue.heartbeat(person, lease_id)}
+    return {"expires_ms": parts.leases.heartbeat(person, lease_id)}
 
 
 @router.post("/leases/{lease_id}/release")
 def release(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, bool]:
     """Gives a question back."""
-    parts.queue.release(person, lease_id)
+    parts.leases.release(person, lease_id)
     return {"released": True}
 
 
 @router.post("/leases/{lease_id}/undo")
 def undo(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, Any]:
     """Takes one's answer back and returns the question."""
-    return {"task": _shown(parts, parts.queue.undo(person, lease_id))}
+    return {"task": _shown(parts, parts.answers.undo(person, lease_id))}
 
 
 @router.put(
@@ -92,7 +93,7 @@ def undo(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, Any]:
 def answer(key: Key, body: AnswerBody, response: Response, parts: Parts, person: Caller) -> dict[str, Any]:
     """Stores an answer: 201 stored, 200 the same key again, 202 late and the question had all its labels."""
     submission = Submission(body.kind, body.given, body.reason, body.note, body.ms_spent, body.revealed)
-    receipt = parts.queue.answer(person, key, body.lease, submission)
+    receipt = parts.answers.answer(person, key, body.lease, submission)
     if receipt.repeated:
         response.status_code = 200
     elif receipt.outcome is Outcome.SURPLUS:
@@ -103,7 +104,7 @@ def answer(key: Key, body: AnswerBody, response: Response, parts: Parts, person:
 @router.get("/answers/{key}")
 def receipt(key: Key, parts: Parts, person: Caller) -> dict[str, Any]:
     """What became of one's answer."""
-    return _receipt(parts.queue.receipt(person, key), person)
+    return _receipt(parts.answers.receipt(person, key), person)
 
 
 @router.get("/answers")
@@ -114,14 +115,14 @@ def answers(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> dict[str, Any]:
     """One's own answers, the newest first; `next` continues."""
-    rows = parts.queue.receipts(person, before, limit)
+    rows = parts.answers.receipts(person, before, limit)
     return {"answers": [_receipt(one, person) for _, one in rows], "next": rows[-1][0] if len(rows) == limit else None}
 
 
 @router.get("/progress")
 def progress(parts: Parts, person: Caller) -> dict[str, int]:
     """One's own numbers."""
-    return parts.queue.progress(person)
+    return parts.answers.progress(person)
 
 
 @router.get("/guidelines")

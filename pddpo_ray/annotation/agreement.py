@@ -85,7 +85,7 @@ FLAG_FROM = 20
 
 
 @dataclass(frozen=True)
-class Standing:
+class AgreementWithOthers:
     """One person's agreement with the others on the same items. `p_value` is the chance of agreeing so rarely when
     one's labels are exchangeable with those of the others."""
 
@@ -99,7 +99,7 @@ class Standing:
         return self.answers >= FLAG_FROM and self.p_value < FLAG_BELOW
 
 
-def leave_one_out(items: Sequence[Votes], person: str) -> Standing:
+def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
     """Compares a person with everybody else by an exact permutation test.
 
     If the person is one like the others, their label on an item is equally likely to be any of the item's labels. Let
@@ -123,9 +123,9 @@ def leave_one_out(items: Sequence[Votes], person: str) -> Standing:
         pairs += others
         answers += 1
     if not answers:
-        return Standing(0, float("nan"), float("nan"), 1.0)
+        return AgreementWithOthers(0, float("nan"), float("nan"), 1.0)
     p_value = min(1.0, float(distribution[: observed + 1].sum()))
-    return Standing(answers, observed / pairs, expected / pairs, p_value)
+    return AgreementWithOthers(answers, observed / pairs, expected / pairs, p_value)
 
 
 def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float, float]:

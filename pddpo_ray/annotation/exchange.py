@@ -20,9 +20,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
+from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import TIE
-from pddpo_ray.annotation.queue import Queue, Submission
 from pddpo_ray.annotation.rules import QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task
@@ -92,13 +92,13 @@ def _questions(store: Store, *conditions: ColumnElement[bool]) -> list[OpenQuest
 
 def take_answers(store: Store, rules: Rules, source: str, answers: Iterable[GivenElsewhere]) -> Taken:
     """Hands answers from `source` to the queue. People get accounts of their own here, which cannot sign in."""
-    queue, people = Queue(store, rules), _Accounts(store, source)
+    answers_of_run, people = Answers(store, rules), _Accounts(store, source)
     taken = Taken()
     for one in answers:
         kind = "label" if one.given else "abstain"
         submission = Submission(kind, one.given, ms_spent=one.ms_spent, revealed=True)
         try:
-            receipt = queue.receive(people.of(one.who), key_of(source, one), one.question, submission)
+            receipt = answers_of_run.receive(people.of(one.who), key_of(source, one), one.question, submission)
         except QueueError as error:
             taken.refused.append(f"{one.who}, question {one.question[:12]}: {error}")
             continue

@@ -26,6 +26,12 @@ from pddpo_ray.journal.prepared import Prepared
 
 DAY_MS = 24 * 3600 * 1000
 
+
+def midnight(now_ms: int) -> int:
+    """When the day began, in UTC."""
+    return now_ms // DAY_MS * DAY_MS
+
+
 MINE = lease.c.annotator == bindparam("person")
 MET = (lease.c.state == "leased") | (lease.c.state == "answered")
 OPEN_HERE = (question_round.c.run == bindparam("run")) & (question_round.c.state == "open")
@@ -41,7 +47,7 @@ ANSWERED_TODAY = (
     .where(~exists().where(withdrawal.c.answer == answer.c.seq))
 )
 
-DESK = Prepared(
+IN_HANDS = Prepared(
     select(
         select(campaign.c.paused).where(campaign.c.run == bindparam("run")).scalar_subquery().label("paused"),
         select(func.max(guideline.c.version))
@@ -56,7 +62,7 @@ DESK = Prepared(
     .select_from(annotator.outerjoin(lease, (lease.c.annotator == annotator.c.id) & (lease.c.state == "leased")))
     .where(annotator.c.id == bindparam("person"))
 )
-"""All that is asked before a question is chosen: a row for each one in the person's hands, or one without a lease."""
+"""What is read before a question is chosen: a row for each lease in the person's hands, or one row without a lease."""
 
 
 def _unseen(question: FromClause) -> ColumnElement[bool]:
@@ -69,9 +75,9 @@ def _urgency(question: FromClause) -> tuple[Any, ...]:
     return question.c.balance.desc(), question.c.priority.desc(), question.c.id.desc()
 
 
-def _fronts() -> Any:
+def _first_of_each_round() -> Any:
     waiting = task.alias("waiting")
-    front = (
+    most_urgent = (
         select(waiting.c.id)
         .where(waiting.c.question_round == question_round.c.id, waiting.c.balance < 0, _unseen(waiting))
         .order_by(*_urgency(waiting))
@@ -87,12 +93,12 @@ def _fronts() -> Any:
             task.c.balance,
             task.c.priority,
         )
-        .select_from(question_round.join(task, task.c.id == front))
+        .select_from(question_round.join(task, task.c.id == most_urgent))
         .where(OPEN_HERE)
     )
 
 
-FRONTS = Prepared(_fronts())
+FIRST_OF_EACH_ROUND = Prepared(_first_of_each_round())
 """The most urgent question of every open batch that has one for the person."""
 
 
@@ -111,7 +117,7 @@ def _offer(*where: ColumnElement[bool]) -> Select[Any]:
         )
         .select_from(task.outerjoin(lease, (lease.c.task == task.c.id) & MINE))
         .where(*where)
-        # Until it is counted nobody else may take the place; what others are taking right now is passed over.
+        # Nobody else may take the question before its lease is counted; what others are taking right now is left out.
         .with_for_update(of=task, skip_locked=True)
     )
 
@@ -131,7 +137,7 @@ _FROM_START = (
 OFFER = Prepared(
     select(_urgent(_FROM_START)).union_all(select(_urgent(task.c.balance < 0, ~_FROM_START))).limit(bindparam("count"))
 )
-"""Among equally urgent questions from the place where this person starts, then in the order of the index."""
+"""Equally urgent questions from `start` on, then the others in the order of the index."""
 
 OFFER_GOLD = Prepared(
     _offer(OPEN_HERE, question_round.c.purpose.startswith(GOLD), task.c.gold.is_not(None), _NEW)
@@ -157,4 +163,4 @@ def _holding(insert: Any) -> Prepared:
 
 
 HOLD = {"sqlite": _holding(sqlite.insert), "postgresql": _holding(postgresql.insert)}
-"""New leases, or those that the person once let run out, live again with the sides where they were."""
+"""Makes a lease, or renews one that the person once let run out, with the sides where they were."""

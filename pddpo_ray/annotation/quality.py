@@ -1,4 +1,4 @@
-"""What a lead looks at: agreement, each person's standing, disagreements, speed, and what the labels changed."""
+"""What a lead looks at: how people agree, where they disagree, how fast they are, and what their labels changed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Quality:
     def people(self) -> list[dict[str, Any]]:
         """One row per person who answered anything: speed, gold, sides, agreement with the others."""
         with reading(self._store.engine) as connection:
-            rows = connection.execute(self._standing()).all()
+            rows = connection.execute(self._not_withdrawn()).all()
             handles = connection.execute(select(annotator.c.id, annotator.c.handle)).all()
         names = {row.id: row.handle for row in handles}
         votes = _votes([row for row in rows if row.kind == "label" and row.gold is None])
@@ -131,7 +131,7 @@ class Quality:
                 for row in connection.execute(query)
             ]
 
-    def _standing(self) -> Select[Any]:
+    def _not_withdrawn(self) -> Select[Any]:
         """What people did and did not take back, in this run."""
         taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
         return (
@@ -143,7 +143,7 @@ class Quality:
         )
 
     def _labels(self) -> Select[Any]:
-        return self._standing().where(answer.c.kind == "label", task.c.gold.is_(None))
+        return self._not_withdrawn().where(answer.c.kind == "label", task.c.gold.is_(None))
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
@@ -167,7 +167,7 @@ def _person(rows: Sequence[Any], votes: Sequence[dict[str, str]], id_: str) -> d
     ]
     chosen = [side for side in sides if side in ("left", "right")]
     left, low, high = share_with_interval(chosen.count("left"), len(chosen))
-    standing = leave_one_out(votes, id_)
+    with_others = leave_one_out(votes, id_)
     return {
         "answers": len(labels),
         "refusals": len(rows) - len(labels),
@@ -178,7 +178,7 @@ def _person(rows: Sequence[Any], votes: Sequence[dict[str, str]], id_: str) -> d
         "left": left,
         "left_low": low,
         "left_high": high,
-        "standing": {**asdict(standing), "flagged": standing.flagged},
+        "standing": {**asdict(with_others), "flagged": with_others.flagged},
     }
 
 

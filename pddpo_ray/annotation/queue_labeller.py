@@ -42,7 +42,7 @@ SAFETY_PRIORITY = 1
 
 
 @dataclass(frozen=True)
-class Patience:
+class Waiting:
     """How long a run waits for people, and what then. Times in seconds."""
 
     deadline_s: float
@@ -65,7 +65,7 @@ class PeopleLabeller:
         run: str,
         round_of: Callable[[], int],
         rules: Rules,
-        patience: Patience,
+        waiting: Waiting,
         *,
         estimate: FromShares | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
@@ -76,7 +76,7 @@ class PeopleLabeller:
         self._rounds = Rounds(self._store, rules)
         self._quality = Quality(self._store)
         self._round_of = round_of
-        self._patience = patience
+        self._waiting = waiting
         self._estimate = estimate or _unsafe_rate
         self._record = record
         self._sleep = sleep
@@ -131,7 +131,7 @@ class PeopleLabeller:
                 self._park_if_long(line, began)
                 if self._store.clock() >= deadline:
                     raise RunError(f"{line}, and they did not catch up in time") from error
-            self._sleep(self._patience.poll_s)
+            self._sleep(self._waiting.poll_s)
 
     def _find_or_open(
         self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, deadline_ms: int
@@ -150,26 +150,26 @@ class PeopleLabeller:
 
     def _deadline_ms(self) -> int:
         """Of a batch that is opened now."""
-        return self._store.clock() + int(self._patience.deadline_s * 1000)
+        return self._store.clock() + int(self._waiting.deadline_s * 1000)
 
     def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
         said = -math.inf
         while not status.complete and status.state == "open":
             now = time.monotonic()
-            if now - said >= self._patience.report_s:
+            if now - said >= self._waiting.report_s:
                 logger.info(waiting_line(status, self._store.clock()))
                 said = now
             if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
                 self._give_up(status)
             self._park_if_long(waiting_line(status, self._store.clock()), began)
-            self._sleep(self._patience.poll_s)
+            self._sleep(self._waiting.poll_s)
             status = self._rounds.status(status.id)
         if status.state == "cancelled":
             raise RunError(f"round {status.round}, {status.purpose}: a lead cancelled this batch; the run needs it")
         return status
 
     def _park_if_long(self, line: str, began: float) -> None:
-        limit = self._patience.park_after_s
+        limit = self._waiting.park_after_s
         if limit is not None and time.monotonic() - began >= limit:
             raise ParkedError(f"{line}. Parked: go on with `pddpo train ... --resume` when the labels are there")
 
@@ -182,7 +182,7 @@ class PeopleLabeller:
         if status.kind == "safety":
             text += "; " + self._fillings(status)
         text += "; extend the deadline on the lead's page or find more people, then resume"
-        raise DecisionNeeded(text) if self._patience.decide else RunError(text)
+        raise DecisionNeeded(text) if self._waiting.decide else RunError(text)
 
     def _fillings(self, status: RoundStatus) -> str:
         unsafe = np.zeros(status.questions, dtype=np.int64)

@@ -27,6 +27,10 @@ class Rules:
     seed: int = 0
     """Of screen orders, gold and ties."""
 
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease_s * 1000)
+
 
 class Problem(StrEnum):
     """Why the queue refuses a request; stable words for programs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pddpo_ray.annotation.estimates import FromShares
-from pddpo_ray.annotation.queue_labeller import Patience, PeopleLabeller
+from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
@@ -19,7 +19,7 @@ def people_labeller(settings: AskedPeople, journal: Journal, *, cost_max: float)
         journal.run_id,
         lambda: journal.round,
         rules_of(settings),
-        Patience(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
+        Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
         estimate=_estimate(settings, cost_max),
         record=journal.add_metrics,
     )

@@ -9,20 +9,20 @@ import pytest
 
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import now_ms
-from tests.annotation_api import Office
-from tests.annotation_desk import Desk, create_run
+from tests.annotation_api import FreshService
+from tests.annotation_queue import FreshQueue, create_run
 from tests.annotation_server import serving
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
+def service(tmp_path: Path) -> Iterator[FreshService]:
     engine = open_database(tmp_path / "journal.sqlite")
     create_run(engine)
-    yield Office(Desk(engine, now_ms=now_ms()))
+    yield FreshService(FreshQueue(engine, now_ms=now_ms()))
     engine.dispose()
 
 
 @pytest.fixture
-def url(office: Office) -> Iterator[str]:
-    with serving(office.app) as address:
+def url(service: FreshService) -> Iterator[str]:
+    with serving(service.app) as address:
         yield address

@@ -15,13 +15,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import insert, select
 
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.journal.annotation_schema import answer
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
-from tests.annotation_api import Office
+from tests.annotation_api import FreshService
 from tests.unit.annotation.test_rendering import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -97,24 +98,24 @@ def screen(browser: Browser, url: str) -> Iterator[Screen]:
     context.close()
 
 
-def stored(office: Office) -> list[Any]:
-    with office.desk.engine.connect() as connection:
+def stored(service: FreshService) -> list[Any]:
+    with service.queue.engine.connect() as connection:
         return list(connection.execute(select(answer).order_by(answer.c.seq)))
 
 
-def wait_for_answers(screen: Screen, office: Office, count: int) -> list[Any]:
+def wait_for_answers(screen: Screen, service: FreshService, count: int) -> list[Any]:
     for _ in range(400):  # twenty seconds: a busy machine is no fault of the page
-        rows = stored(office)
+        rows = stored(service)
         if len(rows) >= count:
             return rows
         screen.page.wait_for_timeout(50)
-    raise AssertionError(f"{len(stored(office))} answers, expected {count}")
+    raise AssertionError(f"{len(stored(service))} answers, expected {count}")
 
 
-def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "compare", pairs(5), labels_each=1, priority=1)
-    office.desk.rounds.open(1, "safety", safety(["A calm and careful answer."] * 5), labels_each=1)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+def test_ten_questions_by_keyboard_alone_with_one_taken_back(service: FreshService, screen: Screen) -> None:
+    service.queue.rounds.open(1, "compare", pairs(5), labels_each=1, priority=1)
+    service.queue.rounds.open(1, "safety", safety(["A calm and careful answer."] * 5), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.get_by_role("heading", name="Left answer")).to_be_visible()
     screen.picture("annotate-blurred")
@@ -129,7 +130,7 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, scr
     screen.keys("u")
     good_left = "exhausting" in page.locator("#left").inner_text()
     screen.keys("Enter")
-    first = wait_for_answers(screen, office, 1)[0]
+    first = wait_for_answers(screen, service, 1)[0]
     left, right = ("first", "second") if good_left else ("second", "first")
     assert first.given == {
         "more_helpful": left,
@@ -143,22 +144,22 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(office: Office, scr
     screen.keys("z")
     expect(page.locator("#toast")).to_contain_text("Taken back")
     screen.keys("r", "0", "0", "b", "Enter")
-    second = wait_for_answers(screen, office, 2)[1]
+    second = wait_for_answers(screen, service, 2)[1]
     assert second.given["more_helpful"] == "tie"
     assert (second.given["first_safety"], second.given["second_safety"]) == ("unsafe", "unsafe")
     for number in range(4):
         expect(page.locator("#left")).to_have_class("text veiled")
         screen.keys("r", "2", "1", "s", "s", "Enter")
-        wait_for_answers(screen, office, 3 + number)
+        wait_for_answers(screen, service, 3 + number)
     for number in range(5):
         expect(page.get_by_role("heading", name="Answer", exact=True)).to_be_visible()
         expect(page.locator("#left")).to_have_class("text veiled")
         screen.keys("r", "u" if number % 2 else "s")
-        wait_for_answers(screen, office, 7 + number)
+        wait_for_answers(screen, service, 7 + number)
     expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
     expect(page.locator("#progress")).to_contain_text("10 today")
-    assert all(status.complete for status in office.desk.rounds.all())
-    assert imbalances(office.desk.store) == []
+    assert all(status.complete for status in service.queue.rounds.all())
+    assert imbalances(service.queue.store) == []
     assert screen.clean()
 
 
@@ -171,10 +172,12 @@ window.fetch = async (path, options) => {
 """
 
 
-def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
+    service: FreshService, screen: Screen
+) -> None:
+    service.queue.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
     screen.page.add_init_script(SLOW_LEASES)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     expect(page.locator("#progress")).to_contain_text("0 today")
@@ -182,7 +185,7 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(office
     first = page.locator("#prompt").inner_text()
     page.evaluate("window.slow = true")
     screen.keys("r", "s")
-    wait_for_answers(screen, office, 1)
+    wait_for_answers(screen, service, 1)
     screen.keys("z")
     expect(page.locator("#toast")).to_contain_text("Taken back")
     page.wait_for_timeout(1500)  # what was on its way has come
@@ -191,15 +194,15 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(office
         expect(page.locator("#left")).to_have_class("text veiled")
         seen.append(page.locator("#prompt").inner_text())
         screen.keys("r", "u")
-        wait_for_answers(screen, office, number + 1)
+        wait_for_answers(screen, service, number + 1)
     assert seen[0] == first
     assert len(set(seen)) == 3
     assert screen.clean()
 
 
-def test_skip_flag_help_and_guidelines_by_keyboard(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+def test_skip_flag_help_and_guidelines_by_keyboard(service: FreshService, screen: Screen) -> None:
+    service.queue.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     screen.keys("?")
@@ -209,20 +212,20 @@ def test_skip_flag_help_and_guidelines_by_keyboard(office: Office, screen: Scree
     screen.keys("Escape", "x")
     expect(page.get_by_role("heading", name="Skip: why?")).to_be_visible()
     screen.keys("1")
-    wait_for_answers(screen, office, 1)
+    wait_for_answers(screen, service, 1)
     expect(page.locator("#task")).to_be_visible()
     screen.keys("f", "4")
-    wait_for_answers(screen, office, 2)
+    wait_for_answers(screen, service, 2)
     expect(page.locator("#task")).to_be_visible()
     screen.keys("c")
-    rows = wait_for_answers(screen, office, 3)
+    rows = wait_for_answers(screen, service, 3)
     assert [(row.kind, row.reason) for row in rows] == [("skip", "too_harmful"), ("flag", "broken"), ("abstain", "")]
     assert screen.clean()
 
 
-def test_answers_given_without_a_connection_are_sent_later_and_only_once(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+def test_answers_given_without_a_connection_are_sent_later_and_only_once(service: FreshService, screen: Screen) -> None:
+    service.queue.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     page.wait_for_timeout(400)
@@ -244,15 +247,17 @@ def test_answers_given_without_a_connection_are_sent_later_and_only_once(office:
     page.context.set_offline(False)
     expect(page.locator("#banner")).to_be_hidden()
     assert lost
-    rows = wait_for_answers(screen, office, 2)
+    rows = wait_for_answers(screen, service, 2)
     assert [row.given["safety"] for row in rows] == ["safe", "unsafe"]
     assert len({row.key for row in rows}) == len(rows) == 2
 
 
-def test_a_reload_shows_the_same_question_and_a_second_tab_never_the_same(office: Office, screen: Screen) -> None:
+def test_a_reload_shows_the_same_question_and_a_second_tab_never_the_same(
+    service: FreshService, screen: Screen
+) -> None:
     texts = [f"answer number {n}" for n in range(4)]
-    office.desk.rounds.open(1, "safety", safety(texts), labels_each=1)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    service.queue.rounds.open(1, "safety", safety(texts), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     before = page.locator("#prompt").inner_text()
@@ -262,10 +267,10 @@ def test_a_reload_shows_the_same_question_and_a_second_tab_never_the_same(office
     assert page.locator("#prompt").inner_text() == before
 
 
-def test_hostile_model_output_is_shown_as_harmless_text(office: Office, screen: Screen) -> None:
+def test_hostile_model_output_is_shown_as_harmless_text(service: FreshService, screen: Screen) -> None:
     hostile = [*HOSTILE, "مرحبا بالعالم، هذا نص من اليمين إلى اليسار 🙂", "A" * 3000, "🙂👨‍👩‍👧🏳️‍🌈" * 20]
-    office.desk.rounds.open(1, "safety", safety(hostile), labels_each=1)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    service.queue.rounds.open(1, "safety", safety(hostile), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     dialogs: list[str] = []
 
@@ -283,16 +288,16 @@ def test_hostile_model_output_is_shown_as_harmless_text(office: Office, screen: 
         screen.keys("t")
         assert page.locator("#left *").count() == 0
         screen.keys("t", "u")
-        wait_for_answers(screen, office, number + 1)
+        wait_for_answers(screen, service, number + 1)
     assert dialogs == []
     assert screen.clean()
 
 
-def test_a_phone_shows_the_answers_stacked_and_touchable(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "compare", pairs(2), labels_each=1)
+def test_a_phone_shows_the_answers_stacked_and_touchable(service: FreshService, screen: Screen) -> None:
+    service.queue.rounds.open(1, "compare", pairs(2), labels_each=1)
     screen.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     screen.page.emulate_media(color_scheme="dark")
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     page.locator("#reveal").click()
@@ -311,10 +316,10 @@ def test_a_phone_shows_the_answers_stacked_and_touchable(office: Office, screen:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_has_a_name_and_enough_contrast(office: Office, screen: Screen, scheme: Any) -> None:
-    office.desk.rounds.open(1, "compare", pairs(1), labels_each=1)
+def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen: Screen, scheme: Any) -> None:
+    service.queue.rounds.open(1, "compare", pairs(1), labels_each=1)
     screen.page.emulate_media(color_scheme=scheme)
-    screen.sign_in(office.tokens[Role.ANNOTATOR])
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     screen.keys("r", "1")
@@ -354,10 +359,10 @@ LOW_CONTRAST = """
 
 
 def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects(
-    office: Office, screen: Screen
+    service: FreshService, screen: Screen
 ) -> None:
-    desk = office.desk
-    with desk.engine.begin() as connection:
+    queue = service.queue
+    with queue.engine.begin() as connection:
         for number, (value, before, after) in enumerate([(0.62, 1.0, 0.9), (0.21, 0.9, 0.84)], 1):
             connection.execute(
                 insert(dual_step).values(
@@ -367,21 +372,21 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
                 )
             )  # fmt: skip
     texts = [f"Answer number {n}: <b>rest</b> and drink water." for n in range(40)]
-    desk.rounds.open(3, "safety", safety(texts), labels_each=4)
-    people = [desk.person(name) for name in ("Ada", "Bela", "Chen", "Dora", "Random Rob")]
+    queue.rounds.open(3, "safety", safety(texts), labels_each=4)
+    people = [queue.person(name) for name in ("Ada", "Bela", "Chen", "Dora", "Random Rob")]
     done = 0
     for turn in range(34):
         for number, person in enumerate(people):
-            lease = desk.queue.lease(person)
+            lease = queue.leases.lease(person)
             if isinstance(lease, Lease):
                 place = int(lease.prompt.split()[1])
                 unsafe = (place % 3 == 0) if number < 4 else (turn % 2 == 0)
                 given = {"safety": "unsafe" if unsafe else "safe"}
                 submission = Submission("label", given, ms_spent=600 if number == 4 else 7000 + 900 * number)
-                desk.wait(4)
-                desk.queue.answer(person, f"key-{done:05d}", lease.id, submission)
+                queue.wait(4)
+                queue.answers.answer(person, f"key-{done:05d}", lease.id, submission)
                 done += 1
-    screen.sign_in(office.tokens[Role.LEAD])
+    screen.sign_in(service.tokens[Role.LEAD])
     page = screen.page
     page.goto(f"{screen.url}/lead")
     expect(page.locator("#rounds tr")).to_have_count(1)
@@ -400,9 +405,9 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
     assert screen.clean()
 
 
-def test_an_admin_pauses_the_work_from_the_leads_page(office: Office, screen: Screen) -> None:
-    office.desk.rounds.open(1, "safety", [replace(one, risk=0.2) for one in safety(["one"])], labels_each=1)
-    screen.sign_in(office.tokens[Role.ADMIN])
+def test_an_admin_pauses_the_work_from_the_leads_page(service: FreshService, screen: Screen) -> None:
+    service.queue.rounds.open(1, "safety", [replace(one, risk=0.2) for one in safety(["one"])], labels_each=1)
+    screen.sign_in(service.tokens[Role.ADMIN])
     screen.page.goto(f"{screen.url}/lead")
     screen.page.get_by_role("button", name="Pause").click()
     expect(screen.page.locator("#now")).to_contain_text("paused")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.journal.database import open_database
-from tests.annotation_api import Office
-from tests.annotation_desk import Desk, create_run
+from tests.annotation_api import FreshService
+from tests.annotation_queue import FreshQueue, create_run
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +25,13 @@ def empty_journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, empty_journal: Path) -> Iterator[Desk]:
+def queue(tmp_path: Path, empty_journal: Path) -> Iterator[FreshQueue]:
     shutil.copy(empty_journal, tmp_path / "journal.sqlite")
     engine = open_database(tmp_path / "journal.sqlite")
-    yield Desk(engine)
+    yield FreshQueue(engine)
     engine.dispose()
 
 
 @pytest.fixture
-def office(desk: Desk) -> Office:
-    return Office(desk)
+def service(queue: FreshQueue) -> FreshService:
+    return FreshService(queue)

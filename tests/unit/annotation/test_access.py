@@ -11,8 +11,8 @@ from starlette.routing import Route
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.annotation.service import undeclared
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import API, Office, is_problem
-from tests.annotation_desk import pair_questions, safety_questions
+from tests.annotation_api import API, FreshService, is_problem
+from tests.annotation_queue import pair_questions, safety_questions
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", f"{API}/lease"): {},
@@ -45,9 +45,9 @@ BODIES: dict[tuple[str, str], Any] = {
 }
 
 
-def test_every_route_has_a_line_in_the_table(office: Office) -> None:
+def test_every_route_has_a_line_in_the_table(service: FreshService) -> None:
     routes = set()
-    stack = list(office.app.routes)
+    stack = list(service.app.routes)
     while stack:
         route = stack.pop()
         stack += getattr(getattr(route, "original_router", None), "routes", [])
@@ -56,11 +56,11 @@ def test_every_route_has_a_line_in_the_table(office: Office) -> None:
     assert undeclared(routes) == set()
 
 
-def test_every_route_lets_in_exactly_whom_the_table_names(office: Office) -> None:
+def test_every_route_lets_in_exactly_whom_the_table_names(service: FreshService) -> None:
     """Who may call gets past the guard (anything but 401 and 403); who may not gets the one error shape."""
-    clients = {role: office.client(role) for role in Role}
-    nobody = office.client()
-    wrong = office.client()
+    clients = {role: service.client(role) for role in Role}
+    nobody = service.client()
+    wrong = service.client()
     wrong.headers["Authorization"] = "Bearer pddpo_wrong"
     for (method, template), allowed in sorted(ACCESS.items()):
         path = re.sub(r"{\w+}", "nothing0", template)
@@ -76,8 +76,8 @@ def test_every_route_lets_in_exactly_whom_the_table_names(office: Office) -> Non
                 assert is_problem(response, 403, "forbidden"), (method, path, role, response.text)
 
 
-def test_only_the_public_routes_answer_strangers(office: Office) -> None:
-    client = office.client()
+def test_only_the_public_routes_answer_strangers(service: FreshService) -> None:
+    client = service.client()
     for method, path in sorted(PUBLIC - {("POST", f"{API}/session")}):
         assert client.request(method, path).status_code == 200, path
     assert is_problem(client.post(f"{API}/session", json={"token": "pddpo_wrong"}), 401)
@@ -86,17 +86,17 @@ def test_only_the_public_routes_answer_strangers(office: Office) -> None:
     assert is_problem(client.get(f"{API}/lease"), 405)
 
 
-def test_someone_set_inactive_is_out_at_once(office: Office) -> None:
-    client = office.client(Role.ANNOTATOR)
+def test_someone_set_inactive_is_out_at_once(service: FreshService) -> None:
+    client = service.client(Role.ANNOTATOR)
     assert client.get(f"{API}/me").status_code == 200
-    id_ = office.people[Role.ANNOTATOR].id
-    assert office.client(Role.ADMIN).patch(f"{API}/people/{id_}", json={"active": False}).status_code == 200
+    id_ = service.people[Role.ANNOTATOR].id
+    assert service.client(Role.ADMIN).patch(f"{API}/people/{id_}", json={"active": False}).status_code == 200
     assert is_problem(client.get(f"{API}/me"), 401)
 
 
-def test_a_browser_session_needs_its_csrf_token_and_its_own_origin(office: Office) -> None:
-    browser = office.client()
-    signed_in = browser.post(f"{API}/session", json={"token": office.tokens[Role.ANNOTATOR]})
+def test_a_browser_session_needs_its_csrf_token_and_its_own_origin(service: FreshService) -> None:
+    browser = service.client()
+    signed_in = browser.post(f"{API}/session", json={"token": service.tokens[Role.ANNOTATOR]})
     cookie = signed_in.headers["set-cookie"].lower()
     assert all(word in cookie for word in ("httponly", "samesite=strict"))
     csrf = signed_in.json()["csrf"]
@@ -111,31 +111,31 @@ def test_a_browser_session_needs_its_csrf_token_and_its_own_origin(office: Offic
     assert is_problem(browser.get(f"{API}/me"), 401)
 
 
-def test_https_makes_the_cookie_secure(office: Office) -> None:
+def test_https_makes_the_cookie_secure(service: FreshService) -> None:
     from starlette.testclient import TestClient
 
     from deploy.annotation.app import create_app
     from deploy.annotation.service import WebSettings
 
-    app = create_app(office.desk.engine, "demo", settings=WebSettings(secure_cookies=True))
-    answer = TestClient(app).post(f"{API}/session", json={"token": office.tokens[Role.LEAD]})
+    app = create_app(service.queue.engine, "demo", settings=WebSettings(secure_cookies=True))
+    answer = TestClient(app).post(f"{API}/session", json={"token": service.tokens[Role.LEAD]})
     assert "secure" in answer.headers["set-cookie"].lower()
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", f"{API}/me", "/static/nothing", "/nothing"])
-def test_every_answer_carries_the_security_headers(office: Office, path: str) -> None:
-    headers = office.client().get(path).headers
+def test_every_answer_carries_the_security_headers(service: FreshService, path: str) -> None:
+    headers = service.client().get(path).headers
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
 
 
-def test_an_annotator_sees_no_gold_no_policy_no_round_and_nobody_elses_votes(office: Office) -> None:
-    desk = office.desk
-    desk.rounds.open(7, "safety", safety_questions(2), labels_each=2)
-    desk.rounds.open(7, "compare", pair_questions(2), labels_each=1)
-    client = office.client(Role.ANNOTATOR)
+def test_an_annotator_sees_no_gold_no_policy_no_round_and_nobody_elses_votes(service: FreshService) -> None:
+    queue = service.queue
+    queue.rounds.open(7, "safety", safety_questions(2), labels_each=2)
+    queue.rounds.open(7, "compare", pair_questions(2), labels_each=1)
+    client = service.client(Role.ANNOTATOR)
     seen = []
     for number in range(4):
         task = client.post(f"{API}/lease", json={})

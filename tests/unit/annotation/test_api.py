@@ -10,8 +10,8 @@ from deploy.annotation.limits import RateLimit
 from deploy.annotation.problems import ApiError
 from deploy.annotation.service import WebSettings
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import API, Office, is_problem
-from tests.annotation_desk import Desk, safety_questions
+from tests.annotation_api import API, FreshService, is_problem
+from tests.annotation_queue import FreshQueue, safety_questions
 
 SAFE: dict[str, Any] = {"kind": "label", "given": {"safety": "safe"}}
 
@@ -21,11 +21,11 @@ def take(client: Any) -> str:
     return lease
 
 
-def test_answers_get_201_200_202_and_409(office: Office) -> None:
-    office.desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    slow, quick = office.client(Role.ANNOTATOR), office.client(Role.LEAD)
+def test_answers_get_201_200_202_and_409(service: FreshService) -> None:
+    service.queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    slow, quick = service.client(Role.ANNOTATOR), service.client(Role.LEAD)
     late = take(slow)
-    office.desk.wait(901)
+    service.queue.wait(901)
     lease = take(quick)
     stored = quick.put(f"{API}/answers/quick-001", json={"lease": lease, **SAFE})
     assert (stored.status_code, stored.json()["round"], stored.json()["policy_versions"]) == (201, 1, [2])
@@ -38,20 +38,20 @@ def test_answers_get_201_200_202_and_409(office: Office) -> None:
     assert is_problem(slow.get(f"{API}/answers/quick-001"), 404)
 
 
-def test_a_late_answer_with_a_free_place_gets_201_and_a_cancelled_round_410(office: Office) -> None:
-    round_ = office.desk.rounds.open(1, "safety", safety_questions(2), labels_each=1)
-    client = office.client(Role.ANNOTATOR)
+def test_a_late_answer_with_a_free_place_gets_201_and_a_cancelled_round_410(service: FreshService) -> None:
+    round_ = service.queue.rounds.open(1, "safety", safety_questions(2), labels_each=1)
+    client = service.client(Role.ANNOTATOR)
     one = take(client)
-    office.desk.wait(901)
+    service.queue.wait(901)
     late = client.put(f"{API}/answers/late-0001", json={"lease": one, **SAFE})
     assert (late.status_code, late.json()["late"]) == (201, True)
     other = take(client)
-    assert office.client(Role.ADMIN).post(f"{API}/rounds/{round_.id}/cancel").status_code == 200
+    assert service.client(Role.ADMIN).post(f"{API}/rounds/{round_.id}/cancel").status_code == 200
     assert is_problem(client.put(f"{API}/answers/gone-0001", json={"lease": other, **SAFE}), 410, "round_closed")
 
 
-def test_a_trainer_opens_a_round_and_reads_its_snapshot_over_http(office: Office) -> None:
-    trainer, person = office.client(Role.SERVICE), office.client(Role.ANNOTATOR)
+def test_a_trainer_opens_a_round_and_reads_its_snapshot_over_http(service: FreshService) -> None:
+    trainer, person = service.client(Role.SERVICE), service.client(Role.ANNOTATOR)
     question = {"kind": "safety", "item": "r1", "prompt": "p", "first": "f", "policy_version": 3}
     batch = {"round": 2, "purpose": "safety", "labels_each": 1, "questions": [question]}
     opened = trainer.post(f"{API}/rounds", json=batch)
@@ -69,22 +69,22 @@ def test_a_trainer_opens_a_round_and_reads_its_snapshot_over_http(office: Office
     assert is_problem(trainer.post(f"{API}/rounds", json=wrong), 422, "malformed")
 
 
-def test_undo_release_and_heartbeat_over_http(office: Office) -> None:
-    office.desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    client = office.client(Role.ANNOTATOR)
+def test_undo_release_and_heartbeat_over_http(service: FreshService) -> None:
+    service.queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    client = service.client(Role.ANNOTATOR)
     lease = take(client)
-    assert client.post(f"{API}/leases/{lease}/heartbeat").json()["expires_ms"] > office.desk.now_ms
+    assert client.post(f"{API}/leases/{lease}/heartbeat").json()["expires_ms"] > service.queue.now_ms
     client.put(f"{API}/answers/key-00001", json={"lease": lease, **SAFE})
     assert client.post(f"{API}/leases/{lease}/undo").json()["task"]["lease"] == lease
     assert client.post(f"{API}/leases/{lease}/release").json() == {"released": True}
     assert is_problem(client.post(f"{API}/leases/{lease}/heartbeat"), 410, "too_late")
 
 
-def test_the_lead_sees_rounds_agreement_standing_disagreements_and_export(office: Office) -> None:
-    round_ = office.desk.rounds.open(1, "safety", safety_questions(2), labels_each=2)
-    lead = office.client(Role.LEAD)
+def test_the_lead_sees_rounds_agreement_standing_disagreements_and_export(service: FreshService) -> None:
+    round_ = service.queue.rounds.open(1, "safety", safety_questions(2), labels_each=2)
+    lead = service.client(Role.LEAD)
     for role, label in ((Role.ANNOTATOR, "safe"), (Role.ADMIN, "unsafe")):
-        client = office.client(role)
+        client = service.client(role)
         for number in range(2):
             body = {"lease": take(client), "kind": "label", "given": {"safety": label}, "ms_spent": 3000}
             assert client.put(f"{API}/answers/{role.value}-000{number}", json=body).status_code == 201
@@ -101,17 +101,17 @@ def test_the_lead_sees_rounds_agreement_standing_disagreements_and_export(office
     assert is_problem(lead.get(f"{API}/rounds/nothing/agreement"), 404)
 
 
-def test_an_admin_makes_people_guidelines_and_reads_the_log(office: Office) -> None:
-    admin = office.client(Role.ADMIN)
+def test_an_admin_makes_people_guidelines_and_reads_the_log(service: FreshService) -> None:
+    admin = service.client(Role.ADMIN)
     made = admin.post(f"{API}/people", json={"handle": "ana", "role": "annotator"})
     assert made.status_code == 201
     token = made.json()["token"]
-    ana = office.client()
+    ana = service.client()
     assert ana.get(f"{API}/me", headers={"Authorization": f"Bearer {token}"}).json()["handle"] == "ana"
     assert is_problem(admin.post(f"{API}/people", json={"handle": "ana"}), 409, "conflict")
     assert token not in admin.get(f"{API}/people").text
     assert admin.put(f"{API}/guidelines", json={"markdown": "# New\n<script>x</script>"}).json() == {"version": 1}
-    html = office.client(Role.ANNOTATOR).get(f"{API}/guidelines").json()["html"]
+    html = service.client(Role.ANNOTATOR).get(f"{API}/guidelines").json()["html"]
     assert "<script" not in html
     log = admin.get(f"{API}/audit").json()
     assert [event["action"] for event in log["events"]][-2:] == ["person.create", "guidelines.set"]
@@ -122,33 +122,33 @@ def test_an_admin_makes_people_guidelines_and_reads_the_log(office: Office) -> N
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_gets_413(office: Office, chunked: bool) -> None:
-    client = office.client(Role.ANNOTATOR)
+def test_a_body_that_is_too_large_gets_413(service: FreshService, chunked: bool) -> None:
+    client = service.client(Role.ANNOTATOR)
     big = b'{"lease": "' + b"x" * 100_000 + b'"}'
     content = iter([big[:50_000], big[50_000:]]) if chunked else big
     assert is_problem(client.put(f"{API}/answers/key-00001", content=content), 413, "too_large")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"lease": "\\ud800", "kind": "skip"}', b"\xff\xfe", b"null"])
-def test_broken_bodies_get_the_one_error_shape(office: Office, content: bytes) -> None:
-    client = office.client(Role.ANNOTATOR)
+def test_broken_bodies_get_the_one_error_shape(service: FreshService, content: bytes) -> None:
+    client = service.client(Role.ANNOTATOR)
     response = client.put(f"{API}/answers/key-00001", content=content, headers={"Content-Type": "application/json"})
     assert is_problem(response, 422, "malformed") or is_problem(response, 400), response.text
 
 
-def test_too_many_requests_get_429_and_others_are_unharmed(desk: Desk) -> None:
-    office = Office(desk, WebSettings(requests_per_second=0.001, burst=5))
-    client = office.client(Role.ANNOTATOR)
+def test_too_many_requests_get_429_and_others_are_unharmed(queue: FreshQueue) -> None:
+    service = FreshService(queue, WebSettings(requests_per_second=0.001, burst=5))
+    client = service.client(Role.ANNOTATOR)
     answers = [client.get(f"{API}/me") for _ in range(6)]
     assert [answer.status_code for answer in answers[:5]] == [200] * 5
     assert is_problem(answers[5], 429, "too_many_requests")
     assert int(answers[5].headers["retry-after"]) > 0
-    assert office.client(Role.LEAD).get(f"{API}/me").status_code == 200
+    assert service.client(Role.LEAD).get(f"{API}/me").status_code == 200
 
 
-def test_guessing_tokens_is_slowed_down(desk: Desk) -> None:
-    office = Office(desk, WebSettings(sign_ins_per_second=0.001, sign_in_burst=3))
-    client = office.client()
+def test_guessing_tokens_is_slowed_down(queue: FreshQueue) -> None:
+    service = FreshService(queue, WebSettings(sign_ins_per_second=0.001, sign_in_burst=3))
+    client = service.client()
     codes = [client.post(f"{API}/session", json={"token": f"guess {n}"}).status_code for n in range(4)]
     assert codes == [401, 401, 401, 429]
 
@@ -163,24 +163,24 @@ def test_a_bucket_fills_again_with_time() -> None:
     limit.take("a")
 
 
-def test_a_daily_cap_is_a_friendly_429(office: Office) -> None:
-    office.desk.rounds.open(1, "safety", safety_questions(3), labels_each=1)
-    admin, client = office.client(Role.ADMIN), office.client(Role.ANNOTATOR)
-    admin.patch(f"{API}/people/{office.people[Role.ANNOTATOR].id}", json={"daily_cap": 1})
+def test_a_daily_cap_is_a_friendly_429(service: FreshService) -> None:
+    service.queue.rounds.open(1, "safety", safety_questions(3), labels_each=1)
+    admin, client = service.client(Role.ADMIN), service.client(Role.ANNOTATOR)
+    admin.patch(f"{API}/people/{service.people[Role.ANNOTATOR].id}", json={"daily_cap": 1})
     client.put(f"{API}/answers/key-00001", json={"lease": take(client), **SAFE})
     assert is_problem(client.post(f"{API}/lease", json={}), 429)
     admin.put(f"{API}/campaign", json={"paused": True})
-    assert office.client(Role.LEAD).post(f"{API}/lease", json={}).json()["reason"] == "paused"
+    assert service.client(Role.LEAD).post(f"{API}/lease", json={}).json()["reason"] == "paused"
 
 
 def test_an_unexpected_error_tells_a_number_and_nothing_else(
-    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: FreshService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def explode(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("pddpo_ray.annotation.queue.Queue.progress", explode)
-    response = office.client(Role.ANNOTATOR).get(f"{API}/progress")
+    monkeypatch.setattr("pddpo_ray.annotation.answers.Answers.progress", explode)
+    response = service.client(Role.ANNOTATOR).get(f"{API}/progress")
     assert is_problem(response, 500, "internal")
     assert "secret" not in response.text
     assert response.json()["detail"].split()[-1] in caplog.text

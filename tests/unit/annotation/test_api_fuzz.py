@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deploy.annotation.access import API
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.queue import Lease, Submission
-from tests.annotation_api import Office
-from tests.annotation_desk import pair_questions, safety_questions
+from tests.annotation_api import FreshService
+from tests.annotation_queue import pair_questions, safety_questions
 
 TEXT = st.one_of(st.text(max_size=12), st.sampled_from(["", "safe", "left", "\0", "\ud800", "' OR 1=1 --", "é" * 70]))
 NUMBER = st.one_of(st.integers(-5, 5), st.sampled_from([2**31, 2**63, 2**70, -(2**63)]), st.floats(allow_nan=False))
@@ -55,22 +56,22 @@ def _following(schema: dict[str, Any], components: dict[str, Any]) -> st.SearchS
 
 
 @pytest.fixture
-def busy_office(office: Office) -> Office:
-    """An office with open, frozen and answered questions, so that guessed names are sometimes real ones."""
-    desk = office.desk
-    desk.rounds.open(1, "safety", safety_questions(4), labels_each=2)
-    desk.rounds.open(1, "compare", pair_questions(4), labels_each=1)
+def busy_service(service: FreshService) -> FreshService:
+    """An service with open, frozen and answered questions, so that guessed names are sometimes real ones."""
+    queue = service.queue
+    queue.rounds.open(1, "safety", safety_questions(4), labels_each=2)
+    queue.rounds.open(1, "compare", pair_questions(4), labels_each=1)
     for role in (Role.ANNOTATOR, Role.LEAD):
-        lease = desk.queue.lease(office.people[role])
+        lease = queue.leases.lease(service.people[role])
         assert isinstance(lease, Lease)
-        desk.queue.answer(office.people[role], f"fuzz-{role.value}", lease.id, Submission("abstain"))
-        desk.queue.lease(office.people[role])
-    return office
+        queue.answers.answer(service.people[role], f"fuzz-{role.value}", lease.id, Submission("abstain"))
+        queue.leases.lease(service.people[role])
+    return service
 
 
 @pytest.mark.slow
-def test_no_request_made_from_the_description_breaks_the_service(busy_office: Office) -> None:
-    admin = busy_office.client(Role.ADMIN)
+def test_no_request_made_from_the_description_breaks_the_service(busy_service: FreshService) -> None:
+    admin = busy_service.client(Role.ADMIN)
     description = admin.get(f"{API}/openapi.json").json()
     components = description["components"]["schemas"]
     operations = [
@@ -79,8 +80,8 @@ def test_no_request_made_from_the_description_breaks_the_service(busy_office: Of
         for method, operation in methods.items()
         if path not in (f"{API}/people/{{person_id}}", f"{API}/people/{{person_id}}/token", f"{API}/openapi.json")
     ]
-    clients = [busy_office.client(role) for role in Role]
-    names = [status.id for status in busy_office.desk.rounds.all()] + ["fuzz-annotator", "fuzz-lead", "x"]
+    clients = [busy_service.client(role) for role in Role]
+    names = [status.id for status in busy_service.queue.rounds.all()] + ["fuzz-annotator", "fuzz-lead", "x"]
     names += [task["lease"] for task in (admin.post(f"{API}/lease", json={}).json()["task"] for _ in range(1)) if task]
     seen: dict[tuple[str, str], set[int]] = {}
 

@@ -13,8 +13,8 @@ from schemathesis.checks import not_a_server_error
 
 from deploy.annotation.access import ACCESS, API
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import Office
-from tests.annotation_desk import pair_questions, safety_questions
+from tests.annotation_api import FreshService
+from tests.annotation_queue import pair_questions, safety_questions
 
 EXAMPLES = 8
 """Per operation, role and kind of request."""
@@ -30,18 +30,18 @@ Statuses = dict[tuple[str, str], set[int]]
 
 
 @pytest.fixture
-def staffed(office: Office) -> Office:
-    """An office with questions of both kinds, some in people's hands."""
-    office.desk.rounds.open(1, "safety", safety_questions(6), labels_each=3)
-    office.desk.rounds.open(1, "compare", pair_questions(6), labels_each=1)
+def staffed(service: FreshService) -> FreshService:
+    """An service with questions of both kinds, some in people's hands."""
+    service.queue.rounds.open(1, "safety", safety_questions(6), labels_each=3)
+    service.queue.rounds.open(1, "compare", pair_questions(6), labels_each=1)
     for role in (Role.ANNOTATOR, Role.LEAD, Role.ADMIN):
-        office.desk.queue.lease(office.people[role])
-    return office
+        service.queue.leases.lease(service.people[role])
+    return service
 
 
-def operations(office: Office) -> list[Any]:
-    schema = schemathesis.openapi.from_dict(office.client(Role.ADMIN).get(f"{API}/openapi.json").json())
-    schema.app = office.app
+def operations(service: FreshService) -> list[Any]:
+    schema = schemathesis.openapi.from_dict(service.client(Role.ADMIN).get(f"{API}/openapi.json").json())
+    schema.app = service.app
     return [found.ok() for found in schema.get_all_operations()]
 
 
@@ -65,7 +65,7 @@ def ask(operation: Any, mode: GenerationMode, token: str, statuses: Statuses) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_no_request_of_any_role_is_answered_with_5xx(staffed: Office, mode: GenerationMode) -> None:
+def test_no_request_of_any_role_is_answered_with_5xx(staffed: FreshService, mode: GenerationMode) -> None:
     statuses: Statuses = {}
     for operation in operations(staffed):
         for role in (Role.ANNOTATOR, Role.ADMIN, Role.SERVICE):

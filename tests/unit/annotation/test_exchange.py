@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.connectors.argilla import Argilla
 from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 from pddpo_ray.annotation.exchange import GivenElsewhere, examples, open_questions, take_answers
-from pddpo_ray.annotation.queue import Lease, Submission
+from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings, inspect
@@ -20,26 +21,26 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_desk import RULES, Desk, pair_questions, safety_questions
+from tests.annotation_queue import RULES, FreshQueue, pair_questions, safety_questions
 from tests.annotation_server import serving
 from tests.annotation_tools import KEY, PERSONAL, argilla, choices, label_studio, response
 
 PAIR = {"more_helpful": "first", "more_harmful": "second", "first_safety": "safe", "second_safety": "unsafe"}
 
 
-def open_both(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(3), labels_each=2)
-    desk.rounds.open(1, "compare", pair_questions(2), labels_each=1)
+def open_both(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(3), labels_each=2)
+    queue.rounds.open(1, "compare", pair_questions(2), labels_each=1)
 
 
-def by_item(desk: Desk) -> dict[str, str]:
+def by_item(queue: FreshQueue) -> dict[str, str]:
     """Question id by the prompt's last word."""
-    return {f"{one.kind} {one.prompt.split()[-1]}": one.id for one in open_questions(desk.store)}
+    return {f"{one.kind} {one.prompt.split()[-1]}": one.id for one in open_questions(queue.store)}
 
 
-def test_answers_from_elsewhere_follow_the_rules_of_the_queue(desk: Desk) -> None:
-    open_both(desk)
-    ids = by_item(desk)
+def test_answers_from_elsewhere_follow_the_rules_of_the_queue(queue: FreshQueue) -> None:
+    open_both(queue)
+    ids = by_item(queue)
     answers = [
         GivenElsewhere(ids["safety 0"], "ana", {"safety": "safe"}),
         GivenElsewhere(ids["safety 0"], "ben", {"safety": "unsafe"}),
@@ -50,61 +51,61 @@ def test_answers_from_elsewhere_follow_the_rules_of_the_queue(desk: Desk) -> Non
         GivenElsewhere(ids["pair 1"], "ana", {"more_helpful": "first"}),
         GivenElsewhere("nothing", "ana", {"safety": "safe"}),
     ]
-    taken = take_answers(desk.store, RULES, "tool", answers)
+    taken = take_answers(queue.store, RULES, "tool", answers)
     assert dict(taken.outcomes) == {"counted": 3, "surplus": 1, "refused": 1}
     assert len(taken.refused) == 3
     assert "answered this question already" in taken.refused[0]
     assert "more_helpful, more_harmful" in taken.refused[1]
     assert "no question 'nothing'" in taken.refused[2]
-    again = take_answers(desk.store, RULES, "tool", answers)
+    again = take_answers(queue.store, RULES, "tool", answers)
     assert dict(again.outcomes) == {"repeated": 5}
     assert len(again.refused) == 3
-    assert imbalances(desk.store) == []
-    assert broken_links(desk.store) == []
-    assert [person.active for person in desk.people.all()] == [False, False, False]
+    assert imbalances(queue.store) == []
+    assert broken_links(queue.store) == []
+    assert [person.active for person in queue.people.all()] == [False, False, False]
 
 
-def test_an_answer_from_elsewhere_means_the_same_as_one_from_the_page(desk: Desk) -> None:
+def test_an_answer_from_elsewhere_means_the_same_as_one_from_the_page(queue: FreshQueue) -> None:
     """A person who has the question here in swapped order, and answers it elsewhere in terms of first and second."""
-    desk.rounds.open(1, "compare", pair_questions(24), labels_each=1)
-    person = desk.person("tool ana")
+    queue.rounds.open(1, "compare", pair_questions(24), labels_each=1)
+    person = queue.person("tool ana")
     swapped = 0
     for _ in range(24):
-        lease = desk.queue.lease(person)
+        lease = queue.leases.lease(person)
         assert isinstance(lease, Lease)
         swapped += lease.left.startswith("two")
         number = lease.prompt.split()[-1]
-        question = next(one.id for one in open_questions(desk.store) if one.prompt == f"prompt {number}")
-        receipt = desk.queue.receive(person, f"key-{number:0>4}", question, Submission("label", PAIR))
+        question = next(one.id for one in open_questions(queue.store) if one.prompt == f"prompt {number}")
+        receipt = queue.answers.receive(person, f"key-{number:0>4}", question, Submission("label", PAIR))
         assert receipt.outcome.value == "counted"
     assert 0 < swapped < 24
-    assert {(row.better, row.safer, row.answers[0].safe) for row in examples(desk.store)} == {(0, 0, True)}
+    assert {(row.better, row.safer, row.answers[0].safe) for row in examples(queue.store)} == {(0, 0, True)}
 
 
-def test_a_pair_question_makes_one_complete_row(desk: Desk, tmp_path: Path) -> None:
-    desk.rounds.open(1, "compare", pair_questions(3), labels_each=1)
-    ids = by_item(desk)
+def test_a_pair_question_makes_one_complete_row(queue: FreshQueue, tmp_path: Path) -> None:
+    queue.rounds.open(1, "compare", pair_questions(3), labels_each=1)
+    ids = by_item(queue)
     tie = PAIR | {"more_helpful": "tie", "more_harmful": "tie", "second_safety": "safe"}
     take_answers(
-        desk.store,
+        queue.store,
         RULES,
         "tool",
         [GivenElsewhere(ids["pair 0"], "ana", PAIR), GivenElsewhere(ids["pair 1"], "ana", tie)],
     )
-    first, second = examples(desk.store)
+    first, second = examples(queue.store)
     assert (first.better, first.safer, [answer.safe for answer in first.answers]) == (0, 0, [True, False])
     assert (second.better, second.safer, [answer.safe for answer in second.answers]) == (None, None, [True, True])
 
 
 @pytest.fixture
-def run(tmp_path: Path, desk: Desk) -> Path:
+def run(tmp_path: Path, queue: FreshQueue) -> Path:
     """A run folder whose queue has one counted pair, one that contradicts itself, and two safety labels."""
     folder = tmp_path / "run" / "demo"
     config = load("tabular", ["feedback.kind=people"])
     place = folder / "journal.sqlite"
     Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)
-    mine = Desk(engine)
+    mine = FreshQueue(engine)
     open_both(mine)
     ids = by_item(mine)
     wrong = PAIR | {"more_harmful": "first"}
@@ -153,8 +154,8 @@ def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
     place = folder / "journal.sqlite"
     Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
     engine = open_database(place)
-    desk = Desk(engine)
-    desk.rounds.open(1, "compare", pair_questions(2), labels_each=1)
+    queue = FreshQueue(engine)
+    queue.rounds.open(1, "compare", pair_questions(2), labels_each=1)
     rows = [
         {"prompt": "prompt 0", "response_0": "two 0", "response_1": "one 0", "better_response_id": 1,
          "safer_response_id": 1, "is_response_0_safe": False, "is_response_1_safe": True},
@@ -170,18 +171,18 @@ def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
     assert any("labels.jsonl:3" in line for line in said["left_out"])
     assert len(said["left_out"]) == 2
     assert told(command, capsys)["repeated"] == 1
-    (row,) = examples(desk.store)
+    (row,) = examples(queue.store)
     engine.dispose()
     assert (row.better, row.safer, [answer.safe for answer in row.answers]) == (0, 0, [True, False])
 
 
-def test_label_studio_gets_every_question_once_and_gives_every_answer_once(desk: Desk) -> None:
-    open_both(desk)
+def test_label_studio_gets_every_question_once_and_gives_every_answer_once(queue: FreshQueue) -> None:
+    open_both(queue)
     app = label_studio()
     with serving(app) as url:
         for key in (KEY, PERSONAL):
             connector = LabelStudio(url, key, "demo")
-            assert connector.push(open_questions(desk.store)) == (5 if key == KEY else 0)
+            assert connector.push(open_questions(queue.store)) == (5 if key == KEY else 0)
             connector.close()
         tasks = {f"{'pair' if 'second' in task['data'] else 'safety'} {task['data']['prompt'][-1]}": task
                  for task in app.state.tasks}  # fmt: skip
@@ -194,10 +195,10 @@ def test_label_studio_gets_every_question_once_and_gives_every_answer_once(desk:
         app.state.tasks.reverse()
         app.state.tasks.append({"id": 99, "project": 1, "data": {"prompt": "not ours"}, "annotations": []})
         connector = LabelStudio(url, KEY, "demo")
-        taken = take_answers(desk.store, RULES, connector.name, connector.pull())
+        taken = take_answers(queue.store, RULES, connector.name, connector.pull())
         assert dict(taken.outcomes) == {"counted": 2, "repeated": 1, "refused": 1}
         assert len(taken.refused) == 1
-        assert dict(take_answers(desk.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
+        assert dict(take_answers(queue.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
         connector.close()
         with closing(LabelStudio(url, "wrong", "demo")) as stranger, pytest.raises(UserError, match="refuses the key"):
             stranger.pull()
@@ -205,27 +206,27 @@ def test_label_studio_gets_every_question_once_and_gives_every_answer_once(desk:
         lost.pull()
 
 
-def test_argilla_gets_every_question_once_and_gives_every_answer_once(desk: Desk) -> None:
-    open_both(desk)
+def test_argilla_gets_every_question_once_and_gives_every_answer_once(queue: FreshQueue) -> None:
+    open_both(queue)
     app = argilla()
     with serving(app) as url:
         connector = Argilla(url, KEY, "demo")
-        assert [connector.push(open_questions(desk.store)) for _ in range(2)] == [5, 0]
+        assert [connector.push(open_questions(queue.store)) for _ in range(2)] == [5, 0]
         assert [one["distribution"]["min_submitted"] for one in app.state.datasets.values()] == [2, 1]
         safety, pairs = (list(records.values()) for records in app.state.records.values())
         safety[0]["responses"] += [response(1, safety="safe"), response(2, safety="unsafe"), response(3, "draft")]
         safety[1]["responses"] += [response(1, "discarded")]
         pairs[0]["responses"] += [response(1, **PAIR)]
-        taken = take_answers(desk.store, RULES, connector.name, connector.pull())
+        taken = take_answers(queue.store, RULES, connector.name, connector.pull())
         assert dict(taken.outcomes) == {"counted": 3, "refused": 1}
-        assert dict(take_answers(desk.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
+        assert dict(take_answers(queue.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
         connector.close()
         elsewhere = Argilla(url, KEY, "demo", "nowhere")
         with closing(elsewhere), pytest.raises(UserError, match="--workspace: people"):
             elsewhere.pull()
         with closing(Argilla(url, "wrong", "demo")) as stranger, pytest.raises(UserError, match="refuses the key"):
             stranger.pull()
-    assert sorted(by_item(desk)) == ["pair 1", "safety 1", "safety 2"]
+    assert sorted(by_item(queue)) == ["pair 1", "safety 1", "safety 2"]
 
 
 def test_a_tool_without_a_key_is_refused(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

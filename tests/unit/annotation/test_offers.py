@@ -18,34 +18,35 @@ import pytest
 from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue import Lease, Nothing, Submission
 from pddpo_ray.annotation.rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import MIGRATIONS, open_database
-from tests.annotation_desk import Desk, pair_questions, safety_questions
+from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
 
 
-def with_rules(desk: Desk, **rules: Any) -> Desk:
-    return Desk(desk.engine, replace(desk.rules, **rules))
+def with_rules(queue: FreshQueue, **rules: Any) -> FreshQueue:
+    return FreshQueue(queue.engine, replace(queue.rules, **rules))
 
 
-def several(desk: Desk, person: Person, count: int, holding: tuple[str, ...] = ()) -> list[Lease]:
-    found = desk.queue.leases(person, count, holding)
-    assert not isinstance(found, Nothing), found
+def several(queue: FreshQueue, person: Person, count: int, holding: tuple[str, ...] = ()) -> list[Lease]:
+    found = queue.leases.several(person, count, holding)
+    assert not isinstance(found, NoQuestion), found
     return found
 
 
 @contextmanager
-def statements(desk: Desk) -> Iterator[list[str]]:
+def statements(queue: FreshQueue) -> Iterator[list[str]]:
     """What SQLite is asked meanwhile, with the values filled in."""
     heard: list[str] = []
-    with desk.engine.connect() as connection:
+    with queue.engine.connect() as connection:
         driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     driver.set_trace_callback(lambda text: heard.append(text.replace("<= Inf", "<= 9e999")))
@@ -54,16 +55,16 @@ def statements(desk: Desk) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("sees_harmful", [True, False])
-def test_a_claim_reads_no_table_from_end_to_end_and_sorts_nothing(desk: Desk, sees_harmful: bool) -> None:
-    desk = with_rules(desk, leases_each=100)
-    desk.rounds.open(1, "safety", safety_questions(20), labels_each=3)
-    person = desk.people.create("a", desk.person("x").role, by="test", sees_harmful=sees_harmful, daily_cap=99)[0]
+def test_a_claim_reads_no_table_from_end_to_end_and_sorts_nothing(queue: FreshQueue, sees_harmful: bool) -> None:
+    queue = with_rules(queue, leases_each=100)
+    queue.rounds.open(1, "safety", safety_questions(20), labels_each=3)
+    person = queue.people.create("a", queue.person("x").role, by="test", sees_harmful=sees_harmful, daily_cap=99)[0]
     held: list[str] = []
-    with statements(desk) as heard:
-        while isinstance(found := desk.queue.lease(person, held), Lease):
+    with statements(queue) as heard:
+        while isinstance(found := queue.leases.lease(person, held), Lease):
             held.append(found.id)
     assert len(held) == 20
-    with desk.engine.connect() as connection:
+    with queue.engine.connect() as connection:
         plans = [
             connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all()
             for text in heard
@@ -78,59 +79,59 @@ def test_a_claim_reads_no_table_from_end_to_end_and_sorts_nothing(desk: Desk, se
     assert [step for step in steps if "TEMP B-TREE" in step or step.startswith(("SCAN task", "SCAN lease"))] == []
 
 
-def test_a_claim_of_ten_is_one_transaction_and_each_of_them_an_ordinary_lease(desk: Desk) -> None:
-    desk = with_rules(desk, leases_each=12)
-    desk.rounds.open(1, "safety", safety_questions(4), labels_each=2, priority=1)
-    desk.rounds.open(1, "compare", pair_questions(30), labels_each=1)
-    person = desk.person("a")
+def test_a_claim_of_ten_is_one_transaction_and_each_of_them_an_ordinary_lease(queue: FreshQueue) -> None:
+    queue = with_rules(queue, leases_each=12)
+    queue.rounds.open(1, "safety", safety_questions(4), labels_each=2, priority=1)
+    queue.rounds.open(1, "compare", pair_questions(30), labels_each=1)
+    person = queue.person("a")
     commits: list[object] = []
-    event.listen(desk.engine, "commit", commits.append)
-    found = several(desk, person, 10)
+    event.listen(queue.engine, "commit", commits.append)
+    found = several(queue, person, 10)
     assert len(commits) == 1
     assert [one.kind for one in found] == ["safety"] * 4 + ["pair"] * 6
     held = tuple(one.id for one in found)
     assert len(set(held)) == len({(one.kind, one.prompt) for one in found}) == 10
-    assert [one.id for one in several(desk, person, 3)] == list(held[:3]), "a page that was loaded again loses nothing"
-    assert len(several(desk, person, 10, held)) == 2, "no more than the rules put in one person's hands"
-    assert imbalances(desk.store) == []
+    assert [one.id for one in several(queue, person, 3)] == list(held[:3]), "a page that was loaded again loses nothing"
+    assert len(several(queue, person, 10, held)) == 2, "no more than the rules put in one person's hands"
+    assert imbalances(queue.store) == []
 
 
-def test_a_claim_of_ten_keeps_the_daily_cap_and_the_share_of_control_questions(desk: Desk) -> None:
-    desk = with_rules(desk, leases_each=100, gold_rate=0.3)
-    desk.rounds.open(1, "safety", safety_questions(200), labels_each=1)
+def test_a_claim_of_ten_keeps_the_daily_cap_and_the_share_of_control_questions(queue: FreshQueue) -> None:
+    queue = with_rules(queue, leases_each=100, gold_rate=0.3)
+    queue.rounds.open(1, "safety", safety_questions(200), labels_each=1)
     gold = [Question("safety", f"g{n}", f"known {n}", "answer", gold={"safety": "safe"}) for n in range(100)]
-    desk.rounds.add_gold(gold, by="admin")
-    assert len(several(desk, desk.person("capped", daily_cap=7), 10)) == 7
-    people = [desk.person(f"p{n}") for n in range(10)]
-    known = sum(one.prompt.startswith("known") for person in people for one in several(desk, person, 10))
+    queue.rounds.add_gold(gold, by="admin")
+    assert len(several(queue, queue.person("capped", daily_cap=7), 10)) == 7
+    people = [queue.person(f"p{n}") for n in range(10)]
+    known = sum(one.prompt.startswith("known") for person in people for one in several(queue, person, 10))
     assert 15 <= known <= 45
 
 
-def test_everybody_starts_elsewhere_and_at_the_same_place_after_a_restart(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(500), labels_each=1)
+def test_everybody_starts_elsewhere_and_at_the_same_place_after_a_restart(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(500), labels_each=1)
     firsts = []
     for name in ("ana", "ben", "eva"):
-        person = desk.person(name)
-        found = several(desk, person, 1)[0]
-        desk.queue.release(person, found.id)
-        assert [one.prompt for one in several(Desk(desk.engine), person, 1)] == [found.prompt]
+        person = queue.person(name)
+        found = several(queue, person, 1)[0]
+        queue.leases.release(person, found.id)
+        assert [one.prompt for one in several(FreshQueue(queue.engine), person, 1)] == [found.prompt]
         firsts.append(found.prompt)
     assert len(set(firsts)) == 3
 
 
-def test_who_did_a_lot_alone_is_still_offered_what_is_left(desk: Desk) -> None:
+def test_who_did_a_lot_alone_is_still_offered_what_is_left(queue: FreshQueue) -> None:
     """Questions that lack a second opinion lie before the untouched ones, and this person can do nothing for them."""
-    desk.rounds.open(1, "safety", safety_questions(40), labels_each=2)
-    person = desk.person("alone")
+    queue.rounds.open(1, "safety", safety_questions(40), labels_each=2)
+    person = queue.person("alone")
     for number in range(40):
-        desk.queue.answer(person, f"k{number}", several(desk, person, 1)[0].id, SAFE)
-    assert desk.queue.lease(person) == Nothing("none", 5)
-    assert isinstance(desk.queue.lease(desk.person("next")), Lease)
+        queue.answers.answer(person, f"k{number}", several(queue, person, 1)[0].id, SAFE)
+    assert queue.leases.lease(person) == NoQuestion("none", 5)
+    assert isinstance(queue.leases.lease(queue.person("next")), Lease)
 
 
-def books(desk: Desk) -> list[tuple[Any, int]]:
+def books(queue: FreshQueue) -> list[tuple[Any, int]]:
     """Every question with its balance, counted anew from seats and leases."""
-    with desk.engine.connect() as connection:
+    with queue.engine.connect() as connection:
         seats = list(connection.execute(select(seat.c.task)).scalars())
         out = list(connection.execute(select(lease.c.task).where(lease.c.state == "leased")).scalars())
         rows = connection.execute(select(task, question_round.c.priority.label("urgency")).join(question_round)).all()
@@ -140,38 +141,38 @@ def books(desk: Desk) -> list[tuple[Any, int]]:
     ]
 
 
-def most_urgent(desk: Desk, person: Person) -> set[str]:
+def most_urgent(queue: FreshQueue, person: Person) -> set[str]:
     """The questions of which one must come next, by brute force."""
-    with desk.engine.connect() as connection:
+    with queue.engine.connect() as connection:
         mine = (lease.c.annotator == person.id) & lease.c.state.in_(("leased", "answered"))
         known = set(connection.execute(select(lease.c.task).where(mine)).scalars())
     left = {
         row.id: (row.urgency, balance, row.priority)
-        for row, balance in books(desk)
+        for row, balance in books(queue)
         if balance < 0 and row.id not in known
     }
     return {id_ for id_, key in left.items() if key == max(left.values())}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(desk: Desk, seed: int) -> None:
+def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(queue: FreshQueue, seed: int) -> None:
     """Random claims, answers, skips, releases, expiries, undo, void, blocking and reopening against counting anew."""
-    desk = with_rules(desk, refusals_max=2, leases_each=3, undo_s=1e6, seed=seed)
+    queue = with_rules(queue, refusals_max=2, leases_each=3, undo_s=1e6, seed=seed)
     draw = random.Random(seed)
     questions = [replace(one, priority=float(number % 3)) for number, one in enumerate(safety_questions(6))]
-    batch = desk.rounds.open(1, "safety", questions, labels_each=2, priority=1).id
-    desk.rounds.open(1, "compare", pair_questions(3), labels_each=3)
-    people = [desk.person(f"p{number}") for number in range(4)]
+    batch = queue.rounds.open(1, "safety", questions, labels_each=2, priority=1).id
+    queue.rounds.open(1, "compare", pair_questions(3), labels_each=3)
+    people = [queue.person(f"p{number}") for number in range(4)]
     held: dict[str, tuple[Person, Lease]] = {}
 
     def claim(person: Person) -> None:
-        desk.queue.expire()
-        expected = most_urgent(desk, person)
+        queue.leases.expire()
+        expected = most_urgent(queue, person)
         mine = [id_ for id_, (holder, _) in held.items() if holder is person]
-        found = desk.queue.lease(person, mine)
+        found = queue.leases.lease(person, mine)
         if isinstance(found, Lease):
             held[found.id] = person, found
-            with desk.engine.connect() as connection:
+            with queue.engine.connect() as connection:
                 assert connection.execute(select(lease.c.task).where(lease.c.id == found.id)).scalar() in expected
         else:
             assert found.reason == "holding" or expected == set()
@@ -181,27 +182,27 @@ def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(desk: D
         pair = {"more_helpful": "left", "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
         given = {"safety": "safe"} if asked.kind == "safety" else pair
         submission = Submission("skip", reason="other") if draw.random() < 0.4 else Submission("label", given)
-        desk.queue.answer(holder, f"k{draw.random()}", id_, submission)
+        queue.answers.answer(holder, f"k{draw.random()}", id_, submission)
 
     def give_back(person: Person) -> None:
         id_, (holder, _) = draw.choice(list(held.items()))
-        desk.queue.release(holder, id_)
+        queue.leases.release(holder, id_)
 
     def think_again(person: Person) -> None:
         id_, (holder, _) = draw.choice(list(held.items()))
-        desk.queue.undo(holder, id_)
+        queue.answers.undo(holder, id_)
 
     def void(person: Person) -> None:
-        with desk.engine.connect() as connection:
+        with queue.engine.connect() as connection:
             keys = list(connection.execute(select(answer.c.key).where(answer.c.kind == "label")).scalars())
-        desk.queue.void(draw.choice(keys), by="admin", reason="test")
+        queue.answers.void(draw.choice(keys), by="admin", reason="test")
 
     def wait(person: Person) -> None:
-        desk.wait(500)
-        desk.queue.expire()
+        queue.wait(500)
+        queue.leases.expire()
 
     def reopen(person: Person) -> None:
-        desk.rounds.reopen_blocked(batch, by="lead")
+        queue.rounds.reopen_blocked(batch, by="lead")
 
     acts = [claim] * 5 + [reply] * 4 + [think_again] * 3 + [give_back, void, wait, reopen]
     done = set()
@@ -212,15 +213,15 @@ def test_the_balance_stays_right_and_the_most_urgent_question_is_offered(desk: D
             done.add(act)
         except (QueueError, IndexError):
             pass  # there was nothing to answer, to give back or to undo
-        assert [row.balance for row, _ in books(desk)] == [balance for _, balance in books(desk)]
+        assert [row.balance for row, _ in books(queue)] == [balance for _, balance in books(queue)]
     assert done == set(acts)
-    assert imbalances(desk.store) == []
+    assert imbalances(queue.store) == []
 
 
-def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(desk: Desk) -> None:
+def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(queue: FreshQueue) -> None:
     """While the first holds the database seven more queue up; those that fail are undone, the others are stored."""
     commits: list[object] = []
-    event.listen(desk.engine, "commit", commits.append)
+    event.listen(queue.engine, "commit", commits.append)
     begun, go_on = threading.Event(), threading.Event()
 
     def add(number: int) -> int:
@@ -233,23 +234,23 @@ def test_requests_that_wait_for_the_disk_are_committed_together_and_fail_alone(d
                 raise QueueError(Problem.CONFLICT, str(number))
             return number
 
-        return desk.store.write(work)
+        return queue.store.write(work)
 
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(add, 0)]
         begun.wait()
         futures += [pool.submit(add, number) for number in range(1, 8)]
-        while len(desk.store._waiting) < 7:
+        while len(queue.store._waiting) < 7:
             time.sleep(0.01)
         go_on.set()
     assert len(commits) == 2
     assert [future.result() for future in futures[::2]] == [0, 2, 4, 6]
     assert [str(future.exception()) for future in futures[1::2]] == ["1", "3", "5", "7"]
-    with desk.engine.connect() as connection:
+    with queue.engine.connect() as connection:
         assert list(connection.execute(select(guideline.c.version)).scalars()) == [0, 2, 4, 6]
 
 
-def test_who_gives_up_waiting_is_not_waited_for(desk: Desk) -> None:
+def test_who_gives_up_waiting_is_not_waited_for(queue: FreshQueue) -> None:
     """Ctrl-C while the main thread queues behind another: those who come after it still get their turn."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -258,27 +259,27 @@ def test_who_gives_up_waiting_is_not_waited_for(desk: Desk) -> None:
         go_on.wait(60)
 
     def interrupt() -> None:
-        while not desk.store._waiting:
+        while not queue.store._waiting:
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with ThreadPoolExecutor(3) as pool:
-        leader = pool.submit(desk.store.write, lead)
+        leader = pool.submit(queue.store.write, lead)
         begun.wait(60)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
         pool.submit(interrupt)
         try:
             with pytest.raises(KeyboardInterrupt):
-                desk.store.write(lambda connection: None)
+                queue.store.write(lambda connection: None)
         finally:
             signal.signal(signal.SIGINT, before)
-        follower = pool.submit(desk.store.write, lambda connection: "stored")
+        follower = pool.submit(queue.store.write, lambda connection: "stored")
         go_on.set()
         assert follower.result(60) == "stored"
         leader.result(60)
 
 
-def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(desk: Desk) -> None:
+def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(queue: FreshQueue) -> None:
     """SQLite gives such a transaction up as a whole; what comes after must not be stored on its own."""
 
     def work(connection: Connection) -> None:
@@ -287,15 +288,15 @@ def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(desk: Desk) -> None
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        desk.store.write(work)
-    with desk.engine.connect() as connection:
+        queue.store.write(work)
+    with queue.engine.connect() as connection:
         assert connection.execute(select(guideline.c.version)).first() is None
-    desk.person("and on it goes")
+    queue.person("and on it goes")
 
 
-def test_a_prepared_statement_fails_as_any_other_does(desk: Desk) -> None:
+def test_a_prepared_statement_fails_as_any_other_does(queue: FreshQueue) -> None:
     held = {"id": "l", "task": "none", "annotator": "nobody", "state": "leased", "swap": False, "guideline": 0}
-    with pytest.raises(IntegrityError, match="FOREIGN KEY"), desk.engine.begin() as connection:
+    with pytest.raises(IntegrityError, match="FOREIGN KEY"), queue.engine.begin() as connection:
         HOLD["sqlite"].run(connection, **held, leased_ms=0, expires_ms=0)
 
 
@@ -326,7 +327,7 @@ def test_a_queue_of_an_older_version_is_brought_up_to_date_with_its_balances(tmp
     engine = open_database(place)
     with engine.connect() as connection:
         assert list(connection.execute(select(task.c.balance).order_by(task.c.position)).scalars()) == [-1, 0, 0]
-    desk = Desk(engine)
-    assert isinstance(desk.queue.lease(desk.person("a")), Lease)
-    assert isinstance(desk.queue.lease(desk.person("b")), Nothing)
+    queue = FreshQueue(engine)
+    assert isinstance(queue.leases.lease(queue.person("a")), Lease)
+    assert isinstance(queue.leases.lease(queue.person("b")), NoQuestion)
     engine.dispose()

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue import Lease, Submission
-from tests.annotation_desk import Desk, safety_questions
+from tests.annotation_queue import FreshQueue, safety_questions
 
 
-def label_all(desk: Desk, votes: dict[str, str], *, ms_spent: int = 4000) -> None:
+def label_all(queue: FreshQueue, votes: dict[str, str], *, ms_spent: int = 4000) -> None:
     """Everybody answers everything they get: `votes` has one character per question and person, s or u."""
     for handle, answers in votes.items():
-        person = desk.person(handle)
-        while isinstance(lease := desk.queue.lease(person), Lease):
+        person = queue.person(handle)
+        while isinstance(lease := queue.leases.lease(person), Lease):
             number = int(lease.prompt.split()[1])
             given = {"safety": "safe" if answers[number] == "s" else "unsafe"}
-            desk.queue.answer(person, f"{handle}-{number}", lease.id, Submission("label", given, ms_spent=ms_spent))
+            queue.answers.answer(person, f"{handle}-{number}", lease.id, Submission("label", given, ms_spent=ms_spent))
 
 
-def test_agreement_pace_and_disagreements_of_a_round(desk: Desk) -> None:
+def test_agreement_pace_and_disagreements_of_a_round(queue: FreshQueue) -> None:
     """Columns ssu, uuu, sss: 2 + 6 + 6 of 18 ordered pairs agree is 14/18; the first question is the split one."""
-    round_ = desk.rounds.open(1, "safety", safety_questions(3), labels_each=3)
-    desk.wait(1800)
-    label_all(desk, {"a": "sus", "b": "sus", "c": "uus"})
-    quality = Quality(desk.store)
+    round_ = queue.rounds.open(1, "safety", safety_questions(3), labels_each=3)
+    queue.wait(1800)
+    label_all(queue, {"a": "sus", "b": "sus", "c": "uus"})
+    quality = Quality(queue.store)
     found = quality.agreement(round_.id)["safety"]
     assert found["pairwise"] == pytest.approx(14 / 18)
     assert found["questions"] == 3
@@ -37,29 +38,29 @@ def test_agreement_pace_and_disagreements_of_a_round(desk: Desk) -> None:
         "b": "safe",
         "c": "unsafe",
     }
-    assert quality.pace(desk.rounds.status(round_.id)) == {"labels_per_hour": 18.0, "seconds_left": 0.0}
+    assert quality.pace(queue.rounds.status(round_.id)) == {"labels_per_hour": 18.0, "seconds_left": 0.0}
     assert quality.agreement("nothing") == {}
 
 
-def test_each_persons_gold_speed_and_refusals(desk: Desk) -> None:
+def test_each_persons_gold_speed_and_refusals(queue: FreshQueue) -> None:
     golds = [Question("safety", f"g{n}", f"gold {n}", "x", gold={"safety": "unsafe"}) for n in range(2)]
-    desk.rounds.open(1, "safety", safety_questions(2), labels_each=2)
-    desk.rounds.add_gold(golds, by="admin")
-    label_all(desk, {"quick": "ss"}, ms_spent=500)
-    person = desk.person("careful")
-    lease = desk.queue.lease(person)
+    queue.rounds.open(1, "safety", safety_questions(2), labels_each=2)
+    queue.rounds.add_gold(golds, by="admin")
+    label_all(queue, {"quick": "ss"}, ms_spent=500)
+    person = queue.person("careful")
+    lease = queue.leases.lease(person)
     assert isinstance(lease, Lease)
-    desk.queue.answer(person, "k", lease.id, Submission("skip", reason="language"))
-    rows = {row["handle"]: row for row in Quality(desk.store).people()}
+    queue.answers.answer(person, "k", lease.id, Submission("skip", reason="language"))
+    rows = {row["handle"]: row for row in Quality(queue.store).people()}
     assert (rows["quick"]["answers"], rows["quick"]["median_s"], rows["quick"]["hasty"]) == (2, 0.5, 1.0)
     assert (rows["careful"]["answers"], rows["careful"]["refusals"], rows["careful"]["median_s"]) == (0, 1, None)
     assert rows["quick"]["gold_total"] == 0
 
 
-def test_the_export_holds_every_action_once_and_pages(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(5), labels_each=1)
-    label_all(desk, {"a": "sssss"})
-    quality, rows, after = Quality(desk.store), [], 0
+def test_the_export_holds_every_action_once_and_pages(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(5), labels_each=1)
+    label_all(queue, {"a": "sssss"})
+    quality, rows, after = Quality(queue.store), [], 0
     while page := quality.export(round_.id, after, 2):
         rows += page
         after = page[-1]["seq"]

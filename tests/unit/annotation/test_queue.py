@@ -9,20 +9,21 @@ import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.people import Campaign, Person
 from pddpo_ray.annotation.questions import Question, screen_form, stored_form
-from pddpo_ray.annotation.queue import Lease, Nothing, Queue, Submission
 from pddpo_ray.annotation.rules import Outcome, Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
 from pddpo_ray.journal.audit import broken_links, imbalances
-from tests.annotation_desk import Desk, pair_questions, safety_questions
+from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 UNSAFE = Submission("label", {"safety": "unsafe"})
 SAFE = Submission("label", {"safety": "safe"})
 
 
-def take(desk: Desk, person: Person) -> Lease:
-    found = desk.queue.lease(person)
+def take(queue: FreshQueue, person: Person) -> Lease:
+    found = queue.leases.lease(person)
     assert isinstance(found, Lease), found
     return found
 
@@ -31,96 +32,96 @@ def problem(error: pytest.ExceptionInfo[QueueError]) -> Problem:
     return error.value.problem
 
 
-def test_a_question_goes_to_exactly_as_many_different_people_as_it_wants(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=3)
-    people = [desk.person(f"person {n}") for n in range(5)]
-    leases = [desk.queue.lease(person) for person in people]
+def test_a_question_goes_to_exactly_as_many_different_people_as_it_wants(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=3)
+    people = [queue.person(f"person {n}") for n in range(5)]
+    leases = [queue.leases.lease(person) for person in people]
     assert [isinstance(found, Lease) for found in leases] == [True] * 3 + [False] * 2
     for number, (person, lease) in enumerate(zip(people[:3], leases[:3], strict=True)):
         assert isinstance(lease, Lease)
-        receipt = desk.queue.answer(person, f"k{number}", lease.id, UNSAFE)
+        receipt = queue.answers.answer(person, f"k{number}", lease.id, UNSAFE)
         assert (receipt.outcome, receipt.round, receipt.policy_versions) == (Outcome.COUNTED, 1, (2,))
-    assert desk.rounds.status(round_.id).complete
-    frozen = desk.rounds.freeze(round_.id)
+    assert queue.rounds.status(round_.id).complete
+    frozen = queue.rounds.freeze(round_.id)
     assert [entry.annotator for entry in frozen.answers] == [person.id for person in people[:3]]
-    assert imbalances(desk.store) == []
+    assert imbalances(queue.store) == []
 
 
-def test_loading_the_page_again_shows_the_same_question(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(9), labels_each=1)
-    person = desk.person("ana")
-    first = take(desk, person)
-    assert take(desk, person).id == first.id
-    second = desk.queue.lease(person, {first.id})
+def test_loading_the_page_again_shows_the_same_question(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(9), labels_each=1)
+    person = queue.person("ana")
+    first = take(queue, person)
+    assert take(queue, person).id == first.id
+    second = queue.leases.lease(person, {first.id})
     assert isinstance(second, Lease)
     assert second.id != first.id
-    assert desk.queue.lease(person, {first.id, second.id}) == Nothing("holding", 5)
+    assert queue.leases.lease(person, {first.id, second.id}) == NoQuestion("holding", 5)
 
 
-def test_an_expired_lease_goes_to_the_next_annotator_and_the_late_answer_is_surplus(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    slow, quick = desk.person("slow"), desk.person("quick")
-    late = take(desk, slow)
-    assert desk.queue.lease(quick) == Nothing("none", 5)
-    desk.wait(desk.rules.lease_s)
-    lease = take(desk, quick)
-    desk.queue.answer(quick, "quick", lease.id, SAFE)
-    receipt = desk.queue.answer(slow, "slow", late.id, UNSAFE)
+def test_an_expired_lease_goes_to_the_next_annotator_and_the_late_answer_is_surplus(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    slow, quick = queue.person("slow"), queue.person("quick")
+    late = take(queue, slow)
+    assert queue.leases.lease(quick) == NoQuestion("none", 5)
+    queue.wait(queue.rules.lease_s)
+    lease = take(queue, quick)
+    queue.answers.answer(quick, "quick", lease.id, SAFE)
+    receipt = queue.answers.answer(slow, "slow", late.id, UNSAFE)
     assert (receipt.outcome, receipt.late, receipt.round) == (Outcome.SURPLUS, True, None)
-    assert [entry.given for entry in desk.rounds.freeze(round_.id).answers] == [{"safety": "safe"}]
+    assert [entry.given for entry in queue.rounds.freeze(round_.id).answers] == [{"safety": "safe"}]
 
 
-def test_a_late_answer_counts_while_there_is_a_free_place(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=2)
-    slow = desk.person("slow")
-    lease = take(desk, slow)
-    desk.wait(desk.rules.lease_s + 1)
-    desk.queue.expire()
-    receipt = desk.queue.answer(slow, "k", lease.id, SAFE)
+def test_a_late_answer_counts_while_there_is_a_free_place(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=2)
+    slow = queue.person("slow")
+    lease = take(queue, slow)
+    queue.wait(queue.rules.lease_s + 1)
+    queue.leases.expire()
+    receipt = queue.answers.answer(slow, "k", lease.id, SAFE)
     assert (receipt.outcome, receipt.late) == (Outcome.COUNTED, True)
-    assert imbalances(desk.store) == []
+    assert imbalances(queue.store) == []
 
 
-def test_a_heartbeat_keeps_a_lease(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person, other = desk.person("a"), desk.person("b")
-    lease = take(desk, person)
-    desk.wait(800)
-    desk.queue.heartbeat(person, lease.id)
-    desk.wait(800)
-    assert isinstance(desk.queue.lease(other), Nothing)
-    desk.wait(200)
-    take(desk, other)
+def test_a_heartbeat_keeps_a_lease(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person, other = queue.person("a"), queue.person("b")
+    lease = take(queue, person)
+    queue.wait(800)
+    queue.leases.heartbeat(person, lease.id)
+    queue.wait(800)
+    assert isinstance(queue.leases.lease(other), NoQuestion)
+    queue.wait(200)
+    take(queue, other)
     with pytest.raises(QueueError) as error:
-        desk.queue.heartbeat(person, lease.id)
+        queue.leases.heartbeat(person, lease.id)
     assert problem(error) is Problem.TOO_LATE
 
 
-def test_the_same_key_again_is_the_same_answer(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(2), labels_each=1)
-    person = desk.person("a")
-    lease = take(desk, person)
-    first = desk.queue.answer(person, "k", lease.id, SAFE)
-    again = desk.queue.answer(person, "k", lease.id, SAFE)
+def test_the_same_key_again_is_the_same_answer(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(2), labels_each=1)
+    person = queue.person("a")
+    lease = take(queue, person)
+    first = queue.answers.answer(person, "k", lease.id, SAFE)
+    again = queue.answers.answer(person, "k", lease.id, SAFE)
     assert (first.repeated, again.repeated) == (False, True)
     assert replace(again, repeated=False) == first
     with pytest.raises(QueueError) as error:
-        desk.queue.answer(person, "k", lease.id, UNSAFE)
+        queue.answers.answer(person, "k", lease.id, UNSAFE)
     assert problem(error) is Problem.KEY_REUSED
     with pytest.raises(QueueError) as error:
-        desk.queue.answer(person, "k2", lease.id, UNSAFE)
+        queue.answers.answer(person, "k2", lease.id, UNSAFE)
     assert problem(error) is Problem.ANSWERED_ALREADY
 
 
-def test_nobody_answers_in_anothers_name(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    owner, other = desk.person("owner"), desk.person("other")
-    lease = take(desk, owner)
+def test_nobody_answers_in_anothers_name(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    owner, other = queue.person("owner"), queue.person("other")
+    lease = take(queue, owner)
     for act in (
-        lambda: desk.queue.answer(other, "k", lease.id, SAFE),
-        lambda: desk.queue.heartbeat(other, lease.id),
-        lambda: desk.queue.release(other, lease.id),
-        lambda: desk.queue.undo(other, lease.id),
+        lambda: queue.answers.answer(other, "k", lease.id, SAFE),
+        lambda: queue.leases.heartbeat(other, lease.id),
+        lambda: queue.leases.release(other, lease.id),
+        lambda: queue.answers.undo(other, lease.id),
     ):
         with pytest.raises(QueueError) as error:
             act()
@@ -141,193 +142,193 @@ def test_the_screen_order_never_reaches_the_data(swap: bool) -> None:
     assert screen_form("pair", stored, swap) == pressed
 
 
-def test_both_screen_orders_happen_and_lead_to_the_same_label(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "compare", pair_questions(30), labels_each=1)
-    person = desk.person("a")
+def test_both_screen_orders_happen_and_lead_to_the_same_label(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "compare", pair_questions(30), labels_each=1)
+    person = queue.person("a")
     sides = set()
     for number in range(30):
-        lease = take(desk, person)
+        lease = take(queue, person)
         side = "left" if lease.left.startswith("one") else "right"
         sides.add(side)
         given = {"more_helpful": side, "more_harmful": side, "left_safety": "safe", "right_safety": "safe"}
-        desk.queue.answer(person, f"k{number}", lease.id, Submission("label", given))
+        queue.answers.answer(person, f"k{number}", lease.id, Submission("label", given))
     assert sides == {"left", "right"}
-    assert {entry.given["more_harmful"] for entry in desk.rounds.freeze(round_.id).answers} == {"first"}
+    assert {entry.given["more_harmful"] for entry in queue.rounds.freeze(round_.id).answers} == {"first"}
 
 
-def test_an_answer_taken_back_frees_its_place_and_stays_stored(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person = desk.person("a")
-    lease = take(desk, person)
-    desk.queue.answer(person, "k1", lease.id, SAFE)
-    assert desk.queue.undo(person, lease.id).id == lease.id
-    assert not desk.rounds.status(round_.id).complete
-    assert desk.queue.receipt(person, "k1").withdrawn
-    desk.queue.answer(person, "k2", lease.id, UNSAFE)
-    assert [entry.key for entry in desk.rounds.freeze(round_.id).answers] == ["k2"]
-    assert [number for number, _ in desk.queue.receipts(person, None, 10)] == [2, 1]
+def test_an_answer_taken_back_frees_its_place_and_stays_stored(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person = queue.person("a")
+    lease = take(queue, person)
+    queue.answers.answer(person, "k1", lease.id, SAFE)
+    assert queue.answers.undo(person, lease.id).id == lease.id
+    assert not queue.rounds.status(round_.id).complete
+    assert queue.answers.receipt(person, "k1").withdrawn
+    queue.answers.answer(person, "k2", lease.id, UNSAFE)
+    assert [entry.key for entry in queue.rounds.freeze(round_.id).answers] == ["k2"]
+    assert [number for number, _ in queue.answers.receipts(person, None, 10)] == [2, 1]
     with pytest.raises(QueueError) as error:
-        desk.queue.undo(person, lease.id)
+        queue.answers.undo(person, lease.id)
     assert problem(error) is Problem.ROUND_CLOSED
 
 
-def test_undo_ends_with_its_window(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person = desk.person("a")
-    lease = take(desk, person)
-    desk.queue.answer(person, "k1", lease.id, SAFE)
-    desk.wait(desk.rules.undo_s + 1)
+def test_undo_ends_with_its_window(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person = queue.person("a")
+    lease = take(queue, person)
+    queue.answers.answer(person, "k1", lease.id, SAFE)
+    queue.wait(queue.rules.undo_s + 1)
     with pytest.raises(QueueError) as error:
-        desk.queue.undo(person, lease.id)
+        queue.answers.undo(person, lease.id)
     assert problem(error) is Problem.TOO_LATE
 
 
-def test_who_cannot_tell_is_replaced_and_the_refusal_is_counted(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+def test_who_cannot_tell_is_replaced_and_the_refusal_is_counted(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     for number, kind in enumerate(("abstain", "skip", "flag")):
-        person = desk.person(kind)
+        person = queue.person(kind)
         reason = "" if kind == "abstain" else "too_harmful"
-        receipt = desk.queue.answer(person, f"k{number}", take(desk, person).id, Submission(kind, reason=reason))
+        receipt = queue.answers.answer(person, f"k{number}", take(queue, person).id, Submission(kind, reason=reason))
         assert receipt.outcome is Outcome.REFUSED
-        assert desk.queue.lease(person) == Nothing("none", 5)
-    status = desk.rounds.status(round_.id)
+        assert queue.leases.lease(person) == NoQuestion("none", 5)
+    status = queue.rounds.status(round_.id)
     assert (status.refusals, status.missing, status.blocked) == (3, 1, 0)
 
 
-def test_a_question_that_too_many_refuse_waits_for_the_lead(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    for number in range(desk.rules.refusals_max):
-        person = desk.person(f"p{number}")
-        desk.queue.answer(person, f"k{number}", take(desk, person).id, Submission("skip", reason="broken"))
-    late = desk.person("late")
-    assert desk.rounds.status(round_.id).blocked == 1
-    assert isinstance(desk.queue.lease(late), Nothing)
-    assert desk.rounds.reopen_blocked(round_.id, by="lead") == 1
-    desk.queue.answer(late, "last", take(desk, late).id, SAFE)
-    assert desk.rounds.status(round_.id).complete
+def test_a_question_that_too_many_refuse_waits_for_the_lead(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    for number in range(queue.rules.refusals_max):
+        person = queue.person(f"p{number}")
+        queue.answers.answer(person, f"k{number}", take(queue, person).id, Submission("skip", reason="broken"))
+    late = queue.person("late")
+    assert queue.rounds.status(round_.id).blocked == 1
+    assert isinstance(queue.leases.lease(late), NoQuestion)
+    assert queue.rounds.reopen_blocked(round_.id, by="lead") == 1
+    queue.answers.answer(late, "last", take(queue, late).id, SAFE)
+    assert queue.rounds.status(round_.id).complete
 
 
-def test_a_skip_can_be_taken_back(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person = desk.person("a")
-    lease = take(desk, person)
-    desk.queue.answer(person, "k1", lease.id, Submission("skip", reason="other"))
-    desk.queue.undo(person, lease.id)
-    desk.queue.answer(person, "k2", lease.id, SAFE)
-    status = desk.rounds.status(round_.id)
+def test_a_skip_can_be_taken_back(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person = queue.person("a")
+    lease = take(queue, person)
+    queue.answers.answer(person, "k1", lease.id, Submission("skip", reason="other"))
+    queue.answers.undo(person, lease.id)
+    queue.answers.answer(person, "k2", lease.id, SAFE)
+    status = queue.rounds.status(round_.id)
     assert (status.complete, status.refusals) == (True, 0)
 
 
-def test_a_surplus_answer_takes_the_place_that_falls_free(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    slow, quick = desk.person("slow"), desk.person("quick")
-    late = take(desk, slow)
-    desk.wait(desk.rules.lease_s)
-    lease = take(desk, quick)
-    desk.queue.answer(quick, "quick", lease.id, SAFE)
-    desk.queue.answer(slow, "slow", late.id, UNSAFE)
-    desk.queue.void("quick", by="admin", reason="answered at random")
-    assert desk.queue.receipt(slow, "slow").outcome is Outcome.COUNTED
-    assert [entry.key for entry in desk.rounds.freeze(round_.id).answers] == ["slow"]
+def test_a_surplus_answer_takes_the_place_that_falls_free(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    slow, quick = queue.person("slow"), queue.person("quick")
+    late = take(queue, slow)
+    queue.wait(queue.rules.lease_s)
+    lease = take(queue, quick)
+    queue.answers.answer(quick, "quick", lease.id, SAFE)
+    queue.answers.answer(slow, "slow", late.id, UNSAFE)
+    queue.answers.void("quick", by="admin", reason="answered at random")
+    assert queue.answers.receipt(slow, "slow").outcome is Outcome.COUNTED
+    assert [entry.key for entry in queue.rounds.freeze(round_.id).answers] == ["slow"]
 
 
-def test_after_the_round_late_safety_is_surplus_and_a_late_preference_is_stored(desk: Desk) -> None:
-    safety = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1, priority=1)
-    compare = desk.rounds.open(1, "compare", pair_questions(1), labels_each=1)
-    person = desk.person("a")
-    one = take(desk, person)
-    two = desk.queue.lease(person, {one.id})
+def test_after_the_round_late_safety_is_surplus_and_a_late_preference_is_stored(queue: FreshQueue) -> None:
+    safety = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1, priority=1)
+    compare = queue.rounds.open(1, "compare", pair_questions(1), labels_each=1)
+    person = queue.person("a")
+    one = take(queue, person)
+    two = queue.leases.lease(person, {one.id})
     assert isinstance(two, Lease)
     for round_ in (safety, compare):
-        desk.rounds.freeze(round_.id, accept_missing=True)
+        queue.rounds.freeze(round_.id, accept_missing=True)
     preference = {"more_helpful": "left", "more_harmful": "left", "left_safety": "safe", "right_safety": "safe"}
-    assert desk.queue.answer(person, "k1", one.id, SAFE).outcome is Outcome.SURPLUS
-    assert desk.queue.answer(person, "k2", two.id, Submission("label", preference)).outcome is Outcome.COUNTED
-    snapshot = desk.rounds.snapshot(compare.id)
+    assert queue.answers.answer(person, "k1", one.id, SAFE).outcome is Outcome.SURPLUS
+    assert queue.answers.answer(person, "k2", two.id, Submission("label", preference)).outcome is Outcome.COUNTED
+    snapshot = queue.rounds.snapshot(compare.id)
     assert snapshot is not None
     assert snapshot.answers == ()
-    assert [entry.key for entry in desk.rounds.counted(compare.id)] == ["k2"]
+    assert [entry.key for entry in queue.rounds.counted(compare.id)] == ["k2"]
 
 
-def test_a_frozen_round_refuses_to_be_incomplete_and_never_changes(desk: Desk) -> None:
-    round_ = desk.rounds.open(1, "safety", safety_questions(2), labels_each=1)
-    person = desk.person("a")
-    desk.queue.answer(person, "k", take(desk, person).id, SAFE)
+def test_a_frozen_round_refuses_to_be_incomplete_and_never_changes(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(2), labels_each=1)
+    person = queue.person("a")
+    queue.answers.answer(person, "k", take(queue, person).id, SAFE)
     with pytest.raises(QueueError, match="1 of 2 labels are missing"):
-        desk.rounds.freeze(round_.id)
-    first = desk.rounds.freeze(round_.id, accept_missing=True)
-    assert desk.rounds.freeze(round_.id) == first == desk.rounds.snapshot(round_.id)
-    assert isinstance(desk.queue.lease(person), Nothing)
+        queue.rounds.freeze(round_.id)
+    first = queue.rounds.freeze(round_.id, accept_missing=True)
+    assert queue.rounds.freeze(round_.id) == first == queue.rounds.snapshot(round_.id)
+    assert isinstance(queue.leases.lease(person), NoQuestion)
 
 
-def test_opening_the_same_round_again_asks_nothing_twice(desk: Desk) -> None:
-    first = desk.rounds.open(1, "safety", safety_questions(3), labels_each=2)
-    assert desk.rounds.open(1, "safety", safety_questions(3), labels_each=2) == first
+def test_opening_the_same_round_again_asks_nothing_twice(queue: FreshQueue) -> None:
+    first = queue.rounds.open(1, "safety", safety_questions(3), labels_each=2)
+    assert queue.rounds.open(1, "safety", safety_questions(3), labels_each=2) == first
     with pytest.raises(QueueError) as error:
-        desk.rounds.open(1, "safety", safety_questions(4), labels_each=2)
+        queue.rounds.open(1, "safety", safety_questions(4), labels_each=2)
     assert problem(error) is Problem.CONFLICT
 
 
-def test_a_long_backlog_holds_new_rounds_back(desk: Desk) -> None:
-    desk.rules = replace(desk.rules, backlog_max=5)
-    desk.__post_init__()
-    desk.rounds.open(1, "safety", safety_questions(3), labels_each=2)
+def test_a_long_backlog_holds_new_rounds_back(queue: FreshQueue) -> None:
+    queue.rules = replace(queue.rules, backlog_max=5)
+    queue.__post_init__()
+    queue.rounds.open(1, "safety", safety_questions(3), labels_each=2)
     with pytest.raises(QueueError) as error:
-        desk.rounds.open(1, "compare", pair_questions(1), labels_each=1)
+        queue.rounds.open(1, "compare", pair_questions(1), labels_each=1)
     assert problem(error) is Problem.BACKLOG
 
 
-def test_urgent_rounds_and_priorities_come_first(desk: Desk) -> None:
+def test_urgent_rounds_and_priorities_come_first(queue: FreshQueue) -> None:
     plain = [replace(one, priority=float(n)) for n, one in enumerate(pair_questions(3))]
-    desk.rounds.open(1, "compare", plain, labels_each=1)
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1, priority=1)
-    person = desk.person("a")
+    queue.rounds.open(1, "compare", plain, labels_each=1)
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1, priority=1)
+    person = queue.person("a")
     seen = []
     for number in range(4):
-        lease = take(desk, person)
+        lease = take(queue, person)
         seen.append(lease.prompt if lease.kind == "pair" else lease.kind)
-        desk.queue.answer(person, f"k{number}", lease.id, Submission("skip", reason="other"))
+        queue.answers.answer(person, f"k{number}", lease.id, Submission("skip", reason="other"))
     assert seen == ["safety", "prompt 2", "prompt 1", "prompt 0"]
 
 
-def test_gold_questions_look_like_others_and_never_count(desk: Desk) -> None:
-    desk.rules = replace(desk.rules, gold_rate=1.0)
-    desk.__post_init__()
+def test_gold_questions_look_like_others_and_never_count(queue: FreshQueue) -> None:
+    queue.rules = replace(queue.rules, gold_rate=1.0)
+    queue.__post_init__()
     gold = Question("safety", "g0", "known prompt", "known answer", gold={"safety": "unsafe"})
-    round_ = desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    assert desk.rounds.add_gold([gold], by="admin") == 1
-    assert desk.rounds.add_gold([gold], by="admin") == 0
+    round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    assert queue.rounds.add_gold([gold], by="admin") == 1
+    assert queue.rounds.add_gold([gold], by="admin") == 0
     for name in ("a", "b"):
-        person = desk.person(name)
-        lease = take(desk, person)
+        person = queue.person(name)
+        lease = take(queue, person)
         assert lease.prompt == "known prompt"
-        receipt = desk.queue.answer(person, name, lease.id, SAFE)
+        receipt = queue.answers.answer(person, name, lease.id, SAFE)
         assert (receipt.outcome, receipt.round) == (Outcome.COUNTED, None)
-    assert desk.rounds.status(round_.id).counted == 0
-    assert [status.purpose for status in desk.rounds.all()] == ["safety"]
-    assert imbalances(desk.store) == []
+    assert queue.rounds.status(round_.id).counted == 0
+    assert [status.purpose for status in queue.rounds.all()] == ["safety"]
+    assert imbalances(queue.store) == []
 
 
-def test_people_get_no_more_than_their_day_and_nothing_they_opted_out_of(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", [replace(one, risk=0.9) for one in safety_questions(5)], labels_each=1)
-    gentle = desk.people.create("gentle", desk.person("x").role, by="test", sees_harmful=False)[0]
-    assert desk.queue.lease(gentle) == Nothing("none", 5)
-    capped = desk.person("capped", daily_cap=2)
+def test_people_get_no_more_than_their_day_and_nothing_they_opted_out_of(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", [replace(one, risk=0.9) for one in safety_questions(5)], labels_each=1)
+    gentle = queue.people.create("gentle", queue.person("x").role, by="test", sees_harmful=False)[0]
+    assert queue.leases.lease(gentle) == NoQuestion("none", 5)
+    capped = queue.person("capped", daily_cap=2)
     for number in range(2):
-        desk.queue.answer(capped, f"k{number}", take(desk, capped).id, SAFE)
-    assert desk.queue.lease(capped) == Nothing("daily_cap", 3600)
-    assert desk.queue.progress(capped) == {"today": 2, "total": 2, "daily_cap": 2}
-    desk.wait(24 * 3600)
-    take(desk, capped)
+        queue.answers.answer(capped, f"k{number}", take(queue, capped).id, SAFE)
+    assert queue.leases.lease(capped) == NoQuestion("daily_cap", 3600)
+    assert queue.answers.progress(capped) == {"today": 2, "total": 2, "daily_cap": 2}
+    queue.wait(24 * 3600)
+    take(queue, capped)
 
 
-def test_nothing_is_handed_out_while_paused(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person = desk.person("a")
-    Campaign(desk.store).pause(True, by="admin")
-    assert desk.queue.lease(person) == Nothing("paused", 30)
-    Campaign(desk.store).pause(False, by="admin")
-    take(desk, person)
+def test_nothing_is_handed_out_while_paused(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person = queue.person("a")
+    Campaign(queue.store).pause(True, by="admin")
+    assert queue.leases.lease(person) == NoQuestion("paused", 30)
+    Campaign(queue.store).pause(False, by="admin")
+    take(queue, person)
 
 
 @pytest.mark.parametrize(
@@ -344,65 +345,65 @@ def test_nothing_is_handed_out_while_paused(desk: Desk) -> None:
         Submission("label", {"safety": "safe"}, note="x" * 2001),
     ],
 )
-def test_malformed_answers_are_refused_and_leave_the_lease(desk: Desk, submission: Submission) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    person = desk.person("a")
-    lease = take(desk, person)
+def test_malformed_answers_are_refused_and_leave_the_lease(queue: FreshQueue, submission: Submission) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    person = queue.person("a")
+    lease = take(queue, person)
     with pytest.raises(QueueError) as error:
-        desk.queue.answer(person, "k", lease.id, submission)
+        queue.answers.answer(person, "k", lease.id, submission)
     assert problem(error) is Problem.MALFORMED
-    assert desk.queue.answer(person, "k", lease.id, SAFE).outcome is Outcome.COUNTED
+    assert queue.answers.answer(person, "k", lease.id, SAFE).outcome is Outcome.COUNTED
 
 
-def test_the_database_itself_refuses_a_second_seat_a_seat_too_many_and_any_rewriting(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(2), labels_each=1)
-    one, two = desk.person("a"), desk.person("b")
+def test_the_database_itself_refuses_a_second_seat_a_seat_too_many_and_any_rewriting(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(2), labels_each=1)
+    one, two = queue.person("a"), queue.person("b")
     task_of: dict[str, str] = {}
     for person in (one, two):
-        desk.queue.answer(person, person.handle, take(desk, person).id, SAFE)
-    with desk.engine.connect() as connection:
+        queue.answers.answer(person, person.handle, take(queue, person).id, SAFE)
+    with queue.engine.connect() as connection:
         for row in connection.execute(seat.select()):
             task_of[row.annotator] = row.task
     full: Mapping[str, object] = {"task": task_of[one.id], "needed": 1, "annotator": two.id, "answer": 99}
     for wrong in ({"place": 0}, {"place": 1}, {"place": 1, "needed": 2}, {"place": -1}):
-        with pytest.raises(IntegrityError), desk.engine.begin() as connection:
+        with pytest.raises(IntegrityError), queue.engine.begin() as connection:
             connection.execute(insert(seat).values(**{**full, **wrong}))
     for change in (update(answer).values(given={}), delete(answer), update(audit_event).values(actor="x")):
-        with pytest.raises(DBAPIError, match="append-only"), desk.engine.begin() as connection:
+        with pytest.raises(DBAPIError, match="append-only"), queue.engine.begin() as connection:
             connection.execute(change)
 
 
-def test_the_audit_log_shows_a_gap(desk: Desk) -> None:
-    desk.person("a")
-    desk.person("b")
-    assert broken_links(desk.store) == []
-    with desk.engine.begin() as connection:
+def test_the_audit_log_shows_a_gap(queue: FreshQueue) -> None:
+    queue.person("a")
+    queue.person("b")
+    assert broken_links(queue.store) == []
+    with queue.engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER audit_event_no_update")
         connection.execute(update(audit_event).where(audit_event.c.seq == 1).values(actor="somebody else"))
-    assert broken_links(desk.store) == [1]
+    assert broken_links(queue.store) == [1]
 
 
-def test_a_new_token_ends_the_old_one_and_its_sessions(desk: Desk) -> None:
-    person, token = desk.people.create("ana", desk.person("x").role, by="test")
-    signed_in = desk.people.sign_in(token)
+def test_a_new_token_ends_the_old_one_and_its_sessions(queue: FreshQueue) -> None:
+    person, token = queue.people.create("ana", queue.person("x").role, by="test")
+    signed_in = queue.people.sign_in(token)
     assert signed_in is not None
     cookie, _ = signed_in
-    known = desk.people.by_cookie(cookie)
+    known = queue.people.by_cookie(cookie)
     assert known is not None
     assert known.id == person.id
-    fresh = desk.people.rotate(person.id, by="admin")
-    assert desk.people.by_cookie(cookie) is None
-    assert desk.people.by_token(token) is None
-    assert desk.people.by_token(fresh) == person
-    desk.people.change(person.id, by="admin", active=False)
-    assert desk.people.by_token(fresh) is None
-    stored = (desk.engine.url.database or "", token)
+    fresh = queue.people.rotate(person.id, by="admin")
+    assert queue.people.by_cookie(cookie) is None
+    assert queue.people.by_token(token) is None
+    assert queue.people.by_token(fresh) == person
+    queue.people.change(person.id, by="admin", active=False)
+    assert queue.people.by_token(fresh) is None
+    stored = (queue.engine.url.database or "", token)
     with open(stored[0], "rb") as file:  # noqa: PTH123
         assert token.encode() not in file.read()
 
 
-def test_two_queues_on_one_database_keep_to_one_count(desk: Desk) -> None:
-    desk.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    other = Queue(desk.store, desk.rules)
-    take(desk, desk.person("a"))
-    assert isinstance(other.lease(desk.person("b")), Nothing)
+def test_two_queues_on_one_database_keep_to_one_count(queue: FreshQueue) -> None:
+    queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    other = Leases(queue.store, queue.rules)
+    take(queue, queue.person("a"))
+    assert isinstance(other.lease(queue.person("b")), NoQuestion)

@@ -23,12 +23,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.queue import Lease, Submission
 from pddpo_ray.annotation.rules import Outcome, QueueError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_desk import Desk, safety_questions
+from tests.annotation_queue import FreshQueue, safety_questions
 
 QUESTIONS, PEOPLE, NEEDED = 3, 5, 2
 people = st.integers(0, PEOPLE - 1)
@@ -64,9 +65,9 @@ class QueueMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = tempfile.mkdtemp()
         shutil.copy(self.template, Path(self.folder) / "journal.sqlite")
-        self.desk = Desk(open_database(Path(self.folder) / "journal.sqlite"))
-        self.people: list[Person] = [self.desk.person(f"p{n}") for n in range(PEOPLE)]
-        self.round = self.desk.rounds.open(1, "safety", safety_questions(QUESTIONS), labels_each=NEEDED).id
+        self.queue = FreshQueue(open_database(Path(self.folder) / "journal.sqlite"))
+        self.people: list[Person] = [self.queue.person(f"p{n}") for n in range(PEOPLE)]
+        self.round = self.queue.rounds.open(1, "safety", safety_questions(QUESTIONS), labels_each=NEEDED).id
         self.model = [Asked() for _ in range(QUESTIONS)]
         self.leases: dict[tuple[int, int], str] = {}
         self.keys = 0
@@ -74,13 +75,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.frozen: list[str] | None = None
 
     def teardown(self) -> None:
-        if hasattr(self, "desk"):
-            self.desk.engine.dispose()
+        if hasattr(self, "queue"):
+            self.queue.engine.dispose()
             shutil.rmtree(self.folder)
 
     def _expire(self) -> None:
         for asked in self.model:
-            overdue = [person for person, end in asked.holding.items() if end <= self.desk.now_ms]
+            overdue = [person for person, end in asked.holding.items() if end <= self.queue.now_ms]
             for person in overdue:
                 asked.give_back(person)
 
@@ -88,23 +89,23 @@ class QueueMachine(RuleBasedStateMachine):
     def lease(self, person: int) -> None:
         self._expire()
         mine = [number for number, asked in enumerate(self.model) if person in asked.holding]
-        found = self.desk.queue.lease(self.people[person], {self.leases[person, number] for number in mine})
+        found = self.queue.leases.lease(self.people[person], {self.leases[person, number] for number in mine})
         if isinstance(found, Lease):
             number = int(found.prompt.split()[1])
             asked = self.model[number]
             assert self.frozen is None
             assert asked.room > 0
-            assert asked.refusals < self.desk.rules.refusals_max
+            assert asked.refusals < self.queue.rules.refusals_max
             assert person not in asked.holding
             assert person not in asked.done
-            asked.holding[person] = self.desk.now_ms + 900_000
+            asked.holding[person] = self.queue.now_ms + 900_000
             self.leases[person, number] = found.id
-        elif self.frozen is None and len(mine) < self.desk.rules.leases_each:
+        elif self.frozen is None and len(mine) < self.queue.rules.leases_each:
             free = [
                 asked
                 for asked in self.model
                 if asked.room > 0
-                and asked.refusals < self.desk.rules.refusals_max
+                and asked.refusals < self.queue.rules.refusals_max
                 and person not in asked.done
                 and person not in asked.holding
             ]
@@ -119,7 +120,7 @@ class QueueMachine(RuleBasedStateMachine):
         submission = Submission("label", {"safety": "safe"}) if kind == "label" else Submission("skip", reason="other")
         if person in asked.done:
             with pytest.raises(QueueError, match="already"):
-                self.desk.queue.answer(self.people[person], key, self.leases[person, number], submission)
+                self.queue.answers.answer(self.people[person], key, self.leases[person, number], submission)
             return
         asked.holding.pop(person, None)
         if kind == "skip":
@@ -132,8 +133,8 @@ class QueueMachine(RuleBasedStateMachine):
             expected = Outcome.COUNTED
             asked.sitting.append(person)
         asked.done[person] = expected
-        receipt = self.desk.queue.answer(self.people[person], key, self.leases[person, number], submission)
-        again = self.desk.queue.answer(self.people[person], key, self.leases[person, number], submission)
+        receipt = self.queue.answers.answer(self.people[person], key, self.leases[person, number], submission)
+        again = self.queue.answers.answer(self.people[person], key, self.leases[person, number], submission)
         assert (receipt.outcome, receipt.repeated, again.repeated) == (expected, False, True)
         self.acknowledged[key] = (person, number)
 
@@ -144,10 +145,10 @@ class QueueMachine(RuleBasedStateMachine):
         asked = self.model[number]
         if person not in asked.done:
             with pytest.raises(QueueError, match="no answer of yours"):
-                self.desk.queue.undo(self.people[person], self.leases[person, number])
+                self.queue.answers.undo(self.people[person], self.leases[person, number])
             return
         try:
-            self.desk.queue.undo(self.people[person], self.leases[person, number])
+            self.queue.answers.undo(self.people[person], self.leases[person, number])
         except QueueError as error:
             assert "minutes" in str(error)  # noqa: PT017
             return
@@ -158,24 +159,24 @@ class QueueMachine(RuleBasedStateMachine):
             asked.late.remove(person)
         asked.refusals -= outcome is Outcome.REFUSED
         if asked.room > 0:
-            asked.holding[person] = self.desk.now_ms + 900_000
+            asked.holding[person] = self.queue.now_ms + 900_000
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         person, number = data.draw(st.sampled_from(sorted(self.leases)))
-        self.desk.queue.release(self.people[person], self.leases[person, number])
+        self.queue.leases.release(self.people[person], self.leases[person, number])
         if person in self.model[number].holding:
             self.model[number].give_back(person)
 
     @rule(seconds=st.sampled_from([60, 500, 1000]))
     def wait(self, seconds: int) -> None:
-        self.desk.wait(seconds)
+        self.queue.wait(seconds)
 
     @rule()
     def expire(self) -> None:
         self._expire()
-        self.desk.queue.expire()
+        self.queue.leases.expire()
 
     @precondition(lambda self: self.frozen is None)
     @rule(accept=st.booleans())
@@ -183,37 +184,37 @@ class QueueMachine(RuleBasedStateMachine):
         complete = all(len(asked.sitting) == NEEDED for asked in self.model)
         if not complete and not accept:
             with pytest.raises(QueueError, match="missing"):
-                self.desk.rounds.freeze(self.round)
+                self.queue.rounds.freeze(self.round)
             return
-        self.frozen = [entry.key for entry in self.desk.rounds.freeze(self.round, accept_missing=accept).answers]
+        self.frozen = [entry.key for entry in self.queue.rounds.freeze(self.round, accept_missing=accept).answers]
         for asked in self.model:
             asked.holding.clear()
 
     @invariant()
     def the_books_balance(self) -> None:
-        if hasattr(self, "desk"):
-            assert imbalances(self.desk.store) == []
+        if hasattr(self, "queue"):
+            assert imbalances(self.queue.store) == []
 
     @invariant()
     def those_sit_whom_the_model_seats(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "queue"):
             return
         names = {person.id: number for number, person in enumerate(self.people)}
         seated: dict[int, set[int]] = {number: set() for number in range(QUESTIONS)}
-        for entry in self.desk.rounds.counted(self.round):
+        for entry in self.queue.rounds.counted(self.round):
             seated[entry.position].add(names[entry.annotator])
         assert seated == {number: set(asked.sitting) for number, asked in enumerate(self.model)}
 
     @invariant()
     def no_acknowledged_answer_is_lost(self) -> None:
-        if hasattr(self, "desk"):
+        if hasattr(self, "queue"):
             for key, (person, _) in list(self.acknowledged.items())[-3:]:
-                assert self.desk.queue.receipt(self.people[person], key).key == key
+                assert self.queue.answers.receipt(self.people[person], key).key == key
 
     @invariant()
     def a_snapshot_never_changes(self) -> None:
         if getattr(self, "frozen", None) is not None:
-            snapshot = self.desk.rounds.snapshot(self.round)
+            snapshot = self.queue.rounds.snapshot(self.round)
             assert snapshot is not None
             assert [entry.key for entry in snapshot.answers] == self.frozen
 

@@ -14,8 +14,8 @@ from pddpo_ray.annotation.simulation import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from tests.annotation_api import Office
-from tests.annotation_desk import safety_questions
+from tests.annotation_api import FreshService
+from tests.annotation_queue import safety_questions
 from tests.annotation_server import serving
 
 WORTH = {"good": (1.0, -1.0), "bad": (-0.5, 0.8)}
@@ -60,15 +60,15 @@ def test_the_truth_of_a_tabular_world_by_text_is_its_table() -> None:
     assert truth.scores("prompt 0", "something else") == truth.worst == (-2.0, 2.0)
 
 
-def test_accounts_of_an_earlier_simulation_work_again_and_a_wrong_token_is_one_line(office: Office) -> None:
-    office.desk.rounds.open(1, "safety", safety_questions(4), labels_each=2)
-    with serving(office.app) as url:
-        first = enlist(url, office.tokens[Role.ADMIN], 2, "sim")
-        second = enlist(url, office.tokens[Role.ADMIN], 3, "sim")
+def test_accounts_of_an_earlier_simulation_work_again_and_a_wrong_token_is_one_line(service: FreshService) -> None:
+    service.queue.rounds.open(1, "safety", safety_questions(4), labels_each=2)
+    with serving(service.app) as url:
+        first = enlist(url, service.tokens[Role.ADMIN], 2, "sim")
+        second = enlist(url, service.tokens[Role.ADMIN], 3, "sim")
         assert [handle for handle, _ in second] == ["sim-000", "sim-001", "sim-002"]
         assert not {token for _, token in first} & {token for _, token in second}
         tallies = simulate(url, second, [Manner()], lambda *_: (0.0, 0.0), seed=0, idle_s=0.3)
         assert sum(len(tally.acknowledged) for tally in tallies) == 8
         with pytest.raises(UserError, match="sign in first"):
             enlist(url, "wrong", 1, "sim")
-    assert office.desk.rounds.all()[0].complete
+    assert service.queue.rounds.all()[0].complete

@@ -118,10 +118,10 @@ def crowd(seed: int, *, answers: int, error: float, random_people: int) -> list[
 
 def test_the_permutation_test_is_exact_on_a_case_by_hand() -> None:
     """Two items with labels {a: x, b: y, c: y}. Under exchangeability a agrees with nobody with chance 1/3 each."""
-    standing = leave_one_out([{"a": 0, "b": 1, "c": 1}] * 2, "a")
-    assert standing.p_value == pytest.approx(1 / 9)
-    assert (standing.answers, standing.agreement) == (2, 0)
-    assert standing.expected == pytest.approx(2 / 3 * 1 / 2)
+    agreement = leave_one_out([{"a": 0, "b": 1, "c": 1}] * 2, "a")
+    assert agreement.p_value == pytest.approx(1 / 9)
+    assert (agreement.answers, agreement.agreement) == (2, 0)
+    assert agreement.expected == pytest.approx(2 / 3 * 1 / 2)
     assert leave_one_out([{"b": 1, "c": 1}], "a").p_value == 1.0
 
 
@@ -133,11 +133,11 @@ def test_a_person_who_answers_at_random_is_flagged_within_fifty_answers() -> Non
 
 
 def test_honest_people_are_flagged_in_at_most_five_percent_of_simulations() -> None:
-    standings = [leave_one_out(crowd(seed, answers=50, error=0.1, random_people=0), "p0") for seed in range(300)]
-    assert sum(standing.flagged for standing in standings) <= 0.05 * len(standings)
+    agreements = [leave_one_out(crowd(seed, answers=50, error=0.1, random_people=0), "p0") for seed in range(300)]
+    assert sum(agreement.flagged for agreement in agreements) <= 0.05 * len(agreements)
     # Nor does a random answerer in the crowd turn suspicion on the honest.
     beside = [leave_one_out(crowd(seed, answers=50, error=0.1, random_people=1), "p7") for seed in range(300)]
-    assert sum(standing.flagged for standing in beside) <= 0.05 * len(beside)
+    assert sum(agreement.flagged for agreement in beside) <= 0.05 * len(beside)
 
 
 def test_share_with_interval_by_hand() -> None:

@@ -17,7 +17,7 @@ ONE, TWO, THREE = (
 )
 
 
-class Desk:
+class GatedEngine:
     """Counts who is inside; loading takes a moment."""
 
     def __init__(self, fail: set[int] | None = None) -> None:
@@ -45,76 +45,76 @@ class Desk:
 
 
 def test_mixed_requests_become_one_batch_per_policy() -> None:
-    async def story() -> Desk:
-        desk = Desk()
-        await asyncio.gather(*(desk.visit(policy) for _ in range(30) for policy in (ONE, TWO, THREE)))
-        return desk
+    async def story() -> GatedEngine:
+        engine = GatedEngine()
+        await asyncio.gather(*(engine.visit(policy) for _ in range(30) for policy in (ONE, TWO, THREE)))
+        return engine
 
-    desk = asyncio.run(story())
-    assert desk.order == [1, 2, 3]
-    assert desk.gate.loads == 3
+    engine = asyncio.run(story())
+    assert engine.order == [1, 2, 3]
+    assert engine.gate.loads == 3
 
 
 def test_a_policy_that_is_waited_for_is_served_although_another_is_asked_for_all_the_time() -> None:
     async def story() -> float:
-        desk = Desk()
+        engine = GatedEngine()
         stop = asyncio.Event()
 
         async def flood() -> None:
             while not stop.is_set():
-                await desk.visit(ONE)
+                await engine.visit(ONE)
 
         floods = [asyncio.create_task(flood()) for _ in range(5)]
         await asyncio.sleep(0.01)
         for _ in range(10):
-            await asyncio.wait_for(desk.visit(TWO), timeout=5)
+            await asyncio.wait_for(engine.visit(TWO), timeout=5)
         stop.set()
         await asyncio.gather(*floods)
-        return desk.gate.loads
+        return engine.gate.loads
 
     assert asyncio.run(story()) >= 10
 
 
 def test_a_client_that_leaves_while_it_waits_or_runs_blocks_nobody() -> None:
     async def story() -> list[int]:
-        desk = Desk()
-        running = asyncio.create_task(desk.visit(ONE, 10))
+        engine = GatedEngine()
+        running = asyncio.create_task(engine.visit(ONE, 10))
         await asyncio.sleep(0.01)
-        waiting = [asyncio.create_task(desk.visit(policy)) for policy in (TWO, TWO, THREE)]
+        waiting = [asyncio.create_task(engine.visit(policy)) for policy in (TWO, TWO, THREE)]
         await asyncio.sleep(0.01)
         for task in (waiting[0], waiting[1], running):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.wait_for(waiting[2], timeout=5)
-        return desk.order
+        return engine.order
 
     assert asyncio.run(story()) == [1, 3]
 
 
 def test_a_client_that_leaves_in_the_moment_it_is_let_in_blocks_nobody() -> None:
     async def story() -> None:
-        desk = Desk()
+        engine = GatedEngine()
         for _ in range(50):
-            visits = [asyncio.create_task(desk.visit(policy, 0)) for policy in (ONE, TWO, ONE, THREE)]
+            visits = [asyncio.create_task(engine.visit(policy, 0)) for policy in (ONE, TWO, ONE, THREE)]
             for steps, task in enumerate(visits):
                 for _ in range(steps):
                     await asyncio.sleep(0)
                 task.cancel()
             await asyncio.gather(*visits, return_exceptions=True)
-        await asyncio.wait_for(desk.visit(TWO), timeout=5)
+        await asyncio.wait_for(engine.visit(TWO), timeout=5)
 
     asyncio.run(story())
 
 
 def test_a_policy_that_cannot_be_loaded_fails_its_own_requests_and_no_others() -> None:
     async def story() -> list[object]:
-        desk = Desk(fail={2})
-        await desk.visit(ONE)
+        engine = GatedEngine(fail={2})
+        await engine.visit(ONE)
         found: list[object] = await asyncio.gather(
-            *(desk.visit(policy) for policy in (TWO, ONE, TWO, THREE)), return_exceptions=True
+            *(engine.visit(policy) for policy in (TWO, ONE, TWO, THREE)), return_exceptions=True
         )
-        assert desk.order == [1, 1, 3]
+        assert engine.order == [1, 1, 3]
         return found
 
     found = asyncio.run(story())
@@ -123,11 +123,11 @@ def test_a_policy_that_cannot_be_loaded_fails_its_own_requests_and_no_others() -
 
 def test_the_policy_that_is_loaded_is_not_loaded_again() -> None:
     async def story() -> int:
-        desk = Desk()
+        engine = GatedEngine()
         for _ in range(3):
-            await desk.visit(ONE)
-        return desk.gate.loads
+            await engine.visit(ONE)
+        return engine.gate.loads
 
     assert asyncio.run(story()) == 1
     with pytest.raises(ValueError, match="broken"):
-        asyncio.run(Desk(fail={1}).visit(ONE))
+        asyncio.run(GatedEngine(fail={1}).visit(ONE))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine, insert
 
+from pddpo_ray.annotation.answers import Answers
+from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.queue import Queue
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.schema import run
@@ -18,21 +19,23 @@ RULES = Rules(lease_s=900, undo_s=600, gold_rate=0.0)
 
 
 @dataclass
-class Desk:
-    """Everything a test touches. `now_ms` is what the clock shows."""
+class FreshQueue:
+    """The queue of a run. `now_ms` is what its clock shows."""
 
     engine: Engine
     rules: Rules = RULES
     now_ms: int = 1_700_000_000_000
     store: Store = field(init=False)
     rounds: Rounds = field(init=False)
-    queue: Queue = field(init=False)
+    leases: Leases = field(init=False)
+    answers: Answers = field(init=False)
     people: People = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = Store(self.engine, "demo", lambda: self.now_ms)
         self.rounds = Rounds(self.store, self.rules)
-        self.queue = Queue(self.store, self.rules)
+        self.leases = Leases(self.store, self.rules)
+        self.answers = Answers(self.store, self.rules)
         self.people = People(self.store)
 
     def person(self, handle: str, role: Role = Role.ANNOTATOR, daily_cap: int = 10_000) -> Person:

@@ -1,0 +1,231 @@
+"""Hands questions out: a question is one person's for a while, then it may go to somebody else.
+
+    leases = Leases(store, rules)
+    lease = leases.lease(person)                                # a question in this person's hands for 15 minutes
+    leases.heartbeat(person, lease.id)                          # ... from now on again
+
+A question wants `needed` labels by different people. `seats + leased <= needed` always holds (the database checks it):
+an answer in time always counts. Each call is one transaction; locks are taken in the order round, lease, question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from pddpo_ray.annotation.counting import demand_mine, give_back
+from pddpo_ray.annotation.offers import (
+    COUNT_OUT,
+    DAY_MS,
+    FIRST_OF_EACH_ROUND,
+    HOLD,
+    IN_HANDS,
+    LOCK_PERSON,
+    OFFER,
+    OFFER_AGAIN,
+    OFFER_GOLD,
+    OVERDUE,
+    midnight,
+)
+from pddpo_ray.annotation.people import Person
+from pddpo_ray.annotation.rules import Problem, QueueError, Rules
+from pddpo_ray.journal.annotation_schema import lease, task
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.transactions import Store
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A question as its annotator sees it: no provenance, no gold, no votes of others."""
+
+    id: str
+    kind: str
+    prompt: str
+    left: str
+    right: str | None
+    expires_ms: int
+    risk: float
+    guideline: int
+
+
+@dataclass(frozen=True)
+class NoQuestion:
+    """Why this person gets no question now: paused, daily_cap, holding (has enough of them) or none (is left).
+
+    It makes sense to ask again after `retry_s` seconds.
+    """
+
+    reason: str
+    retry_s: int
+
+
+class Leases:
+    """Hands out the questions of one run."""
+
+    def __init__(self, store: Store, rules: Rules) -> None:
+        self._store = store
+        self._rules = rules
+
+    def lease(self, person: Person, holding: Collection[str] = ()) -> Lease | NoQuestion:
+        """The next question, or the one this person has already (a page that was loaded again loses nothing).
+
+        `holding` names the leases that the page shows or has fetched in advance.
+        """
+        given = self.several(person, 1, holding)
+        return given if isinstance(given, NoQuestion) else given[0]
+
+    def several(self, person: Person, count: int, holding: Collection[str] = ()) -> list[Lease] | NoQuestion:
+        """Up to `count` next questions in one transaction, at least one; first those that the person has already."""
+        return self._store.write(lambda connection: self._lease(connection, person, count, set(holding)))
+
+    def heartbeat(self, person: Person, lease_id: str) -> int:
+        """The person is still at work: the lease runs from now again. Returns when it ends."""
+
+        def apply(connection: Connection) -> int:
+            demand_mine(connection, person, lease_id)
+            expires = self._store.clock() + self._rules.lease_ms
+            live = (lease.c.id == lease_id) & (lease.c.state == "leased")
+            if connection.execute(update(lease).where(live).values(expires_ms=expires)).rowcount == 0:
+                raise QueueError(Problem.TOO_LATE, "this question is no longer reserved for you; an answer is welcome")
+            return expires
+
+        return self._store.write(apply)
+
+    def release(self, person: Person, lease_id: str) -> None:
+        """Gives a question back unanswered."""
+
+        def apply(connection: Connection) -> None:
+            row = demand_mine(connection, person, lease_id)
+            if row.state == "leased":
+                connection.execute(update(lease).where(lease.c.id == lease_id).values(state="released"))
+                give_back(connection, row.task, self._rules)
+
+        self._store.write(apply)
+
+    def expire(self) -> int:
+        """Takes questions back from people whose time ran out. Returns how many."""
+        with reading(self._store.engine) as connection:
+            overdue = select(lease.c.id).where(OVERDUE).limit(1)
+            if connection.execute(overdue, {"now": self._store.clock()}).first() is None:
+                return 0
+        return self._store.write(self._take_back)
+
+    def _lease(self, connection: Connection, person: Person, count: int, holding: set[str]) -> list[Lease] | NoQuestion:
+        if not self._store.one_writer:
+            # One request per person at a time: two tabs cannot both get the last question.
+            LOCK_PERSON.run(connection, person=person.id)
+        in_hands = self._in_hands(connection, person)
+        if in_hands[0].overdue:
+            self._take_back(connection)
+            in_hands = self._in_hands(connection, person)
+        if in_hands[0].paused:
+            return NoQuestion("paused", 30)
+        held = [row for row in in_hands if row.lease is not None]
+        forgotten = [row for row in sorted(held, key=lambda row: row.leased_ms) if row.lease not in holding]
+        if forgotten:
+            return [self._renewed(connection, row.lease) for row in forgotten[:count]]
+        free = self._rules.leases_each - len(held)
+        if free <= 0:
+            return NoQuestion("holding", 5)
+        today = person.daily_cap - in_hands[0].done_today - len(held)
+        if today <= 0:
+            return NoQuestion("daily_cap", 3600)
+        most, known = min(count, free, today), in_hands[0]
+        chosen = self._choose(connection, person, most, known.done_today, known.guideline or 0)
+        return chosen or NoQuestion("none", 5)
+
+    def _in_hands(self, connection: Connection, person: Person) -> Any:
+        now = self._store.clock()
+        return IN_HANDS.run(connection, person=person.id, run=self._store.run, now=now, midnight=midnight(now))
+
+    def _renewed(self, connection: Connection, lease_id: str) -> Lease:
+        expires = self._store.clock() + self._rules.lease_ms
+        connection.execute(update(lease).where(lease.c.id == lease_id).values(expires_ms=expires))
+        return self.view(connection, lease_id)
+
+    def _choose(
+        self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
+    ) -> list[Lease]:
+        """The most urgent questions that lack a label and that this person has not met; now and then a known one."""
+        risk_max = math.inf if person.sees_harmful else self._rules.risk_max
+        who = {"person": person.id, "run": self._store.run, "risk_max": risk_max}
+        gold = self._gold_due(person, count, done_today)
+        rows = OFFER_GOLD.run(connection, **who, count=gold) if gold else []
+        firsts = FIRST_OF_EACH_ROUND.run(connection, **who) if len(rows) < count else []
+        for first in sorted(firsts, key=lambda row: (-row.urgency, row.due, -row.balance, -row.priority)):
+            rows += OFFER.run(
+                connection,
+                **who,
+                count=count - len(rows),
+                in_round=first.in_round,
+                at_balance=first.balance,
+                at_priority=first.priority,
+                start=self._start(person),
+            )
+            if len(rows) == count:
+                break
+        return self._hand_out(connection, rows, person.id, guideline)
+
+    def _start(self, person: Person) -> str:
+        """Where this person starts among questions of equal urgency; another one starts elsewhere."""
+        return f"{int(_draw(self._rules.seed, person.handle) * 16**8):08x}"
+
+    def _gold_due(self, person: Person, count: int, done_today: int) -> int:
+        """How many of the next `count` questions are control questions, by seed."""
+        day = self._store.clock() // DAY_MS
+        draws = (_draw(self._rules.seed, person.id, day, done_today + number) for number in range(count))
+        return sum(draw < self._rules.gold_rate for draw in draws)
+
+    def _hand_out(self, connection: Connection, rows: Sequence[Any], person_id: str, guideline: int) -> list[Lease]:
+        """Makes the leases of questions just chosen; a lease that this person once let run out is used again."""
+        now = self._store.clock()
+        expires = now + self._rules.lease_ms
+        every = {"annotator": person_id, "state": "leased", "guideline": guideline}
+        every |= {"leased_ms": now, "expires_ms": expires}
+        held = [self._held(row, person_id, now) | every for row in rows]
+        COUNT_OUT.run_each(connection, held)
+        HOLD[connection.dialect.name].run_each(connection, held)
+        return [_shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)]
+
+    def hand_again(self, connection: Connection, task_id: str, person_id: str, guideline: int) -> None:
+        """Puts a question that the person had before into their hands, inside the caller's transaction."""
+        self._hand_out(connection, OFFER_AGAIN.run(connection, question=task_id), person_id, guideline)
+
+    def _held(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
+        """A person who met the question before sees its sides where they were."""
+        if row.lease is not None:
+            return {"task": row.id, "id": row.lease, "swap": row.swap}
+        # The time in front: ten new leases lie on one page of their index, not on ten that must all be written.
+        id_, swap = f"{now:012x}{secrets.token_hex(10)}", _draw(self._rules.seed, row.id, person_id) < 0.5
+        return {"task": row.id, "id": id_, "swap": swap}
+
+    def _take_back(self, connection: Connection) -> int:
+        query = select(lease.c.id, lease.c.task).where(OVERDUE).order_by(lease.c.task)
+        rows = connection.execute(query.with_for_update(skip_locked=True), {"now": self._store.clock()}).all()
+        for row in rows:
+            connection.execute(update(lease).where(lease.c.id == row.id).values(state="expired"))
+            give_back(connection, row.task, self._rules)
+        return len(rows)
+
+    def view(self, connection: Connection, lease_id: str) -> Lease:
+        """A question as the person who holds it sees it."""
+        query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.risk)
+        row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
+        return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
+
+
+def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
+    left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
+    return Lease(lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline)
+
+
+def _draw(*parts: int | str) -> float:
+    """A number in [0, 1) that follows from its parts."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") / 2.0**56
