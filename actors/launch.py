@@ -42,6 +42,7 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.delivery import Device, way_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import ARTIFACTS
 from pddpo_ray.theory.dual import DualState
 from pddpo_ray.worlds.tabular import tabular_world
 
@@ -203,7 +204,7 @@ def tabular_backends(groups: Groups) -> Backends:
     settings = config.world
     assert isinstance(settings, TabularWorldConfig)
     world = tabular_world(settings)
-    store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
+    store = ArtifactStore(groups.run_dir / ARTIFACTS)
     engines = groups.start_engines("tabular", lambda name: partial(tabular_engine, settings, name, str(store.root)))
     trainer = groups.start_trainer(partial(tabular_trainer, config, str(store.root)))
     here = in_process.tabular_backends(config, world, store)
@@ -218,7 +219,7 @@ def text_backends(groups: Groups) -> Backends:
     from pddpo_ray.training.local import store_reference
 
     config = groups.config
-    store = ArtifactStore(groups.run_dir / run.ARTIFACTS)
+    store = ArtifactStore(groups.run_dir / ARTIFACTS)
     prepared = prepare_texts(config)
     folder, root = prepared.reference_folder.absolute(), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.folders import JOURNAL
 
 if TYPE_CHECKING:
     from pddpo_ray.config import Config
 
-JOURNAL = "journal.sqlite"
 LOOK_S = 0.3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -65,9 +65,7 @@ def train(
     if as_json:
         print_json({"run": str(run_dir), **result})
     else:
-        show_result(result, run_dir)
-        if page:
-            typer.echo(f"report: {page}")
+        show_result(result, run_dir, page)
 
 
 def quieten_libraries(machine: Machine) -> None:
@@ -154,19 +152,27 @@ def show_plan(config: Config, *, as_json: bool) -> None:
         raise UserError(problem)
 
 
-def show_result(result: dict[str, Any], run_dir: Path) -> None:
-    """The numbers of result.json, one a line."""
-    rows = []
-    for key, value in result.items():
-        if isinstance(value, dict):
-            rows += [(f"{key}.{below}", _shown(number)) for below, number in value.items()]
-        else:
-            rows.append((key, _shown(value)))
-    print_columns(rows)
-    typer.echo(f"run folder: {run_dir}")
+def show_result(result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
+    """The outcome in words, what to do next, and the few numbers that say how well the run went."""
+    from pddpo_ray.loop.outcome import Outcome
+    from pddpo_ray.report.readable import seconds, short
 
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    outcome = Outcome.from_json(result["outcome"])
+    typer.echo(outcome.headline)
+    for limit in outcome.limits:
+        typer.echo(f"  {limit}")
+    typer.echo(f"  {outcome.statement}")
+    rows: list[tuple[str, str | None]] = [
+        ("run folder", str(run_dir)),
+        ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
+        ("load", outcome.load(run_dir)),
+        ("serve", outcome.serve(run_dir)),
+        ("report", str(page) if page else None),
+        ("next", None if outcome.round else f"more rounds: add --resume rounds={2 * result['rounds']}"),
+    ]
+    if result["gap_last"] is not None:
+        gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}
+        said = ", ".join(f"{name} {short(gap)}" for name, gap in gaps.items() if gap is not None)
+        rows.append(("gap", f"{said} (distance to the best policy that keeps the limit)"))
+    rows.append(("effort", f"{result['labels_used']:,} labels, {seconds(result['seconds'])}"))
+    print_columns((name, text) for name, text in rows if text)

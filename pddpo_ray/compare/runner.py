@@ -26,8 +26,9 @@ from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.run import ARTIFACTS, JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.text_files import write_json
 

@@ -17,10 +17,10 @@ from pddpo_ray.data.example import Message
 from pddpo_ray.data.templates import template_named
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import ARTIFACTS, JOURNAL
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
 
 LAST = "last"
 

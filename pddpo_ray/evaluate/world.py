@@ -13,8 +13,8 @@ from scipy.special import expit
 from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
-from pddpo_ray.loop.run import ARTIFACTS
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture

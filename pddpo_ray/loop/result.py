@@ -8,23 +8,27 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 
 WALL = "time/wall"
 """Time from one round's end to the next one's, journal and all; before the first round in round 0."""
 START = "time/start"
 """Time until the parts were up, over all processes that worked on the run."""
+COMPARISON = "time/comparison"
+"""Time of the offline comparison beside an online run."""
 
 
 def result_of(
     config: Config,
     journal: JournalReader,
+    outcome: Outcome,
     world: WorldView | None,
     evaluation: Evaluation | None,
     offline: Evaluation | None = None,
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
-    result = {**_exact(world, evaluation, offline), **_counts(journal)}
+    result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
     result["labels_used"] += _further_labels(journal, list(config.thresholds)[1:])
     result["constraints"] = _constraints(config, journal, world, evaluation)
     steps = [step for step in journal.dual_steps() if step.constraint == "cost"]
@@ -108,7 +112,9 @@ def _counts(journal: JournalReader) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(values.get(name, 0.0) for values in metrics.values())
 
-    seconds: dict[str, float] = {"start": metrics.get(0, {}).get(START, 0.0)}
+    seconds: dict[str, float] = {"start": total(START)}
+    if comparison := total(COMPARISON):
+        seconds["comparison"] = comparison
     for entry in journal.phases():
         seconds[entry.phase] = seconds.get(entry.phase, 0.0) + entry.seconds
     purposes = ("cost", "candidate", "proposal", "baseline", "offline")
@@ -122,7 +128,7 @@ def _counts(journal: JournalReader) -> dict[str, Any]:
         "labels_scorers": scorers,
         "labels_safety": safety,
         "labels_pairs": pairs,
-        "seconds": round(seconds["start"] + total(WALL), 3),
+        "seconds": round(seconds["start"] + comparison + total(WALL), 3),
         "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": tokens / sampling if sampling else None,
         "sync_seconds": sum(syncs) / len(syncs) if syncs else None,

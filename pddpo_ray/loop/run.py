@@ -33,15 +33,17 @@ from pddpo_ray.algorithms import (
     safe_dpo,
     safe_rlhf,
 )
-from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
+from pddpo_ray.config import Config, FeedbackCommon, TabularWorldConfig, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import build_parts, sizes_of
+from pddpo_ray.loop.outcome import outcome_of
 from pddpo_ray.loop.release import decide as decide_release
-from pddpo_ray.loop.result import START, WALL, result_of
+from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.disk import explain_full_disk
+from pddpo_ray.storage.folders import JOURNAL, RESULT
 from pddpo_ray.storage.text_files import write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
@@ -64,9 +66,6 @@ METHODS: Mapping[str, ModuleType] = {
     "caid": caid,
     "safe-rlhf": safe_rlhf,
 }
-JOURNAL = "journal.sqlite"
-ARTIFACTS = "artifacts"
-RESULT = "result.json"
 OFFLINE = "offline"
 
 
@@ -146,11 +145,16 @@ def run_recipe(
         backends = (make_backends or _in_process())(config, run_dir)
         try:
             _add_seconds(journal, START, time.monotonic() - began)
+            began = time.monotonic()
             alone = _compare_offline(config, place, run_dir.name, backends, tell)
+            if alone is not None:
+                _add_seconds(journal, COMPARISON, time.monotonic() - began)
             begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
             evaluation = drive(config, journal, begin_with, tell)
             offline = None if alone is None else alone.evaluation
-            result = result_of(config, journal, backends.world, evaluation, offline)
+            tables = isinstance(config.world, TabularWorldConfig)
+            outcome = outcome_of(journal, config.thresholds, run_dir, tables=tables)
+            result = result_of(config, journal, outcome, backends.world, evaluation, offline)
         finally:
             backends.close()
         write_json(run_dir / RESULT, result)

@@ -103,7 +103,7 @@ class Progress:
             if event.message:
                 self._say(f"{event.run}: {event.message}")
         elif isinstance(event, RunFinished):
-            self._say(f"{event.run}: finished in {seconds(self._clock() - self.since)}")
+            self._say(f"{event.run}: finished in {seconds(event.result['seconds'])}")
 
     def __enter__(self) -> Self:
         return self

@@ -3,3 +3,8 @@
 WEIGHTS = "model.safetensors"
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
+JOURNAL = "journal.sqlite"
+"""The journal in a run's folder, where the recipe names no other database."""
+ARTIFACTS = "artifacts"
+"""Folder of the artifacts in a run's folder."""
+RESULT = "result.json"

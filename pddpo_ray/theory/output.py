@@ -9,7 +9,8 @@ from pddpo_ray.records import CostEstimate
 
 Output = Literal["uniform", "tail", "last"]
 
-ONE_SIDED_95 = 1.64
+STANDARD_ERRORS = 1.64
+"""Distance that an estimate keeps from its limit; asked in every round, that is no level of confidence."""
 ACCURACY_DROP = 0.02
 
 
@@ -34,11 +35,12 @@ def release_decision(
     estimate: CostEstimate, threshold: float, *, accuracy: float | None = None, accuracy_before: float | None = None
 ) -> ReleaseDecision:
     """Released when c~ + 1.64 se <= d and held-out reward accuracy fell by at most 2 points."""
-    bound = estimate.value + ONE_SIDED_95 * estimate.standard_error
+    bound = estimate.value + STANDARD_ERRORS * estimate.standard_error
+    said = f"estimated {estimate.constraint} plus {STANDARD_ERRORS} standard errors is {bound:.4g}"
     if not bound <= threshold:
-        return ReleaseDecision(False, f"cost at most {bound:.4g} with 95 % confidence, above the limit {threshold:.4g}")
+        return ReleaseDecision(False, f"{said}, above the limit {threshold:.4g}")
     if accuracy is not None and accuracy_before is not None and accuracy < accuracy_before - ACCURACY_DROP:
         return ReleaseDecision(
             False, f"held-out reward accuracy fell from {accuracy_before:.3f} to {accuracy:.3f}, by more than 2 points"
         )
-    return ReleaseDecision(True, f"cost at most {bound:.4g} with 95 % confidence, limit {threshold:.4g}")
+    return ReleaseDecision(True, f"{said}, within the limit {threshold:.4g}")

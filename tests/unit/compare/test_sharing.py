@@ -20,9 +20,10 @@ from pddpo_ray.contracts import Array, Count, FitCommand, FitResult, FitSettings
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer

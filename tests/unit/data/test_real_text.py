@@ -13,10 +13,11 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
 from tests.data_rows import lines, pku

@@ -7,7 +7,8 @@ from typing import Any
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.storage.folders import JOURNAL
 
 SMALL = (
     "rollout.candidates=4",

@@ -12,9 +12,10 @@ from scipy.optimize import check_grad
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.theory.box_mle import box_mle, win_counts
 from pddpo_ray.theory.optimistic_mle import _value_and_slope, optimistic_mle
 from pddpo_ray.worlds.tabular import trap_world

@@ -16,8 +16,9 @@ from scipy.optimize import minimize
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
+from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.verify.command import VerifyOptions, main
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.several_limits import LagrangianDual, largest_margin, minimise

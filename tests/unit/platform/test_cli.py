@@ -16,6 +16,7 @@ from pddpo_ray.cli import train
 from pddpo_ray.cli.main import VERBS, main
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
+from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.plan.machine import GIB, Machine
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
@@ -44,7 +45,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def run_recipe(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         calls.append({"config": config, "run_dir": run_dir, "resume": resume})
-        return {"multiplier": 0.5, "seconds_by_phase": {"fit": 1.25}, "rounds": config.rounds}
+        outcome = Outcome(None, None, None, "no round is finished", (), 0).as_json()
+        return {"outcome": outcome, "gap_last": None, "labels_used": 7, "seconds": 1.25, "rounds": config.rounds}
 
     monkeypatch.setattr(train, "runner", lambda config: run_recipe)
     monkeypatch.setattr(train, "write_report", lambda config, run_dir: None)
@@ -171,24 +173,21 @@ def test_train_hands_the_resolved_recipe_and_an_absolute_folder_to_the_loop(
     (call,) = runner
     assert call["config"] == load("tabular", ["rounds=3", "dual.threshold=-0.5"])
     assert (call["run_dir"], call["resume"]) == (tmp_path / "here", False)
-    assert json.loads(out) == {
-        "run": str(tmp_path / "here"),
-        "multiplier": 0.5,
-        "seconds_by_phase": {"fit": 1.25},
-        "rounds": 3,
-    }
+    printed = json.loads(out)
+    assert (printed["run"], printed["rounds"], printed["seconds"]) == (str(tmp_path / "here"), 3, 1.25)
 
 
-def test_train_prints_the_result_one_number_a_line(
+def test_train_ends_with_its_outcome_and_not_with_a_dump_of_keys(
     runner: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     _, out, _ = run(capsys, "train", "tabular", "--run", str(tmp_path / "r"))
-    assert out.splitlines()[:3] == [
-        "multiplier            0.5",
-        "seconds_by_phase.fit  1.25",
-        "rounds                100",
+    assert out.splitlines() == [
+        "No policy is released: no round is finished.",
+        "  The release rule was asked 0 times, once a round. An estimate is no certificate that a limit is kept.",
+        f"run folder  {tmp_path / 'r'}",
+        "next        more rounds: add --resume rounds=200",
+        "effort      7 labels, 1.2 s",
     ]
-    assert out.splitlines()[3] == f"run folder: {tmp_path / 'r'}"
 
 
 def test_a_used_run_folder_is_only_entered_with_resume(

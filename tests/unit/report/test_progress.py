@@ -53,17 +53,17 @@ def test_round_line_leaves_out_what_a_run_does_not_know() -> None:
 
 def test_a_log_gets_one_line_per_round() -> None:
     out = io.StringIO()
-    progress = make_progress(Console(file=out, width=40), clock=iter([0.0, 1.0, 2.0, 65.0, 65.0]).__next__)
+    progress = make_progress(Console(file=out, width=40), clock=iter([0.0, 1.0, 2.0, 65.0]).__next__)
     with progress:
         progress(RunStarted("demo", "o-pd-dpo", 2, 2))
         progress(PhaseChanged("demo", JournalEvent("phase-started", 1, "sample")))
         progress(RoundFinished("demo", 1, 2, {"dual/multiplier": 1.0, "time/wall": 9.0}, "it stands still"))
-        progress(RunFinished("demo", {}))
+        progress(RunFinished("demo", {"seconds": 12.0}))
     assert out.getvalue().splitlines() == [
         "demo: o-pd-dpo, 2 of 2 rounds to do",
         "demo round 1/2 · λ 1 · 9.0 s",
         "demo: it stands still",
-        "demo: finished in 2.0 s",
+        "demo: finished in 12.0 s",
     ]
 
 

@@ -23,9 +23,9 @@ from deploy.serving.settings import ServeArgs
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.run import JOURNAL
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
+from pddpo_ray.storage.folders import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}

@@ -13,11 +13,12 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.release import accuracy
-from pddpo_ray.loop.run import JOURNAL, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.serving.catalog import NotServed, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay
+from pddpo_ray.storage.folders import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.loop.small_run import small
 
@@ -65,7 +66,7 @@ def test_a_round_that_fails_the_rule_stays_unreleased(store: Store) -> None:
     now = Releases(store).now()
     assert now.current == 3
     assert [now.state(k) for k in (1, 2, 3, 4)] == ["superseded", "refused", "released", "undecided"]
-    assert now.reasons[2] == "cost at most 0.564 with 95 % confidence, above the limit 0"
+    assert now.reasons[2] == "estimated cost plus 1.64 standard errors is 0.564, above the limit 0"
     with pytest.raises(UserError, match=r"round 2 was refused .* --force"):
         Releases(store).release(2, by="ana")
     assert Releases(store).release(2, by="ana", force=True).current == 2

@@ -1,0 +1,134 @@
+"""What a run hands over: the released policy or why there is none, what is known of its limits, where its weights are.
+
+The same object leads the terminal, `result.json` and the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pddpo_ray.journal import JournalReader, VersionEntry
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.serving.releases import RULE, Releases
+from pddpo_ray.storage.folders import ADAPTER_BASE, ARTIFACTS, WEIGHTS
+
+RUN = "RUN"
+"""Stands for the run's folder where a path must stay right when the folder moves."""
+
+
+@dataclass(frozen=True)
+class LimitEstimate:
+    """What the labels say about one limit: `estimate` and its `standard_error` on the scale of `limit`."""
+
+    name: str
+    limit: float
+    estimate: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        estimate = f"estimated {self.estimate:.3f}, standard error {self.standard_error:.3f}"
+        return f"{self.name}: {estimate}, limit {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Which policy is released, what is known of the limits it is to keep, and where its weights are."""
+
+    round: int | None
+    """The released round; None: no policy is released, and `limits` and `reason` are those of the last round."""
+    policy: str | None
+    by: str | None
+    """Who released it: `rule`, or the name of a person."""
+    reason: str
+    limits: tuple[LimitEstimate, ...]
+    asked: int
+    """How often the release rule has asked whether the limits are kept: once in every finished round."""
+    weights: str | None = None
+    """Folder of the released weights, relative to the run's folder."""
+    kind: Literal["model", "adapter", "table"] | None = None
+    """A transformers model, a peft adapter of `base`, or a table of log-probabilities."""
+    base: str | None = None
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one sentence."""
+        if self.round is None:
+            return f"No policy is released: {self.reason}."
+        who = "by the release rule" if self.by == RULE else f"by {self.by} ({self.reason})"
+        return f"Released: {self.policy}, the policy of round {self.round}, {who}."
+
+    @property
+    def statement(self) -> str:
+        """What the estimates of the limits are worth."""
+        often = "once" if self.asked == 1 else f"{self.asked} times, once a round"
+        return f"The release rule was asked {often}. An estimate is no certificate that a limit is kept."
+
+    def load(self, run: str | Path = RUN) -> str | None:
+        """Python that loads the released policy; None if there is none."""
+        match self.kind:
+            case "model":
+                return f'transformers.AutoModelForCausalLM.from_pretrained("{run}/{self.weights}")'
+            case "adapter":
+                base = f'transformers.AutoModelForCausalLM.from_pretrained("{run}/{self.base}")'
+                return f'peft.PeftModel.from_pretrained({base}, "{run}/{self.weights}/adapter")'
+            case "table":
+                return f'safetensors.numpy.load_file("{run}/{self.weights}/{WEIGHTS}")'
+        return None
+
+    def serve(self, run: str | Path = RUN) -> str | None:
+        """The command that serves the released policy; None if there is none, and for a table, which cannot speak."""
+        return f"pddpo serve {run}" if self.kind in ("model", "adapter") else None
+
+    def as_json(self) -> dict[str, Any]:
+        """`outcome` of result.json; paths begin at the run's folder."""
+        said = {"headline": self.headline, "statement": self.statement, "load": self.load(), "serve": self.serve()}
+        return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], **said}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """The outcome that `as_json` wrote."""
+        values = {field.name: stored[field.name] for field in fields(cls)}
+        return cls(**values | {"limits": tuple(LimitEstimate(**limit) for limit in stored["limits"])})
+
+
+def outcome_of(journal: JournalReader, thresholds: Mapping[str, float], run_dir: Path, *, tables: bool) -> Outcome:
+    """The outcome as the journal has it now. `tables`: the policies are tables, not language models."""
+    releases = Releases(Store(journal.engine, journal.run_id))
+    history, now = releases.history(), releases.now()
+    decided = [line.round for line in history if line.by == RULE and line.round is not None]
+    number = now.current
+    about = number if number is not None else max(decided, default=None)
+    reason = now.reasons.get(about, "") if about is not None else "no round is finished"
+    estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == about}
+    limits = tuple(
+        LimitEstimate(name, limit, estimates[name].value, estimates[name].standard_error)
+        for name, limit in thresholds.items()
+        if name in estimates
+    )
+    version = _policy_of_round(journal.versions(), number)
+    if version is None:
+        return Outcome(None, None, None, reason, limits, len(decided))
+    by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
+    kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, tables=tables)
+    weights = f"{ARTIFACTS}/{version.version.path}"
+    return Outcome(number, version.version.name, by, reason, limits, len(decided), weights, kind, base)
+
+
+def _policy_of_round(versions: list[VersionEntry], number: int | None) -> VersionEntry | None:
+    """The last cost version of the round, as it is served."""
+    made = [entry for entry in versions if entry.stage == "cost" and entry.round == number]
+    return made[-1] if made else None
+
+
+def _kind(
+    journal: JournalReader, stored: Path, *, tables: bool
+) -> tuple[Literal["model", "adapter", "table"], str | None]:
+    if tables:
+        return "table", None
+    if not (stored / ADAPTER_BASE).exists():
+        return "model", None
+    reference = next(entry.version for entry in journal.versions() if entry.stage == "reference")
+    return "adapter", f"{ARTIFACTS}/{reference.path}"
