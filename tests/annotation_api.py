@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from deploy.annotation.app import create_app
-from deploy.annotation.service import WebSettings
+from deploy.annotation.queue_service import WebSettings
 from pddpo_ray.annotation.people import Person, Role
 from tests.annotation_queue import FreshQueue
 

@@ -13,15 +13,19 @@ from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
 from deploy.annotation import admin, lead, problems, runs, work
-from deploy.annotation.limits import BodyLimit, SecurityHeaders
-from deploy.annotation.service import Parts, Service, WebSettings
-from pddpo_ray import __version__
-from pddpo_ray.annotation.rules import Rules
+from deploy.annotation.queue_service import Parts, QueueService, WebSettings
+from deploy.web.errors import ApiError
+from deploy.web.shell import web_app
+from pddpo_ray.annotation.rules import QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.transactions import Clock, now_ms
 
 STATIC = Path(__file__).parent / "static"
+BODY_MAX = 64 * 1024
+BATCH_MAX = 8 * 1024 * 1024
+"""For the two calls that carry many questions."""
+BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold")
 
 
 def create_app(
@@ -32,31 +36,23 @@ def create_app(
     clock: Clock = now_ms,
 ) -> FastAPI:
     """The annotation service of one run, over the run's database."""
-    app = FastAPI(
-        title="pddpo_ray annotation",
-        version=__version__,
+    app = web_app(
+        "pddpo_ray annotation",
+        problems.problem,
+        {QueueError: problems.refused},
+        malformed=422,
+        busy="the database is busy; nothing was stored",
+        body_bytes=lambda path: BATCH_MAX if path in BATCH_PATHS else BODY_MAX,
         summary="Questions for people, and what became of their answers.",
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
     )
-    app.state.service = Service.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
-    problems.install(app)
+    app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
     for module in (work, lead, admin, runs):
         app.include_router(module.router)
-    app.add_api_route("/healthz", healthy, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", ready, methods=["GET"], tags=["operation"])
     app.add_api_route("/", page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/lead", page, methods=["GET"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.add_middleware(BodyLimit)
-    app.add_middleware(SecurityHeaders)
     return app
-
-
-def healthy() -> dict[str, bool]:
-    """The process answers."""
-    return {"ok": True}
 
 
 def ready(parts: Parts) -> dict[str, bool]:
@@ -64,7 +60,7 @@ def ready(parts: Parts) -> dict[str, bool]:
     with reading(parts.store.engine) as connection:
         known = connection.execute(select(run_table.c.id).where(run_table.c.id == parts.store.run)).first()
     if known is None:
-        raise problems.ApiError(503, "the run's database is not ready")
+        raise ApiError(503, "the run's database is not ready")
     return {"ok": True}
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from deploy.annotation.access import API
+from deploy.annotation.queue_service import Caller, Parts, QueueService, finite
 from deploy.annotation.schemas import ExtendBody
-from deploy.annotation.service import Caller, Parts, Service, finite
 from pddpo_ray.annotation.rounds import RoundStatus
 
 router = APIRouter(prefix=API, tags=["lead"])
@@ -99,5 +99,5 @@ def effects(parts: Parts, person: Caller) -> dict[str, Any]:
     return {"effects": finite(parts.quality.effects())}
 
 
-def _round(parts: Service, status: RoundStatus) -> dict[str, Any]:
+def _round(parts: QueueService, status: RoundStatus) -> dict[str, Any]:
     return asdict(status) | {"missing": status.missing} | parts.quality.pace(status)

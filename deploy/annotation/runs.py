@@ -9,8 +9,8 @@ from fastapi import APIRouter
 
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
+from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import FreezeBody, QuestionBody, RoundBody
-from deploy.annotation.service import Caller, Parts
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.rounds import Snapshot
 from pddpo_ray.annotation.rules import Problem, QueueError

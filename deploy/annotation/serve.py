@@ -6,7 +6,7 @@ import uvicorn
 from sqlalchemy import Engine
 
 from deploy.annotation.app import create_app
-from deploy.annotation.service import WebSettings
+from deploy.annotation.queue_service import WebSettings
 from pddpo_ray.annotation.rules import Rules
 
 

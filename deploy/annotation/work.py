@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from deploy.annotation.access import API
-from deploy.annotation.problems import ApiError
+from deploy.annotation.queue_service import COOKIE, Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
 from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
-from deploy.annotation.service import COOKIE, Caller, Parts, Service, address
+from deploy.web.callers import address
+from deploy.web.errors import ApiError
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import SESSION_S, Person, Role
@@ -137,7 +138,7 @@ def _me(person: Person) -> dict[str, Any]:
     return names | {"daily_cap": person.daily_cap, "csrf": person.csrf}
 
 
-def _shown(parts: Service, found: Lease) -> dict[str, Any]:
+def _shown(parts: QueueService, found: Lease) -> dict[str, Any]:
     """A question for the screen. Nothing in it tells who wrote the texts, how risky they are, or whether it is gold."""
     sides: dict[str, Any] = {
         name: None if text is None else {"html": render(text), "text": visible(text)}

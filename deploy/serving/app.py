@@ -1,6 +1,6 @@
 """The entrance: keys and limits, the draw of k, and what every reply states. A value that can be called in process.
 
-app = create_app(service)
+app = create_app(endpoint)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.annotation.limits import BodyLimit, SecurityHeaders
-from deploy.annotation.problems import ApiError
 from deploy.serving import verdicts
+from deploy.serving.endpoint import Endpoint, Reply
 from deploy.serving.engine import Kind, Piece
-from deploy.serving.errors import error_body, error_reply, hidden, install
+from deploy.serving.openai_errors import KNOWN, error_body, error_reply
 from deploy.serving.requests import Call, parse
-from deploy.serving.service import Reply, Service
-from pddpo_ray import __version__
+from deploy.web.callers import address, bearer_token
+from deploy.web.errors import ApiError, Failure, hidden
+from deploy.web.shell import web_app
 from pddpo_ray.serving.catalog import ServedPolicy, facts, needed_scope
 from pddpo_ray.serving.keys import ApiKey, Scope
 
@@ -38,28 +38,27 @@ STATED = ("run", "model", "round", "policy_version", "multiplier", "release")
 """What `x-pddpo-…` headers say; the body's `pddpo` field says the same."""
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application over one service; its lifespan follows the run."""
+def create_app(endpoint: Endpoint) -> FastAPI:
+    """The application over one endpoint; its lifespan follows the run."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(service.follow())
+        following = asyncio.create_task(endpoint.follow())
         try:
             yield
         finally:
             following.cancel()
 
-    app = FastAPI(
-        title="pddpo_ray serving",
-        version=__version__,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
+    app = web_app(
+        "pddpo_ray serving",
+        error_reply,
+        KNOWN,
+        malformed=400,
+        busy="the database is busy",
+        body_bytes=lambda _path: endpoint.args.body_bytes,
         lifespan=lifespan,
     )
-    app.state.service = service
-    install(app)
-    app.add_api_route("/healthz", healthy, methods=["GET"])
+    app.state.endpoint = endpoint
     app.add_api_route("/readyz", ready, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", model, methods=["GET"])
@@ -69,12 +68,10 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/admin/releases", history, methods=["GET"])
     app.add_api_route("/admin/release", release, methods=["POST"])
     app.add_api_route("/admin/rollback", rollback, methods=["POST"])
-    app.add_middleware(BodyLimit, limit=service.args.body_bytes, refuse=too_large)
-    app.add_middleware(SecurityHeaders)
-    if service.args.cors_origins:
+    if endpoint.args.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(service.args.cors_origins),
+            allow_origins=list(endpoint.args.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", CONVERSATION],
             expose_headers=[f"x-pddpo-{name.replace('_', '-')}" for name in (*STATED, "conversation")],
@@ -82,21 +79,16 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def too_large(limit: int) -> JSONResponse:
-    return error_reply(413, f"a request has at most {limit} bytes")
+def endpoint_of(request: Request) -> Endpoint:
+    return cast(Endpoint, request.app.state.endpoint)
 
 
-def service_of(request: Request) -> Service:
-    return cast(Service, request.app.state.service)
-
-
-Parts = Annotated[Service, Depends(service_of)]
+Parts = Annotated[Endpoint, Depends(endpoint_of)]
 
 
 def caller(request: Request, parts: Parts) -> ApiKey:
     """The key of the request; every route but the two health checks asks for one."""
-    address = request.client.host if request.client else "unknown"
-    return parts.recognise(request.headers.get("authorization", ""), address)
+    return parts.recognise(bearer_token(request), address(request))
 
 
 Caller = Annotated[ApiKey, Depends(caller)]
@@ -111,11 +103,6 @@ Administrator = Annotated[ApiKey, Depends(administrator)]
 
 
 # --- health and models ------------------------------------------------------------------------------------------------
-
-
-async def healthy() -> dict[str, bool]:
-    """The process answers."""
-    return {"ok": True}
 
 
 async def ready(parts: Parts) -> dict[str, bool]:
@@ -148,7 +135,7 @@ async def completion(request: Request, parts: Parts, key: Caller) -> Response:
     return await _answer("completion", request, parts, key)
 
 
-async def _answer(kind: Kind, request: Request, parts: Service, key: ApiKey) -> Response:
+async def _answer(kind: Kind, request: Request, parts: Endpoint, key: ApiKey) -> Response:
     """Draws the policy once, here, and states it in headers before the first token is there."""
     try:
         body = await request.json()
@@ -172,7 +159,7 @@ def _header(value: object) -> str:
 class Exchange:
     """One request on its way: its deadline, its tokens, what is remembered and what is logged of it."""
 
-    def __init__(self, parts: Service, key: ApiKey, call: Call, policy: ServedPolicy, stated: dict[str, Any]) -> None:
+    def __init__(self, parts: Endpoint, key: ApiKey, call: Call, policy: ServedPolicy, stated: dict[str, Any]) -> None:
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
@@ -192,9 +179,9 @@ class Exchange:
             return JSONResponse(content, status, headers=headers)
         except TimeoutError:
             status = 504
-            return error_reply(504, self._too_long(), headers=headers)
+            return error_reply(Failure(504, self._too_long(), headers=headers))
         except Exception as error:
-            return error_reply(500, hidden("an answer", error), "internal", headers=headers)
+            return error_reply(Failure(500, hidden("an answer", error), "internal", headers=headers))
         finally:
             if status != 200 or not self._call.stream:
                 await pieces.aclose()
@@ -335,7 +322,7 @@ async def rollback(body: RollbackBody, parts: Parts, key: Administrator) -> dict
     return await _taken_over(parts)
 
 
-async def _taken_over(parts: Service) -> dict[str, Any]:
+async def _taken_over(parts: Endpoint) -> dict[str, Any]:
     """What is served after a change. The change is journalled in any case."""
     try:
         await parts.look()

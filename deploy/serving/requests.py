@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.annotation.problems import ApiError
 from deploy.serving.engine import Kind
+from deploy.web.errors import ApiError
 from pddpo_ray.serving.catalog import RELEASED, text_of
 from pddpo_ray.serving.draw import conversation_of
 
@@ -112,7 +112,7 @@ def _opening(asked: Mapping[str, Any], question: str) -> str:
     messages = asked.get("messages")
     if not messages:
         return question
-    first = next((place for place, each in enumerate(messages) if each.get("role") == "user"), 0)
+    first = next((index for index, each in enumerate(messages) if each.get("role") == "user"), 0)
     return text_of(messages[: first + 1])
 
 

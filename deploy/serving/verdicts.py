@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploy.serving.service import Reply
+from deploy.serving.endpoint import Reply
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.rules import Rules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import uuid
@@ -16,13 +15,11 @@ from pddpo_ray.annotation.rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.tokens import SHOWN, hashed, new_token
 from pddpo_ray.journal.transactions import Store
 
 HANDLE = re.compile(r"[\w][\w .@-]{0,99}")
 SESSION_S = 12 * 3600
-TOKEN_PREFIX = "pddpo_"
-SHOWN = len(TOKEN_PREFIX) + 6
-"""Characters of a token that are kept readable, to recognise it by."""
 
 DEFAULT_GUIDELINES = """\
 ## What to look for
@@ -204,15 +201,6 @@ class Campaign:
             return version
 
         return self._store.write(add)
-
-
-def new_token() -> str:
-    """256 random bits; nobody can guess one, so a plain hash is enough to store it by."""
-    return TOKEN_PREFIX + secrets.token_urlsafe(32)
-
-
-def hashed(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _token_columns(token: str) -> dict[str, str]:

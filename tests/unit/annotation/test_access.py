@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from deploy.annotation.access import ACCESS, PUBLIC
-from deploy.annotation.service import undeclared
+from deploy.annotation.queue_service import undeclared
 from pddpo_ray.annotation.people import Role
 from tests.annotation_api import API, FreshService, is_problem
 from tests.annotation_queue import pair_questions, safety_questions
@@ -115,7 +115,7 @@ def test_https_makes_the_cookie_secure(service: FreshService) -> None:
     from starlette.testclient import TestClient
 
     from deploy.annotation.app import create_app
-    from deploy.annotation.service import WebSettings
+    from deploy.annotation.queue_service import WebSettings
 
     app = create_app(service.queue.engine, "demo", settings=WebSettings(secure_cookies=True))
     answer = TestClient(app).post(f"{API}/session", json={"token": service.tokens[Role.LEAD]})

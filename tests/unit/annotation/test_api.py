@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deploy.annotation.limits import RateLimit
-from deploy.annotation.problems import ApiError
-from deploy.annotation.service import WebSettings
+from deploy.annotation.queue_service import WebSettings
+from deploy.web.errors import ApiError
+from deploy.web.limits import RateLimit
 from pddpo_ray.annotation.people import Role
 from tests.annotation_api import API, FreshService, is_problem
 from tests.annotation_queue import FreshQueue, safety_questions

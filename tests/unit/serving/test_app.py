@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deploy.annotation.problems import ApiError
 from deploy.serving.app import create_app
+from deploy.serving.endpoint import Endpoint
 from deploy.serving.engine import Kind, Piece, demand_version
 from deploy.serving.requests import parse
-from deploy.serving.service import Service
 from deploy.serving.settings import ServeArgs
+from deploy.web.errors import ApiError
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
@@ -66,7 +66,7 @@ class Echo:
         return {}
 
 
-class Endpoint:
+class Caller:
     """One run, its endpoint and its keys."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -75,8 +75,8 @@ class Endpoint:
         self.engine = Echo()
         self.keys = {scope: ApiKeys(self.store).create(scope.value, scope)[1] for scope in Scope}
         args = ServeArgs(run=str(self.run.folder), **{"follow_s": 60, **settings})
-        self.service = Service(self.store, args, self.engine, most=100)
-        self.client = TestClient(create_app(self.service), raise_server_exceptions=False)
+        self.endpoint = Endpoint(self.store, args, self.engine, most=100)
+        self.client = TestClient(create_app(self.endpoint), raise_server_exceptions=False)
 
     def post(self, path: str, body: Any, scope: Scope = Scope.INSPECT, **headers: str) -> Any:
         given = {"authorization": f"Bearer {self.keys[scope]}", **headers}
@@ -91,8 +91,8 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
-    made = Endpoint(tmp_path)
+def caller(tmp_path: Path) -> Iterator[Caller]:
+    made = Caller(tmp_path)
     yield made
     made.close()
 
@@ -104,49 +104,49 @@ def error_of(reply: Any) -> str:
     return str(error["message"])
 
 
-def test_every_route_but_health_wants_a_key_and_administration_its_own(endpoint: Endpoint) -> None:
-    app = endpoint.client.app
+def test_every_route_but_health_wants_a_key_and_administration_its_own(caller: Caller) -> None:
+    app = caller.client.app
     routes = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
     assert len(routes) >= 9
     for method, path in routes - {("GET", "/healthz"), ("GET", "/readyz")}:
-        reply = endpoint.client.request(method, path, json={})
+        reply = caller.client.request(method, path, json={})
         assert reply.status_code == 401, path
         assert "API key" in error_of(reply)
         if path.startswith("/admin"):
             for scope in (Scope.CHAT, Scope.INSPECT):
-                given = {"authorization": f"Bearer {endpoint.keys[scope]}"}
-                assert endpoint.client.request(method, path, json={"round": 1}, headers=given).status_code == 403
-    assert endpoint.client.get("/docs").status_code == endpoint.client.get("/openapi.json").status_code == 404
+                given = {"authorization": f"Bearer {caller.keys[scope]}"}
+                assert caller.client.request(method, path, json={"round": 1}, headers=given).status_code == 403
+    assert caller.client.get("/docs").status_code == caller.client.get("/openapi.json").status_code == 404
 
 
-def test_strangers_are_slowed_down(endpoint: Endpoint) -> None:
-    codes = [endpoint.client.get("/v1/models").status_code for _ in range(30)]
+def test_strangers_are_slowed_down(caller: Caller) -> None:
+    codes = [caller.client.get("/v1/models").status_code for _ in range(30)]
     assert set(codes) == {401, 429}
 
 
-def test_a_key_for_applications_gets_what_is_released_and_the_mixture_alone(endpoint: Endpoint) -> None:
-    assert endpoint.chat(Scope.CHAT).json()["pddpo"]["round"] == 1
-    assert endpoint.chat(Scope.CHAT, model="mixture").status_code == 200
-    refused = endpoint.chat(Scope.CHAT, model="round-2")
+def test_a_key_for_applications_gets_what_is_released_and_the_mixture_alone(caller: Caller) -> None:
+    assert caller.chat(Scope.CHAT).json()["pddpo"]["round"] == 1
+    assert caller.chat(Scope.CHAT, model="mixture").status_code == 200
+    refused = caller.chat(Scope.CHAT, model="round-2")
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
-    assert endpoint.chat(Scope.INSPECT, model="round-2").json()["pddpo"]["release"] == "refused"
-    assert endpoint.chat(Scope.INSPECT, model="").json()["pddpo"]["model"] == "released"
+    assert caller.chat(Scope.INSPECT, model="round-2").json()["pddpo"]["release"] == "refused"
+    assert caller.chat(Scope.INSPECT, model="").json()["pddpo"]["model"] == "released"
 
 
-def test_headers_and_body_state_the_same_also_for_strange_conversations(endpoint: Endpoint) -> None:
-    reply = endpoint.post("/v1/chat/completions", {**CHAT, "model": "mixture", "conversation_id": "héllo\nthere"})
+def test_headers_and_body_state_the_same_also_for_strange_conversations(caller: Caller) -> None:
+    reply = caller.post("/v1/chat/completions", {**CHAT, "model": "mixture", "conversation_id": "héllo\nthere"})
     stated = reply.json()["pddpo"]
     assert stated["conversation"] == "héllo\nthere"
     assert reply.headers["x-pddpo-conversation"] == "h%C3%A9llo%0Athere"
     assert reply.headers["x-pddpo-multiplier"] == ("0.1" if stated["round"] == 1 else "0.2")
     assert (reply.headers["x-pddpo-release"], stated["release"]) == ("unreleased", "unreleased")
-    reference = endpoint.chat(model="reference")
+    reference = caller.chat(model="reference")
     assert (reference.headers["x-pddpo-multiplier"], reference.json()["pddpo"]["multiplier"]) == ("none", None)
 
 
-def test_only_known_fields_reach_the_engine(endpoint: Endpoint) -> None:
-    endpoint.chat(temperature=0.5, seed=3, kv_transfer_params={"a": 1}, chat_template="{{ x }}", priority=-9, user="me")
-    (_, body) = endpoint.engine.asked[-1]
+def test_only_known_fields_reach_the_engine(caller: Caller) -> None:
+    caller.chat(temperature=0.5, seed=3, kv_transfer_params={"a": 1}, chat_template="{{ x }}", priority=-9, user="me")
+    (_, body) = caller.engine.asked[-1]
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "seed", "user", "request_id"}
     assert (body["temperature"], body["max_tokens"]) == (0.5, 5)
 
@@ -171,31 +171,31 @@ def test_only_known_fields_reach_the_engine(endpoint: Endpoint) -> None:
         ({"conversation_id": "x" * 201}, "conversation_id"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_name(endpoint: Endpoint, change: dict[str, Any], said: str) -> None:
-    reply = endpoint.chat(**change)
+def test_what_is_out_of_bounds_is_refused_by_name(caller: Caller, change: dict[str, Any], said: str) -> None:
+    reply = caller.chat(**change)
     assert reply.status_code == 400
     assert said in error_of(reply)
-    assert endpoint.engine.asked == []
+    assert caller.engine.asked == []
 
 
-def test_bodies_that_are_no_request_are_refused(endpoint: Endpoint) -> None:
-    given = {"authorization": f"Bearer {endpoint.keys[Scope.INSPECT]}", "content-type": "application/json"}
+def test_bodies_that_are_no_request_are_refused(caller: Caller) -> None:
+    given = {"authorization": f"Bearer {caller.keys[Scope.INSPECT]}", "content-type": "application/json"}
     for content, status in ((b"{", 400), (b"[1]", 400), (b"\xff", 400), (b"x" * 300_000, 413)):
-        reply = endpoint.client.post("/v1/chat/completions", content=content, headers=given)
+        reply = caller.client.post("/v1/chat/completions", content=content, headers=given)
         assert reply.status_code == status
         error_of(reply)
     pieces = (b"x" * 100_000 for _ in range(4))
-    assert endpoint.client.post("/v1/chat/completions", content=pieces, headers=given).status_code == 413
+    assert caller.client.post("/v1/chat/completions", content=pieces, headers=given).status_code == 413
     for prompt in (None, "", [], ["two", "texts"], [[1, 2], [3]]):
-        assert endpoint.post("/v1/completions", {"model": "released", "prompt": prompt}).status_code == 400
+        assert caller.post("/v1/completions", {"model": "released", "prompt": prompt}).status_code == 400
 
 
-def test_what_fails_inside_stays_inside(endpoint: Endpoint) -> None:
+def test_what_fails_inside_stays_inside(caller: Caller) -> None:
     async def fail() -> None:
         raise RuntimeError("the secret path /data/x")
 
-    endpoint.engine.fault = fail
-    reply = endpoint.chat()
+    caller.engine.fault = fail
+    reply = caller.chat()
     assert reply.status_code == 500
     assert "secret" not in reply.text
     assert "this number" in error_of(reply)
@@ -203,105 +203,105 @@ def test_what_fails_inside_stays_inside(endpoint: Endpoint) -> None:
 
 
 def test_a_request_that_takes_too_long_is_ended_and_said(tmp_path: Path) -> None:
-    endpoint = Endpoint(tmp_path, request_s=0.2)
+    caller = Caller(tmp_path, request_s=0.2)
 
     async def hang() -> None:
         await asyncio.sleep(30)
 
-    endpoint.engine.fault = hang
-    reply = endpoint.chat()
+    caller.engine.fault = hang
+    reply = caller.chat()
     assert reply.status_code == 504
     assert "longer than 0.2 s" in error_of(reply)
-    endpoint.engine.fault, endpoint.engine.late = None, hang
-    lines = [line for line in endpoint.chat(stream=True).text.split("\n\n") if line]
+    caller.engine.fault, caller.engine.late = None, hang
+    lines = [line for line in caller.chat(stream=True).text.split("\n\n") if line]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "api_error"
     assert lines[-1] == "data: [DONE]"
-    endpoint.close()
+    caller.close()
 
 
-def test_a_stream_that_breaks_ends_with_an_error_and_not_in_silence(endpoint: Endpoint) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_and_not_in_silence(caller: Caller) -> None:
     async def fail() -> None:
         raise RuntimeError("the secret path /data/x")
 
-    endpoint.engine.late = fail
-    text = endpoint.chat(stream=True).text
+    caller.engine.late = fail
+    text = caller.chat(stream=True).text
     assert "secret" not in text
     assert '"error"' in text
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_tokens_are_reserved_and_what_was_not_used_is_given_back(endpoint: Endpoint) -> None:
+def test_tokens_are_reserved_and_what_was_not_used_is_given_back(caller: Caller) -> None:
     """A key of 40 tokens a minute: each request reserves 5 + 2 and uses 3, so 12 fit where reservations alone let 5."""
-    secret = ApiKeys(endpoint.store).create("small", Scope.CHAT, tokens_per_minute=40, requests_per_minute=1000)[1]
-    asyncio.run(endpoint.service.look())
-    endpoint.keys[Scope.CHAT] = secret
-    replies = [endpoint.chat(Scope.CHAT) for _ in range(20)]
+    secret = ApiKeys(caller.store).create("small", Scope.CHAT, tokens_per_minute=40, requests_per_minute=1000)[1]
+    asyncio.run(caller.endpoint.look())
+    caller.keys[Scope.CHAT] = secret
+    replies = [caller.chat(Scope.CHAT) for _ in range(20)]
     good = [reply for reply in replies if reply.status_code == 200]
     assert 11 <= len(good) <= 16
     assert error_of(replies[-1]).startswith("too many tokens; try again in")
     assert int(replies[-1].headers["retry-after"]) >= 1
-    assert "has 40 a minute" in error_of(endpoint.chat(Scope.CHAT, max_tokens=60))
+    assert "has 40 a minute" in error_of(caller.chat(Scope.CHAT, max_tokens=60))
 
 
-def test_requests_are_limited_by_key(endpoint: Endpoint) -> None:
-    secret = ApiKeys(endpoint.store).create("slow", Scope.CHAT, requests_per_minute=3)[1]
-    asyncio.run(endpoint.service.look())
-    endpoint.keys[Scope.CHAT] = secret
-    assert [endpoint.chat(Scope.CHAT).status_code for _ in range(5)] == [200, 200, 200, 429, 429]
-    assert endpoint.chat(Scope.INSPECT).status_code == 200
+def test_requests_are_limited_by_key(caller: Caller) -> None:
+    secret = ApiKeys(caller.store).create("slow", Scope.CHAT, requests_per_minute=3)[1]
+    asyncio.run(caller.endpoint.look())
+    caller.keys[Scope.CHAT] = secret
+    assert [caller.chat(Scope.CHAT).status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+    assert caller.chat(Scope.INSPECT).status_code == 200
 
 
 def test_other_sites_may_not_call_unless_they_are_listed(tmp_path: Path) -> None:
     asking = {"origin": "https://a.example", "access-control-request-method": "POST"}
     for origins, allowed in (((), None), (("https://a.example",), "https://a.example")):
-        endpoint = Endpoint(tmp_path / str(len(origins)), cors_origins=origins)
-        reply = endpoint.client.options("/v1/chat/completions", headers=asking)
+        caller = Caller(tmp_path / str(len(origins)), cors_origins=origins)
+        reply = caller.client.options("/v1/chat/completions", headers=asking)
         assert reply.headers.get("access-control-allow-origin") == allowed
-        endpoint.close()
+        caller.close()
 
 
-def test_a_release_is_taken_over_only_after_its_policy_has_answered(endpoint: Endpoint) -> None:
-    reply = endpoint.post("/admin/release", {"round": 2, "force": True}, Scope.ADMIN)
+def test_a_release_is_taken_over_only_after_its_policy_has_answered(caller: Caller) -> None:
+    reply = caller.post("/admin/release", {"round": 2, "force": True}, Scope.ADMIN)
     assert reply.json() == {"released": 2}
-    assert endpoint.engine.checked == [2]
-    assert endpoint.post("/admin/rollback", {}, Scope.ADMIN).json() == {"released": 1}
-    endpoint.run.add_round(SAFE)
-    endpoint.engine.broken = {3}
+    assert caller.engine.checked == [2]
+    assert caller.post("/admin/rollback", {}, Scope.ADMIN).json() == {"released": 1}
+    caller.run.add_round(SAFE)
+    caller.engine.broken = {3}
     with pytest.raises(RunError):
-        asyncio.run(endpoint.service.look())
-    assert endpoint.service.catalog.released == 1
-    asyncio.run(endpoint.service.look())  # not tried again at once: that would load it over and over
-    endpoint.engine.broken = set()
-    endpoint.run.add_round(UNSAFE)
-    asyncio.run(endpoint.service.look())
-    assert (endpoint.service.catalog.released, endpoint.service.catalog.rounds) == (3, (1, 2, 3, 4))
-    told = endpoint.client.get("/admin/releases", headers={"authorization": f"Bearer {endpoint.keys[Scope.ADMIN]}"})
+        asyncio.run(caller.endpoint.look())
+    assert caller.endpoint.catalog.released == 1
+    asyncio.run(caller.endpoint.look())  # not tried again at once: that would load it over and over
+    caller.engine.broken = set()
+    caller.run.add_round(UNSAFE)
+    asyncio.run(caller.endpoint.look())
+    assert (caller.endpoint.catalog.released, caller.endpoint.catalog.rounds) == (3, (1, 2, 3, 4))
+    told = caller.client.get("/admin/releases", headers={"authorization": f"Bearer {caller.keys[Scope.ADMIN]}"})
     assert [line["action"] for line in told.json()["history"]] == [
         *("release", "refuse", "release", "rollback", "release", "refuse"),
     ]
 
 
-def test_administration_of_what_is_not_there_is_a_conflict(endpoint: Endpoint) -> None:
-    assert endpoint.post("/admin/release", {"round": 7}, Scope.ADMIN).status_code == 409
-    assert endpoint.post("/admin/release", {"round": 1}, Scope.ADMIN).status_code == 409
-    assert endpoint.post("/admin/release", {"round": "1; drop"}, Scope.ADMIN).status_code == 400
+def test_administration_of_what_is_not_there_is_a_conflict(caller: Caller) -> None:
+    assert caller.post("/admin/release", {"round": 7}, Scope.ADMIN).status_code == 409
+    assert caller.post("/admin/release", {"round": 1}, Scope.ADMIN).status_code == 409
+    assert caller.post("/admin/release", {"round": "1; drop"}, Scope.ADMIN).status_code == 400
 
 
-def test_feedback_is_for_whoever_got_the_reply(endpoint: Endpoint) -> None:
-    id_ = endpoint.chat(Scope.CHAT).json()["id"]
+def test_feedback_is_for_whoever_got_the_reply(caller: Caller) -> None:
+    id_ = caller.chat(Scope.CHAT).json()["id"]
     body = {"id": id_, "verdict": "unsafe"}
-    assert endpoint.post("/v1/feedback", body, Scope.INSPECT).status_code == 404
-    assert endpoint.post("/v1/feedback", body, Scope.CHAT).status_code == 201
-    streamed = endpoint.chat(Scope.CHAT, stream=True)
+    assert caller.post("/v1/feedback", body, Scope.INSPECT).status_code == 404
+    assert caller.post("/v1/feedback", body, Scope.CHAT).status_code == 201
+    streamed = caller.chat(Scope.CHAT, stream=True)
     id_ = json.loads(streamed.text.split("\n\n")[0].removeprefix("data: "))["id"]
-    assert endpoint.post("/v1/feedback", {"id": id_, "verdict": "up"}, Scope.CHAT).status_code == 201
+    assert caller.post("/v1/feedback", {"id": id_, "verdict": "up"}, Scope.CHAT).status_code == 201
 
 
-def test_readiness_asks_an_engine(endpoint: Endpoint) -> None:
-    assert endpoint.client.get("/healthz").json() == {"ok": True}
-    assert endpoint.client.get("/readyz").json() == {"ok": True}
-    assert endpoint.client.get("/readyz").json() == {"ok": True}
-    assert endpoint.engine.checked == [-1]
+def test_readiness_asks_an_engine(caller: Caller) -> None:
+    assert caller.client.get("/healthz").json() == {"ok": True}
+    assert caller.client.get("/readyz").json() == {"ok": True}
+    assert caller.client.get("/readyz").json() == {"ok": True}
+    assert caller.engine.checked == [-1]
 
 
 def test_a_conversation_with_a_seed_keeps_its_policy_while_it_grows() -> None:

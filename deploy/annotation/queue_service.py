@@ -10,8 +10,9 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from deploy.annotation.access import ACCESS, PUBLIC
-from deploy.annotation.limits import RateLimit
-from deploy.annotation.problems import ApiError
+from deploy.web.callers import address, bearer_token
+from deploy.web.errors import ApiError
+from deploy.web.limits import RateLimit
 from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import Campaign, People, Person
@@ -39,7 +40,7 @@ class WebSettings:
 
 
 @dataclass(frozen=True)
-class Service:
+class QueueService:
     """The queue of one run behind HTTP."""
 
     store: Store
@@ -54,7 +55,7 @@ class Service:
     sign_ins: RateLimit = field(repr=False)
 
     @classmethod
-    def over(cls, engine: Engine, run: str, rules: Rules, settings: WebSettings, clock: Clock = now_ms) -> Service:
+    def over(cls, engine: Engine, run: str, rules: Rules, settings: WebSettings, clock: Clock = now_ms) -> QueueService:
         store = Store(engine, run, clock)
         return cls(
             store=store,
@@ -70,12 +71,8 @@ class Service:
         )
 
 
-def service(request: Request) -> Service:
-    return cast(Service, request.app.state.service)
-
-
-def address(request: Request) -> str:
-    return request.client.host if request.client else "unknown"
+def service(request: Request) -> QueueService:
+    return cast(QueueService, request.app.state.service)
 
 
 def guard(request: Request) -> Person:
@@ -93,10 +90,10 @@ def guard(request: Request) -> Person:
     return person
 
 
-def _recognise(request: Request, parts: Service) -> Person | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return parts.people.by_token(token.strip())
+def _recognise(request: Request, parts: QueueService) -> Person | None:
+    token = bearer_token(request)
+    if token is not None:
+        return parts.people.by_token(token)
     cookie = request.cookies.get(COOKIE)
     person = parts.people.by_cookie(cookie) if cookie else None
     if person is not None and request.method not in SAFE_METHODS:
@@ -112,7 +109,7 @@ def _demand_own_page(request: Request, person: Person) -> None:
         raise ApiError(403, "this request did not come from the annotation page", hint="reload the page")
 
 
-Parts = Annotated[Service, Depends(service)]
+Parts = Annotated[QueueService, Depends(service)]
 Caller = Annotated[Person, Depends(guard)]
 
 

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deploy.annotation.limits import RateLimit
-from deploy.annotation.problems import ApiError
 from deploy.serving.engine import Kind, Piece
 from deploy.serving.settings import ServeArgs
-from pddpo_ray.annotation.people import hashed
+from deploy.web.errors import ApiError
+from deploy.web.limits import RateLimit
+from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
@@ -47,7 +47,7 @@ class Reply:
     model: str
 
 
-class Service:
+class Endpoint:
     """State of one entrance. `most` is the longest answer in tokens."""
 
     def __init__(
@@ -64,8 +64,6 @@ class Service:
         self._following = asyncio.Lock()
         self._checked: tuple[float, bool] = (-READY_S, False)
         self._failed: tuple[Stamp, float] | None = None
-
-    # --- following the run ----------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
         """Looks again and again; a look that fails is logged and leaves everything as it was."""
@@ -110,12 +108,9 @@ class Service:
                 self._checked = (now, False)
         return self._checked[1]
 
-    # --- who calls ------------------------------------------------------------------------------------------------
-
-    def recognise(self, authorization: str, address: str) -> ApiKey:
+    def recognise(self, secret: str | None, address: str) -> ApiKey:
         """The key of a request. Raises ApiError 401; strangers are slowed down by address."""
-        scheme, _, secret = authorization.partition(" ")
-        key = self._keys.get(hashed(secret.strip())) if scheme.lower() == "bearer" else None
+        key = None if secret is None else self._keys.get(hashed(secret))
         if key is None:
             self._strangers.take(address)
             raise ApiError(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`")
@@ -145,8 +140,6 @@ class Service:
                 for minute, what in ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
             )
         return self._limits[key]
-
-    # --- recent replies -------------------------------------------------------------------------------------------
 
     def remember(self, id_: str, reply: Reply) -> None:
         self._replies[id_] = reply

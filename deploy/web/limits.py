@@ -1,4 +1,4 @@
-"""Limits in front of the application: size of a request, how often one may come, and headers of every answer."""
+"""How large a request may be, and how often one may come."""
 
 from __future__ import annotations
 
@@ -8,78 +8,41 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.annotation.problems import ApiError, problem
+from deploy.web.errors import ApiError, Failure, Form
 
-BODY_MAX = 64 * 1024
-BATCH_MAX = 8 * 1024 * 1024
-"""For the two calls that carry many questions."""
-BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold")
 KEYS_MAX = 10_000
-
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), microphone=(), geolocation=()",
-    "cache-control": "no-store",
-}
-
-
-class SecurityHeaders:
-    """Adds the headers to every answer, errors included."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message["headers"]}
-                extra = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in present]
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
 class BodyLimit:
     """Refuses large bodies before anything is parsed, whether or not the client states the length.
 
-    `limit` in bytes: None for the annotation service's own; `refuse` makes the reply.
+    `limit_of` gives the most bytes by path; `form` writes the refusal.
     """
 
-    def __init__(self, app: ASGIApp, limit: int | None = None, refuse: Callable[[int], ASGIApp] | None = None) -> None:
-        self._app = app
-        self._limit = limit
-        self._refuse = refuse or _too_large
+    def __init__(self, app: ASGIApp, limit_of: Callable[[str], int], form: Form) -> None:
+        self._app, self._limit_of, self._form = app, limit_of, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._limit or (BATCH_MAX if scope["path"] in BATCH_PATHS else BODY_MAX)
+        limit = self._limit_of(scope["path"])
+        message = f"a request has at most {limit} bytes"
         stated = dict(scope["headers"]).get(b"content-length", b"0")
         if not stated.isdigit() or int(stated) > limit:
-            await self._refuse(limit)(scope, receive, send)
+            await self._form(Failure(413, message))(scope, receive, send)
             return
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
+            received = await receive()
+            seen += len(received.get("body", b""))
             if seen > limit:
-                raise ApiError(413, f"a request has at most {limit} bytes")
-            return message
+                raise ApiError(413, message)
+            return received
 
         await self._app(scope, counted, send)
-
-
-def _too_large(limit: int) -> ASGIApp:
-    return problem(413, "too_large", f"a request has at most {limit} bytes")
 
 
 class RateLimit:

@@ -1,0 +1,1 @@
+"""What both servers share: errors, limits of size and rate, security headers, bearer tokens."""
