@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from pddpo_ray.errors import PddpoError, RunError
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def wait_for(reference: Any, *, deadline_s: float, who: str, what: str) -> Any:
@@ -44,12 +49,22 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
         raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error
 
 
-@dataclass(frozen=True)
-class Answerer:
-    """An actor whose answers follow from the question: whenever its process is lost it is asked once more.
+class AnsweringActor:
+    """What every actor that an `Answerer` asks can do from its start on."""
 
-    It has a method `ready`, Ray starts it again without end, and one question may lose it `restarts` times; `who` names
-    it in messages.
+    def ready(self) -> bool:
+        return True
+
+
+@dataclass
+class Answerer(Generic[A]):
+    """An actor of class A that is asked by its methods, and again whenever its process is lost over a question.
+
+    answerer.ask("3 comparisons", FeedbackActor.compare, pairs, seed)
+
+    Its answers follow from the question. One question may lose it `restarts` times; `who` names it in messages.
+    `recover` gets a lost actor ready for the question again; without one Ray starts it, without end, and it is waited
+    for. `lost` are the errors after which it needs that.
     """
 
     actor: Any
@@ -57,30 +72,41 @@ class Answerer:
     restarts: int
     deadline_s: float
     start_deadline_s: float
+    recover: Callable[[], None] | None = None
+    lost: tuple[type[Exception], ...] = (RayActorError,)
 
     def wait_ready(self) -> None:
         wait_for_actor(self.actor.ready.remote(), deadline_s=self.start_deadline_s, who=self.who)
 
-    def begin(self, method: str, *arguments: Any) -> Any:
-        """Asks without waiting. -> what `ask` takes as `begun`"""
-        return getattr(self.actor, method).remote(*arguments)
+    def wait_restarted(self) -> None:
+        """Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not."""
+        restarted = self.actor.ready.options(max_task_retries=-1).remote()
+        wait_for_actor(restarted, deadline_s=self.start_deadline_s, who=self.who)
 
-    def ask(self, method: str, *arguments: Any, what: str, begun: Any = None) -> Any:
-        """The answer to this question, which `begin` may have asked before.
+    def begin(self, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> Any:
+        """Asks without waiting. -> what `collect` takes"""
+        return getattr(self.actor, method.__name__).remote(*arguments, **named)
 
-        Raises RunError when the actor was lost too often, or as `wait_for` does.
-        """
-        attempts = self.restarts + 1
-        for _ in range(attempts):
+    def ask(self, what: str, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+        """The answer. Raises RunError when the actor was lost too often, or as `wait_for` does."""
+        return self.collect(what, None, method, *arguments, **named)
+
+    def collect(
+        self, what: str, begun: Any, method: Callable[Concatenate[A, P], R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """The answer to a question that `begin` has asked already."""
+        loss: Exception | None = None
+        for _ in range(self.restarts + 1):
             try:
-                reference, begun = self.begin(method, *arguments) if begun is None else begun, None
-                return wait_for(reference, deadline_s=self.deadline_s, who=self.who, what=what)
-            except RayActorError as error:
-                lost = error
-                # Right after a loss the actor is unavailable for a moment; its own next start answers, or says why not.
-                restarted = self.actor.ready.options(max_task_retries=-1).remote()
-                wait_for_actor(restarted, deadline_s=self.start_deadline_s, who=self.who)
-        raise RunError(f"{self.who} was lost {attempts} times during {what}") from lost
+                if loss is not None:
+                    (self.recover or self.wait_restarted)()
+                reference, begun = self.begin(method, *arguments, **named) if begun is None else begun, None
+                answer: R = wait_for(reference, deadline_s=self.deadline_s, who=self.who, what=what)
+                return answer
+            except self.lost as error:
+                loss = error
+        times = f"was lost {self.restarts + 1} times during {what}"
+        raise RunError(f"{self.who} {times}; its log is in Ray's session folder (`ray logs`)") from loss
 
     def close(self) -> None:
         ray.kill(self.actor)

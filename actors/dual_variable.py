@@ -1,18 +1,19 @@
-"""The dual variable: one named actor owns the multipliers.
+"""The dual variable: one named actor owns the multipliers of a run.
 
-Everybody who wants to know the price of the limit asks it (`pddpo/<run>/dual` in the run's namespace): the pages, the
-report, a served endpoint. It keeps no file: the journal has every step, and the driver restores the actor from there.
+Whoever works on a round asks it (`pddpo/<run>/dual` in the run's namespace): the method for the weight of the cost fit,
+the explorer for the weight of the cost bonus; only a step that it takes itself changes a multiplier. It keeps no file:
+the journal has every step, and the driver restores the actor from there. What report, metrics and a served endpoint say
+of finished rounds they read in the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from actors.calls import wait_for, wait_for_actor
+from actors.calls import Answerer, AnsweringActor, wait_for
 from actors.placement import beside_driver
 from pddpo_ray.errors import RunError
 from pddpo_ray.loop.dual_step import LocalDual
@@ -26,15 +27,12 @@ class UnrestoredError(RunError):
     """The process was started again and nobody has told it the steps yet."""
 
 
-class DualVariableActor:
+class DualVariableActor(AnsweringActor):
     """`LocalDual` behind a name. A new process refuses to answer before `restore`, knowing the first values only."""
 
     def __init__(self, state: DualState, warmup_rounds: int) -> None:
         self._start = (state, warmup_rounds)
         self._restored: LocalDual | None = None
-
-    def ready(self) -> bool:
-        return True
 
     def restore(self, estimates: Estimates) -> None:
         """Begin anew and repeat the journalled steps: restoring twice is restoring once."""
@@ -63,48 +61,38 @@ class DualVariableHandle:
     """
 
     def __init__(self, name: str, state: DualState, *, warmup_rounds: int = 0, deadline_s: float = 60.0) -> None:
-        self.name = name
-        self._deadline_s = deadline_s
         self._taken: Estimates = ()
-        self._actor = (
+        self._answerer: Answerer[DualVariableActor] = Answerer(
             ray.remote(DualVariableActor)
             .options(num_cpus=0, name=name, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
-            .remote(state, warmup_rounds)
+            .remote(state, warmup_rounds),
+            who=f"dual variable {name}",
+            restarts=3,
+            deadline_s=deadline_s,
+            start_deadline_s=deadline_s,
+            recover=self._recover,
+            lost=(RayActorError, UnrestoredError),
         )
 
     def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
         self._taken = tuple(estimates)
-        self._call("restore", self._taken)
+        self._answerer.ask("the steps so far", DualVariableActor.restore, self._taken)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
-        values: dict[str, float] = self._call("multipliers", round_)
-        return values
+        return self._answerer.ask("its multipliers", DualVariableActor.multipliers, round_)
 
     def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        step: DualStep = self._call("ascend", round_, estimate)
+        step = self._answerer.ask("a step", DualVariableActor.ascend, round_, estimate)
         known = {(number, taken.constraint) for number, taken in self._taken}
         if (round_, estimate.constraint) not in known:
             self._taken = (*self._taken, (round_, estimate))
         return step
 
     def close(self) -> None:
-        ray.kill(self._actor)
+        self._answerer.close()
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        forgot = False
-        for _ in range(4):
-            try:
-                if forgot:
-                    self._ask("restore", self._taken)
-                return self._ask(method, *arguments)
-            except UnrestoredError:  # lost and started again between two calls
-                forgot = True
-            except RayActorError:
-                forgot = True
-                reference = self._actor.ready.options(max_task_retries=-1).remote()
-                wait_for_actor(reference, deadline_s=self._deadline_s, who=f"dual variable {self.name}")
-        raise RunError(f"dual variable {self.name} was lost four times during one call")
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        reference = getattr(self._actor, method).remote(*arguments)
-        return wait_for(reference, deadline_s=self._deadline_s, who=f"dual variable {self.name}", what=method)
+    def _recover(self) -> None:
+        answerer = self._answerer
+        answerer.wait_restarted()
+        told = answerer.begin(DualVariableActor.restore, self._taken)
+        wait_for(told, deadline_s=answerer.deadline_s, who=answerer.who, what="the steps so far")

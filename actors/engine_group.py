@@ -14,9 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
 
-from actors.calls import wait_for, wait_for_actor
+from actors.calls import Answerer, AnsweringActor
 from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
@@ -58,7 +57,7 @@ class Receiver(Protocol):
     def delivered(self, policy: PolicyVersion) -> Delivery: ...
 
 
-class RolloutActor:
+class RolloutActor(AnsweringActor):
     """One engine in a process of its own."""
 
     def __init__(self, make_engine: MakeEngine) -> None:
@@ -129,7 +128,7 @@ class RolloutActor:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Resources of one engine and patience with it."""
+    """Resources of one engine, and how long it is waited for."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -163,7 +162,14 @@ class RolloutHandle:
         self._asleep = False
         self._held: PolicyVersion | None = None
         self._lost = 0
-        self._actor = self._start()
+        self._answerer: Answerer[RolloutActor] = Answerer(
+            self._start(),
+            f"rollout engine {name}",
+            self._settings.restarts,
+            self._settings.deadline_s,
+            self._settings.start_deadline_s,
+            recover=self._replace,
+        )
 
     def verify_with(self, verify: VerifyDelivery) -> None:
         """What a replaced engine has to show before it samples again."""
@@ -176,14 +182,13 @@ class RolloutHandle:
     def sleep(self) -> None:
         """The engine gives its GPU's memory away; whoever uses it next wakes it."""
         if not self._asleep:
-            self._call("sleep", what="falling asleep")
+            self._answerer.ask("falling asleep", RolloutActor.sleep)
             self._asleep = True
 
     def wait_ready(self) -> None:
         """Wait for resources, imports and the engine's start."""
-        deadline_s, who = self._settings.start_deadline_s, f"rollout engine {self.name}"
         try:
-            wait_for_actor(self._actor.pid.remote(), deadline_s=deadline_s, who=who)
+            self._answerer.wait_ready()
         except RunError as error:
             short = self._settings.lack()
             if short is None:
@@ -191,7 +196,7 @@ class RolloutHandle:
             raise RunError(f"{error} The cluster became too small: {short}") from error
 
     def pid(self) -> int:
-        return int(self._call("pid", what="its process id"))
+        return self._answerer.ask("its process id", RolloutActor.pid)
 
     @property
     def restarts(self) -> int:
@@ -202,47 +207,40 @@ class RolloutHandle:
 
     @property
     def version(self) -> int:
-        return int(self._call("version", what="a version check"))
+        return self._answerer.ask("a version check", RolloutActor.version)
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         self._held = None
         self._wake()
         what = f"the delivery of {policy.name}"
         if self._send is None:
-            delivery: Delivery = self._call("deliver", policy, what=what)
+            delivery = self._answerer.ask(what, RolloutActor.deliver, policy)
         else:
-            self._call("expect", policy, what=what)
-            self._send(policy, self._actor)
-            delivery = self._call("delivered", policy, what=what)
+            self._answerer.ask(what, RolloutActor.expect, policy)
+            self._send(policy, self._answerer.actor)
+            delivery = self._answerer.ask(what, RolloutActor.delivered, policy)
         self._held = policy
         return delivery
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         self._wake()
-        draws: list[list[Draw]] = self._call(
-            "sample",
-            self._number(),
-            prompts,
-            seeds,
-            n,
-            decoding,
-            what=f"sampling {sum(counts(n, len(prompts)))} answer(s)",
-        )
-        return draws
+        what = f"sampling {sum(counts(n, len(prompts)))} answer(s)"
+        return self._answerer.ask(what, RolloutActor.sample, self._number(), prompts, seeds, n, decoding)
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         self._wake()
-        scores = self._call("score", self._number(), prompts, answers, what=f"{len(answers)} canary scores")
+        what = f"{len(answers)} canary scores"
+        scores = self._answerer.ask(what, RolloutActor.score, self._number(), prompts, answers)
         return np.asarray(scores, dtype=np.float64)
 
     def close(self) -> None:
-        ray.kill(self._actor)
+        self._answerer.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         if self._asleep:
-            self._call("wake", what="waking up")
+            self._answerer.ask("waking up", RolloutActor.wake)
             self._asleep = False
 
     def _number(self) -> int:
@@ -261,33 +259,14 @@ class RolloutHandle:
             )
         return ray.remote(RolloutActor).options(**options).remote(self._make_engine)
 
-    def _call(self, method: str, *arguments: Any, what: str) -> Any:
-        """One call; a lost process is replaced and asked again, with the same seeds, so the answer is the same.
-
-        Raises RunError when that many processes in a row were lost over one and the same question.
-        """
-        attempts = self._settings.restarts + 1
-        for attempt in range(attempts):
-            try:
-                return self._ask(method, *arguments, what=what)
-            except RayActorError as error:
-                lost = error
-                if attempt < self._settings.restarts:
-                    self._replace()
-        raise RunError(
-            f"rollout engine {self.name} was lost {attempts} times during {what}; its log is in Ray's session folder"
-            " (`ray logs`)"
-        ) from lost
-
-    def _ask(self, method: str, *arguments: Any, what: str) -> Any:
-        reference = getattr(self._actor, method).remote(*arguments)
-        return wait_for(reference, deadline_s=self._settings.deadline_s, who=f"rollout engine {self.name}", what=what)
-
     def _replace(self) -> None:
-        """A new process with the version that the lost one held, verified."""
+        """A new process with the version that the lost one held, verified. The same seeds then give the same answers.
+
+        What this asks may lose further processes, which are replaced in turn.
+        """
         self._lost += 1
-        ray.kill(self._actor)
-        self._actor = self._start()
+        self._answerer.close()
+        self._answerer.actor = self._start()
         self._asleep = False
         self.wait_ready()
         held = self._held

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from actors.calls import Answerer
+from actors.calls import Answerer, AnsweringActor
 from actors.placement import beside_driver
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
@@ -24,15 +24,12 @@ PIECE = 64 * 2**10
 one is an object that a restart may no longer find."""
 
 
-class FeedbackActor:
+class FeedbackActor(AnsweringActor):
     """One labeller; `pieces` are those of its pickled maker."""
 
     def __init__(self, *pieces: bytes) -> None:
         make_labeller: MakeLabeller = cloudpickle.loads(b"".join(pieces))
         self._labeller = make_labeller()
-
-    def ready(self) -> bool:
-        return True
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         return self._labeller.safety(items, labels_each, seed)
@@ -70,7 +67,9 @@ class FeedbackHandle:
             )
             .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
         )
-        self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
+        self._answerer: Answerer[FeedbackActor] = Answerer(
+            actor, f"labeller {name}", restarts, deadline_s, start_deadline_s
+        )
         self._begun: tuple[SafetyQuestion, Any] | None = None
 
     def wait_ready(self) -> None:
@@ -79,20 +78,17 @@ class FeedbackHandle:
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """The actor labels while the run goes on; `safety` with the same arguments takes its answer."""
         question = (list(items), labels_each, seed)
-        self._begun = question, self._answerer.begin("safety", *question)
+        self._begun = question, self._answerer.begin(FeedbackActor.safety, *question)
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         question = (list(items), labels_each, seed)
         begun = self._begun[1] if self._begun is not None and self._begun[0] == question else None
         self._begun = None
-        labels: list[SafetyLabels] = self._answerer.ask(
-            "safety", *question, what=f"{len(items)} x {labels_each} safety labels", begun=begun
-        )
-        return labels
+        what = f"{len(items)} x {labels_each} safety labels"
+        return self._answerer.collect(what, begun, FeedbackActor.safety, *question)
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        labels: list[LabelledPair] = self._answerer.ask("compare", pairs, seed, what=f"{len(pairs)} comparisons")
-        return labels
+        return self._answerer.ask(f"{len(pairs)} comparisons", FeedbackActor.compare, pairs, seed)
 
     def close(self) -> None:
         self._answerer.close()

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import ray
 
-from actors.calls import Answerer
+from actors.calls import Answerer, AnsweringActor
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import AnswerScorer, Array, TextPair
 
 MakeScorer = Callable[[], AnswerScorer]
 
 
-class ScorerActor:
+class ScorerActor(AnsweringActor):
     """One score model."""
 
     def __init__(self, make_scorer: MakeScorer, threads: int) -> None:
@@ -24,9 +24,6 @@ class ScorerActor:
 
         torch.set_num_threads(threads)
         self._scorer = make_scorer()
-
-    def ready(self) -> bool:
-        return True
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
         return self._scorer.score_texts(texts)
@@ -59,18 +56,18 @@ class ScorerHandle:
             .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
             .remote(make_scorer, threads)
         )
-        self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)
+        self._answerer: Answerer[ScorerActor] = Answerer(
+            actor, f"scorer {name}", restarts, deadline_s, start_deadline_s
+        )
 
     def wait_ready(self) -> None:
         self._answerer.wait_ready()
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
-        scores: Array = self._answerer.ask("score_texts", list(texts), what=f"scores of {len(texts)} texts")
-        return scores
+        return self._answerer.ask(f"scores of {len(texts)} texts", ScorerActor.score_texts, list(texts))
 
     def score(self, responses: Sequence[Response]) -> Array:
-        scores: Array = self._answerer.ask("score", list(responses), what=f"scores of {len(responses)} answers")
-        return scores
+        return self._answerer.ask(f"scores of {len(responses)} answers", ScorerActor.score, list(responses))
 
     def close(self) -> None:
         self._answerer.close()

@@ -1,6 +1,6 @@
 """The trainer as a Ray Train worker group that lives for the whole run.
 
-    driver thread: TorchTrainer.fit()  ->  Train's controller  ->  rank 0 ... n-1, each in the loop below
+    driver thread: TorchTrainer.fit()  ->  Train's controller  ->  rank 0 ... n-1, each in `actors.rank`
     driver: execute(command)  ->  mailbox actor  <-  ranks: next, compute, answer
 
 Ray Train starts the ranks, forms their process group, and starts all of them again when one is lost (FailureConfig).
@@ -20,28 +20,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
-from actors.mailbox import STOP, Mailbox, Outcome, Worker
+from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
-from actors.weights import SendCommand, WeightSender
-from pddpo_ray.contracts import Array, FitCommand, FitResult, TrainerBackend
-from pddpo_ray.errors import PddpoError, RunError
+from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
+from actors.weights import SendCommand
+from pddpo_ray.contracts import Array, FitCommand, FitResult
+from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion, Response
-from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, PpoResult
+from pddpo_ray.theory.ppo import PpoCommand, PpoResult
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 5.0
-MakeBackend = Callable[[int, int], TrainerBackend]
-"""(rank, ranks) -> the engine-bearing backend of that rank; runs in the rank's process, so it must be picklable."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Size of the group and patience with it."""
+    """Size of the group, and how long it is waited for."""
 
     workers: int = 1
     threads: int = 1
@@ -96,21 +96,18 @@ class TrainerGroup:
         threading.Thread(target=run, daemon=True, name="fit-begun").start()
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
-        result: PpoResult = self._call("reinforce", command, what=f"update {command.result}")
+        result = self._call(f"update {command.result}", Rank.reinforce, command)
         return replace(result, workers=tuple(worker.pid for worker in self.workers()))
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
-        scores: Array = self._call("log_probs", policy, tuple(responses), what=f"log-probs under {policy.name}")
-        return scores
+        return self._call(f"log-probs under {policy.name}", Rank.log_probs, policy, tuple(responses))
 
     def features(self, responses: Sequence[Response]) -> Array:
-        states: Array = self._call("features", tuple(responses), what="features of the reference")
-        return states
+        return self._call("features of the reference", Rank.features, tuple(responses))
 
     def send(self, command: SendCommand) -> int:
         """Every rank takes part in sending a version to an engine. -> number of tensors"""
-        count: int = self._call("send", command, what=f"the delivery of {command.policy.name}")
-        return count
+        return self._call(f"the delivery of {command.policy.name}", Rank.send, command)
 
     def close(self, patience_s: float = 60.0) -> None:
         """End the loop of every rank, which ends the group; what is left after `patience_s` ends with the driver."""
@@ -149,7 +146,7 @@ class TrainerGroup:
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _execute(self, command: FitCommand) -> FitResult:
-        result: FitResult = self._call("execute", command, what=f"fit {command.result}")
+        result = self._call(f"fit {command.result}", Rank.execute, command)
         return replace(result, workers=tuple(worker.pid for worker in self.workers()))
 
     def _start_group(self) -> None:
@@ -170,7 +167,7 @@ class TrainerGroup:
             .remote(settings.workers)
         )
         trainer = TorchTrainer(
-            _rank_loop,
+            rank_loop,
             train_loop_config={
                 "mailbox": self._mailbox,
                 "make_backend": self._make_backend,
@@ -198,12 +195,13 @@ class TrainerGroup:
         except BaseException as error:
             self._failure = error
 
-    def _call(self, method: str, *arguments: Any, what: str) -> Any:
+    def _call(self, what: str, method: Callable[Concatenate[Rank, P], R], *arguments: P.args, **named: P.kwargs) -> R:
         """One command to all ranks, from any thread. -> the value of rank 0"""
         with self._one_at_a_time:
-            return self._command(method, *arguments, what=what)
+            value: R = self._command(what, lambda rank: method(rank, *arguments, **named))
+            return value
 
-    def _command(self, method: str, *arguments: Any, what: str) -> Any:
+    def _command(self, what: str, do: Callable[[Rank], Any]) -> Any:
         self._number += 1
         outcome: Outcome | None = None
         submitted = False
@@ -212,7 +210,7 @@ class TrainerGroup:
             try:
                 if not submitted:
                     self.wait_ready()
-                    self._submit((method, arguments))
+                    self._submit(do)
                     submitted = True
                 outcome = ray.get(self._mailbox.result.remote(self._number, POLL_S))
             except ray.exceptions.RayActorError as error:
@@ -231,9 +229,9 @@ class TrainerGroup:
             raise RunError(f"trainer, {what}: {outcome.message}")
         return outcome.value
 
-    def _submit(self, payload: tuple[str, tuple[Any, ...]]) -> None:
+    def _submit(self, do: Callable[[Rank], Any]) -> None:
         # Inside a list the reference itself travels: the mailbox never holds the rows.
-        ray.get(self._mailbox.submit.remote(self._number, [ray.put(payload)]))
+        ray.get(self._mailbox.submit.remote(self._number, [ray.put(do)]))
 
     def _overdue(self, what: str) -> str:
         missing = ray.get(self._mailbox.waiting_for.remote())
@@ -249,7 +247,7 @@ class TrainerGroup:
 
     def _raise_if_group_ended(self) -> None:
         if self._group_ended():
-            raise RunError(f"the trainer group ended: {_one_line(self._failure)}") from self._failure
+            raise RunError(f"the trainer group ended: {one_line(self._failure)}") from self._failure
 
     def _raise_if_cluster_shrank(self, what: str) -> None:
         """A lost node may leave too little for the group; new nodes get the time that starting takes."""
@@ -268,7 +266,7 @@ class TrainerGroup:
         self._failure = failure
         lost = isinstance(failure, ray.exceptions.RayActorError)
         if self._closed or not lost or self._lost_groups >= self._settings.max_failures:
-            raise RunError(f"the trainer group ended: {_one_line(failure)}") from failure
+            raise RunError(f"the trainer group ended: {one_line(failure)}") from failure
         self._lost_groups += 1
         ray.kill(self._mailbox)
         # Ranks leave when their mailbox is gone; the new group wants their places.
@@ -278,63 +276,3 @@ class TrainerGroup:
             release_superseded_places()
         release_places_of_lost_groups()
         self._start_group()
-
-
-def _rank_loop(config: dict[str, Any]) -> None:
-    """What every rank runs from the start of its group to its end."""
-    import torch
-    from ray import train
-
-    torch.set_num_threads(config["threads"])
-    context = train.get_context()
-    rank, ranks = context.get_world_rank(), context.get_world_size()
-    backend: TrainerBackend = config["make_backend"](rank, ranks)
-    mailbox = config["mailbox"]
-    worker = Worker(rank, os.getpid(), ray.util.get_node_ip_address())
-    try:
-        ray.get(mailbox.hello.remote(worker))
-        _serve(mailbox, worker, backend)
-    except ray.exceptions.RayActorError:
-        # Without its mailbox nobody wants this group any more; an error here would only start it again.
-        return
-    finally:
-        backend.close()
-
-
-def _serve(mailbox: Any, worker: Worker, backend: TrainerBackend) -> None:
-    """Take and answer commands until the mailbox says stop."""
-    sender = WeightSender(worker.rank)
-    while True:
-        command = ray.get(mailbox.next.remote(worker, POLL_S))
-        if command is None:
-            continue
-        number, payload = command
-        if number == STOP:
-            return
-        method, arguments = ray.get(payload[0])
-        outcome = _perform(backend, sender, method, arguments, worker.rank)
-        ray.get(mailbox.answer.remote(number, worker, outcome))
-
-
-def _perform(
-    backend: TrainerBackend, sender: WeightSender, method: str, arguments: tuple[Any, ...], rank: int
-) -> Outcome:
-    """Run one command. An expected error is an answer; anything else ends the group and is tried again by Train."""
-    calls: dict[str, Callable[..., Any]] = {
-        "send": sender.send,
-        "execute": backend.execute,
-        "log_probs": backend.log_probs,
-        "features": backend.features,
-    }
-    if isinstance(backend, PolicyGradient):
-        calls["reinforce"] = backend.reinforce
-    try:
-        value = calls[method](*arguments)
-    except (PddpoError, ArithmeticError, ValueError, OSError) as error:
-        return Outcome(error=type(error).__name__, message=_one_line(error))
-    return Outcome(value if rank == 0 else None)
-
-
-def _one_line(error: BaseException | None) -> str:
-    text = str(error).strip() if error is not None else ""
-    return text.splitlines()[-1] if text else type(error).__name__ if error is not None else "without an error"

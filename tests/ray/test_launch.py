@@ -18,7 +18,9 @@ import ray
 from actors import launch
 from pddpo_ray.config import load
 from pddpo_ray.errors import PddpoError, UserError
+from pddpo_ray.journal import Journal
 from pddpo_ray.loop import run
+from pddpo_ray.records import CostEstimate
 from tests.ray_session import session
 from tests.traces import phases_done, trace, workers_by_round
 
@@ -86,6 +88,30 @@ def test_a_part_that_ends_in_mid_run_is_replaced_and_changes_nothing(
     launch.run_recipe(load(recipe, [*overrides, *ON_RAY]), here, progress=wound)
     assert killed == ["RolloutActor", "DualVariableActor", "FeedbackActor"]
     assert trace(here) == unbroken
+
+
+def test_the_dual_actor_is_asked_for_the_multiplier_of_every_fit(
+    folder: Path, unbroken: dict[str, Any], ray_running: None
+) -> None:
+    """Before round 3 the actor is told other steps than the run's: the round's policy is fitted with what it says."""
+    here = folder / "told"
+    recipe, overrides = RECIPE
+    said: dict[str, float] = {}
+
+    def tell_other_steps(event: run.Event) -> None:
+        if not isinstance(event, run.PhaseChanged) or event.event.what != "phase-started":
+            return
+        if (event.event.round, event.event.phase) == (3, "fit-reward"):
+            owner = ray.get_actor("pddpo/told/dual")
+            ray.get(owner.restore.remote(((1, CostEstimate(2.0, 0.1, 8, 8)),)))
+            said.update(ray.get(owner.multipliers.remote(3)))
+
+    launch.run_recipe(load(recipe, [*overrides, *ON_RAY]), here, progress=tell_other_steps)
+    with Journal.open(here / run.JOURNAL, "told") as journal:
+        fitted = {entry.round: entry.multiplier for entry in journal.versions() if entry.stage == "cost"}
+    undisturbed = {number: before for number, before, _, _ in unbroken["multipliers"]}
+    assert fitted[2] == undisturbed[2]
+    assert fitted[3] == said["cost"] != undisturbed[3]
 
 
 def kill_actor(class_name: str) -> None:
