@@ -18,7 +18,7 @@ import ray
 from actors import launch
 from pddpo_ray.config import load
 from pddpo_ray.errors import PddpoError, UserError
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from pddpo_ray.records import CostEstimate
 from tests.ray_session import session
@@ -107,7 +107,7 @@ def test_the_dual_actor_is_asked_for_the_multiplier_of_every_fit(
             said.update(ray.get(owner.multipliers.remote(3)))
 
     launch.run_recipe(load(recipe, [*overrides, *ON_RAY]), here, progress=tell_other_steps)
-    with Journal.open(here / run.JOURNAL, "told") as journal:
+    with read_journal(here / run.JOURNAL, "told") as journal:
         fitted = {entry.round: entry.multiplier for entry in journal.versions() if entry.stage == "cost"}
     undisturbed = {number: before for number, before, _, _ in unbroken["multipliers"]}
     assert fitted[2] == undisturbed[2]
