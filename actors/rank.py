@@ -10,10 +10,9 @@ import ray
 
 from actors.mailbox import STOP, Outcome, Worker
 from actors.weights import SendCommand, WeightSender
-from pddpo_ray.contracts import Array, FitCommand, FitResult, TrainerBackend
+from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.records import PolicyVersion, Response
-from pddpo_ray.theory.ppo import PpoCommand, PpoResult, reinforce
 
 POLL_S = 5.0
 MakeBackend = Callable[[int, int], TrainerBackend]

@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.config import FitConfig, SupportConfig
+from pddpo_ray.config import FitConfig, PpoConfig, SupportConfig
+from pddpo_ray.errors import RunError
 from pddpo_ray.records import (
     CandidateSet,
     CostEstimate,
@@ -178,6 +179,74 @@ class EarlyTrainer(Protocol):
     def begin(self, command: FitCommand) -> None:
         """Starts a fit; `execute` with an equal command collects it. What else it is asked for waits meanwhile."""
         ...
+
+
+# --- PPO-Lagrangian (docs/methods.md): what one update is told and returns ---------------------------------------
+
+StoredWeights = tuple[str, str]
+"""(path in the artifact store, sha256)"""
+
+
+@dataclass(frozen=True)
+class Critics:
+    """Where the weights of both critics are stored."""
+
+    reward: StoredWeights
+    cost: StoredWeights
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """An answer of the policy that is updated, with its scores."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    reward: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class PpoCommand:
+    """A whole update: epochs over fresh answers of `start`. Executing it twice gives the same version.
+
+    `critics` are those after the last update, or the reward and cost model before the first; None: new ones.
+    """
+
+    sequence: int
+    start: PolicyVersion
+    answers: tuple[ScoredAnswer, ...]
+    multiplier: float
+    critics: Critics | None
+    settings: PpoConfig
+    seed: int
+    result: str
+
+
+@dataclass(frozen=True)
+class PpoResult:
+    """The stored policy, the stored critics, and what the update says about itself (`ppo/...`)."""
+
+    version: PolicyVersion
+    critics: Critics
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    workers: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class PolicyGradient(Protocol):
+    """A trainer backend that can also follow a policy gradient."""
+
+    def reinforce(self, command: PpoCommand) -> PpoResult: ...
+
+
+def reinforce(backend: object, command: PpoCommand) -> PpoResult:
+    """One update by the backend. RunError where it cannot follow a policy gradient."""
+    if not isinstance(backend, PolicyGradient):
+        raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
+    return backend.reinforce(command)
+
+
+# --- engines and labellers -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

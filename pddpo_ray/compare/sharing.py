@@ -14,11 +14,21 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from pddpo_ray.contracts import Array, Count, Delivery, FitCommand, FitResult, RolloutEngine, TrainerBackend
+from pddpo_ray.contracts import (
+    Array,
+    Count,
+    Delivery,
+    FitCommand,
+    FitResult,
+    PpoCommand,
+    PpoResult,
+    RolloutEngine,
+    TrainerBackend,
+    reinforce,
+)
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.recall import Memory
-from pddpo_ray.theory.ppo import PpoCommand, PpoResult, reinforce
 
 Draws = list[list[tuple[tuple[int, ...], str, float]]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]

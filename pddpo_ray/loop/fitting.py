@@ -14,19 +14,22 @@ from typing import Any, Literal, TypeVar
 from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.contracts import (
     Array,
+    Critics,
     EarlyTrainer,
     FitCommand,
     FitResult,
     FitSettings,
     LossOptimism,
+    PpoCommand,
+    ScoredAnswer,
     Start,
     TrainerBackend,
+    reinforce,
 )
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import skips_cost_stage
-from pddpo_ray.theory.ppo import Critics, PpoCommand, ScoredAnswer, reinforce
 from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
 from pddpo_ray.theory.seeds import generator, seed_of
 

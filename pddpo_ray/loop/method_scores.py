@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import expit
 
+from pddpo_ray.contracts import Critics
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
@@ -20,7 +21,6 @@ from pddpo_ray.scoring.policies import PolicyScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
 from pddpo_ray.theory.explicit_dual import Price, descend
-from pddpo_ray.theory.ppo import Critics
 from pddpo_ray.theory.seeds import generator
 
 

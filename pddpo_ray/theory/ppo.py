@@ -1,75 +1,60 @@
-"""What one update of PPO-Lagrangian is told and returns (docs/methods.md); `training/ppo.py` has its mathematics."""
+"""PPO-Lagrangian with two critics: the mathematics of one update (docs/methods.md).
+
+    reward of a token   -kappa (log pi - log ref),  at the last token + r
+    cost of a token     +kappa (log pi - log ref),  at the last token + c          both clipped
+    advantage           A = (A_r - lambda A_c) / (1 + lambda),  each by generalised advantage estimation
+    policy loss         -mean min(rho A, clip(rho, 1 - e, 1 + e) A),  rho = pi / pi at the update's start
+    critic loss         mean max((V - R)^2, (clip(V) - R)^2) / 2
+
+So an update climbs (r - lambda c) / (1 + lambda) - kappa KL: relative to r - lambda c it has beta = (1 + lambda) kappa.
+Tensors of tokens are flat: T tokens of all texts, one text after another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from pddpo_ray.errors import RunError
-from pddpo_ray.records import PolicyVersion
-
-if TYPE_CHECKING:
-    from pddpo_ray.config import PpoConfig
-
-Place = tuple[str, str]
-"""(path in the artifact store, sha256)"""
+Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Critics:
-    """Where the weights of both critics are stored."""
-
-    reward: Place
-    cost: Place
-
-
-@dataclass(frozen=True)
-class ScoredAnswer:
-    """An answer of the policy that is updated, with its scores."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    reward: float
-    cost: float
+def token_streams(log_ratio: Array, reward: float, cost: float, *, kl: float, score_clip: float) -> tuple[Array, Array]:
+    """Rewards and costs of one answer's tokens from log pi/ref of each. [t] -> [t], [t]"""
+    rewards, costs = -kl * log_ratio, kl * log_ratio
+    rewards[-1] += reward
+    costs[-1] += cost
+    return np.clip(rewards, -score_clip, score_clip), np.clip(costs, -score_clip, score_clip)
 
 
-@dataclass(frozen=True)
-class PpoCommand:
-    """A whole update: epochs over fresh answers of `start`. Executing it twice gives the same version.
+def advantages(rewards: Array, values: Array, *, discount: float, trace: float) -> tuple[Array, Array]:
+    """Generalised advantage estimates and returns of one answer; nothing follows its last token. [t], [t] -> [t], [t]
 
-    `critics` are those after the last update, or the reward and cost model before the first; None: new ones.
+    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma trace A_{t+1},   return = A + V
     """
-
-    sequence: int
-    start: PolicyVersion
-    answers: tuple[ScoredAnswer, ...]
-    multiplier: float
-    critics: Critics | None
-    settings: PpoConfig
-    seed: int
-    result: str
-
-
-@dataclass(frozen=True)
-class PpoResult:
-    """The stored policy, the stored critics, and what the update says about itself (`ppo/...`)."""
-
-    version: PolicyVersion
-    critics: Critics
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    workers: tuple[int, ...] = ()
+    following = np.append(values[1:], 0.0)
+    deltas = rewards + discount * following - values
+    advantage = np.zeros_like(deltas)
+    later = 0.0
+    for token in range(len(deltas) - 1, -1, -1):
+        later = deltas[token] + discount * trace * later
+        advantage[token] = later
+    return advantage, advantage + values
 
 
-@runtime_checkable
-class PolicyGradient(Protocol):
-    """A trainer backend that can also follow a policy gradient."""
-
-    def reinforce(self, command: PpoCommand) -> PpoResult: ...
+def combined_advantage(reward_advantage: Array, cost_advantage: Array, multiplier: float) -> Array:
+    """(A_r - lambda A_c) / (1 + lambda). [t], [t] -> [t]"""
+    return (reward_advantage - multiplier * cost_advantage) / (1.0 + multiplier)
 
 
-def reinforce(backend: object, command: PpoCommand) -> PpoResult:
-    """One update by the backend. RunError where it cannot follow a policy gradient."""
-    if not isinstance(backend, PolicyGradient):
-        raise RunError("this trainer cannot follow a policy gradient: use trainer.engine=torch")
-    return backend.reinforce(command)
+def clipped_policy_loss(log_probs: Tensor, old_log_probs: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """-min(rho A, clip(rho) A) of each token. [T], [T], [T] -> [T]"""
+    ratio = torch.exp(log_probs - old_log_probs)
+    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Half of the larger squared error, with values held within `clip` of the old ones or not. Three [T] -> [T]"""
+    held = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns).square(), (held - returns).square())

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.contracts import FitCommand, FitResult, Start
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.storage.folders import WEIGHTS
-from pddpo_ray.theory.ppo import PpoCommand, PpoResult
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
@@ -72,7 +71,7 @@ class LocalTrainer:
     def reinforce(self, command: PpoCommand) -> PpoResult:
         """One update of PPO-Lagrangian; satisfies ppo.PolicyGradient."""
         # Imported here: critics are needed by one method alone.
-        from pddpo_ray.training.ppo_local import reinforce
+        from pddpo_ray.training.ppo_networks import reinforce
 
         return reinforce(
             command,

@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pddpo_ray.contracts import FitCommand, Start
+from pddpo_ray.contracts import FitCommand, PpoCommand, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.theory.ppo import PpoCommand
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Tensors
 from pddpo_ray.training.local import LocalTrainer, MakeEngine

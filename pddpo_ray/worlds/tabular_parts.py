@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult
+from pddpo_ray.contracts import Count, Critics, Delivery, FitCommand, FitResult, PpoCommand, PpoResult, StoredWeights
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
@@ -22,7 +22,6 @@ from pddpo_ray.theory.box_mle import box_mle, negative_log_likelihood, win_count
 from pddpo_ray.theory.logistic import bounded_logistic
 from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.optimistic_mle import optimistic_mle
-from pddpo_ray.theory.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 
 Array = NDArray[np.float64]
@@ -83,8 +82,8 @@ class TabularTrainer:
         # Imported here: the theory's methods need no torch.
         from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
 
-        def values(place: Place | None) -> Array:
-            return np.zeros(self._world.shape[0]) if place is None else self._store.read_tensors(*place)["values"]
+        def values(stored: StoredWeights | None) -> Array:
+            return np.zeros(self._world.shape[0]) if stored is None else self._store.read_tensors(*stored)["values"]
 
         given = command.critics
         reward, cost = (None, None) if given is None else (given.reward, given.cost)
@@ -93,11 +92,11 @@ class TabularTrainer:
             before, self.table(self.reference), command.answers, command.multiplier, command.settings, command.seed
         )
         version = self._stored(command.sequence, command.result, after.log_probs, np.zeros(self._world.shape))
-        places = [
+        stored = [
             self._store.write_tensors(f"{kind}-critic", {"values": column})
             for kind, column in (("reward", after.reward_values), ("cost", after.cost_values))
         ]
-        return PpoResult(version, Critics(*places), metrics, (os.getpid(),))
+        return PpoResult(version, Critics(*stored), metrics, (os.getpid(),))
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x) from the table. -> [n]"""

@@ -1,6 +1,6 @@
 """PPO-Lagrangian on tables: a policy of free logits and critics of one value per prompt, by the same loop as a model's.
 
-A table is a language model whose answers have one token, so `training.ppo.run_ppo` needs nothing else to know.
+A table is a language model whose answers have one token, so `training.ppo_update.run_ppo` needs nothing else to know.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pddpo_ray.config import PpoConfig
-from pddpo_ray.theory.ppo import ScoredAnswer
+from pddpo_ray.contracts import ScoredAnswer
 from pddpo_ray.training.batches import TextBatch
-from pddpo_ray.training.ppo import Actors, Learner, ModuleEngine, run_ppo
+from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, run_ppo
 
 Array = NDArray[np.float64]
 

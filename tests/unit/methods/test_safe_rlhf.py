@@ -13,24 +13,23 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from pddpo_ray.config import PpoConfig, load
+from pddpo_ray.contracts import PolicyGradient, PpoCommand, ScoredAnswer
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import LogMultiplier, constraint_state
-from pddpo_ray.theory.ppo import PolicyGradient, PpoCommand, ScoredAnswer
-from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.local import LocalTrainer, store_reference
-from pddpo_ray.training.log_probs import ResponseScorer
-from pddpo_ray.training.ppo import (
+from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
     clipped_value_loss,
     combined_advantage,
-    per_token,
-    token_log_probs,
     token_streams,
 )
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
 from tests.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story

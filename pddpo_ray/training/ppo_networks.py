@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pddpo_ray.contracts import Critics, PpoCommand, PpoResult, StoredWeights
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.theory.ppo import Critics, Place, PpoCommand, PpoResult
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.log_probs import device_of
-from pddpo_ray.training.ppo import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
+from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, per_token, run_ppo, token_log_probs
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors
 
 
@@ -40,7 +40,7 @@ def reinforce(
     reference = per_token(forward, [(answer.prompt, answer.answer) for answer in command.answers], device)
     load_start()
     given = (None, None) if command.critics is None else (command.critics.reward, command.critics.cost)
-    critics = [_critic(store, folder, place).to(device) for place in given]
+    critics = [_critic(store, folder, weights).to(device) for weights in given]
     learners = [Learner(ModuleEngine(critic, engine.shard), critic.token_scores) for critic in critics]
     metrics = run_ppo(
         Actors(Learner(engine, forward), learners[0], learners[1]),
@@ -51,23 +51,23 @@ def reinforce(
         command.seed,
     )
     first_rank = engine.shard.rank == 0
-    places = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=True)]
+    stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=True)]
     metrics["ppo/seconds"] = time.perf_counter() - began
-    return PpoResult(keep(), Critics(places[0], places[1]), metrics, (os.getpid(),))
+    return PpoResult(keep(), Critics(stored[0], stored[1]), metrics, (os.getpid(),))
 
 
 NAMES = ("reward-critic", "cost-critic")
 
 
-def _critic(store: ArtifactStore, folder: Path, place: Place | None) -> ScoreModel:
+def _critic(store: ArtifactStore, folder: Path, weights: StoredWeights | None) -> ScoreModel:
     """A stored critic, or a score model that becomes one; without either the reference with a head of zeros."""
     critic = score_model_of(folder, "critic")
-    if place is not None:
-        critic.load_state_dict(store.read_torch(*place))
+    if weights is not None:
+        critic.load_state_dict(store.read_torch(*weights))
     return critic
 
 
-def _stored(store: ArtifactStore, name: str, critic: ScoreModel, first_rank: bool) -> Place:
+def _stored(store: ArtifactStore, name: str, critic: ScoreModel, first_rank: bool) -> StoredWeights:
     tensors = score_tensors(critic)
     if first_rank:
         return store.write_tensors(name, tensors)

@@ -1,12 +1,5 @@
-"""PPO-Lagrangian with two critics: the mathematics, and the loop of one update (docs/methods.md).
+"""The loop of one PPO-Lagrangian update: clipped steps of a policy and two critics (`theory.ppo` has the formulas).
 
-    reward of a token   -kappa (log pi - log ref),  at the last token + r
-    cost of a token     +kappa (log pi - log ref),  at the last token + c          both clipped
-    advantage           A = (A_r - lambda A_c) / (1 + lambda),  each by generalised advantage estimation
-    policy loss         -mean min(rho A, clip(rho, 1 - e, 1 + e) A),  rho = pi / pi at the update's start
-    critic loss         mean max((V - R)^2, (clip(V) - R)^2) / 2
-
-So an update climbs (r - lambda c) / (1 + lambda) - kappa KL: relative to r - lambda c it has beta = (1 + lambda) kappa.
 Tensors of tokens are flat: T tokens of all texts, one text after another.
 """
 
@@ -21,8 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pddpo_ray.config import FitConfig, PpoConfig
+from pddpo_ray.contracts import ScoredAnswer
 from pddpo_ray.errors import RunError
-from pddpo_ray.theory.ppo import ScoredAnswer
+from pddpo_ray.theory.ppo import (
+    advantages,
+    clipped_policy_loss,
+    clipped_value_loss,
+    combined_advantage,
+    token_streams,
+)
 from pddpo_ray.training.batches import Text, TextBatch, collate, minibatches
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
@@ -31,52 +31,6 @@ from pddpo_ray.training.log_probs import ResponseScorer
 Array = NDArray[np.float64]
 Forward = Callable[[TextBatch], Tensor]
 """One number per response token. -> [T]"""
-
-
-# --- mathematics ----------------------------------------------------------------------------------------------------
-
-
-def token_streams(log_ratio: Array, reward: float, cost: float, *, kl: float, score_clip: float) -> tuple[Array, Array]:
-    """Rewards and costs of one answer's tokens from log pi/ref of each. [t] -> [t], [t]"""
-    rewards, costs = -kl * log_ratio, kl * log_ratio
-    rewards[-1] += reward
-    costs[-1] += cost
-    return np.clip(rewards, -score_clip, score_clip), np.clip(costs, -score_clip, score_clip)
-
-
-def advantages(rewards: Array, values: Array, *, discount: float, trace: float) -> tuple[Array, Array]:
-    """Generalised advantage estimates and returns of one answer; nothing follows its last token. [t], [t] -> [t], [t]
-
-    delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma trace A_{t+1},   return = A + V
-    """
-    following = np.append(values[1:], 0.0)
-    deltas = rewards + discount * following - values
-    found = np.zeros_like(deltas)
-    later = 0.0
-    for place in range(len(deltas) - 1, -1, -1):
-        later = deltas[place] + discount * trace * later
-        found[place] = later
-    return found, found + values
-
-
-def combined_advantage(reward_advantage: Array, cost_advantage: Array, multiplier: float) -> Array:
-    """(A_r - lambda A_c) / (1 + lambda). [t], [t] -> [t]"""
-    return (reward_advantage - multiplier * cost_advantage) / (1.0 + multiplier)
-
-
-def clipped_policy_loss(log_probs: Tensor, old_log_probs: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """-min(rho A, clip(rho) A) of each token. [T], [T], [T] -> [T]"""
-    ratio = torch.exp(log_probs - old_log_probs)
-    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
-
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Half of the larger squared error, with values held within `clip` of the old ones or not. Three [T] -> [T]"""
-    held = old_values + (values - old_values).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns).square(), (held - returns).square())
-
-
-# --- one update -----------------------------------------------------------------------------------------------------
 
 
 class ModuleEngine(TorchEngine):
@@ -138,12 +92,12 @@ def run_ppo(
     steps = settings.epochs * -(-len(answers) // min(settings.batch, len(answers)))
     totals = np.zeros(3)
     for batch in minibatches(len(answers), steps, settings.batch, seed):
-        for place, learner in enumerate(learners):
-            loss = _step(place, learner, answers, columns, batch, settings)
-            norm = learner.engine.update(rates[place])
+        for index, learner in enumerate(learners):
+            loss = _step(index, learner, answers, columns, batch, settings)
+            norm = learner.engine.update(rates[index])
             if not np.isfinite(norm):
                 raise RunError("a gradient of PPO is not finite: lower ppo.learning_rate or ppo.critic_learning_rate")
-            totals[place] += float(learner.engine.reduce_sum(loss))
+            totals[index] += float(learner.engine.reduce_sum(loss))
     ratios = np.concatenate(columns.log_probs) - np.concatenate(list(reference_log_probs))
     means = totals / max(1, steps)
     return {
@@ -159,13 +113,13 @@ def run_ppo(
 
 def per_token(forward: Forward, texts: Sequence[Text], device: torch.device, batch: int = 128) -> list[Array]:
     """What a network says about each response token, text by text. -> [t] each"""
-    found: list[Array] = []
+    said: list[Array] = []
     for begin in range(0, len(texts), batch):
         part = texts[begin : begin + batch]
         with torch.no_grad():
             flat = forward(collate(part).to(device)).double().cpu().numpy()
-        found += np.split(flat, np.cumsum([len(answer) for _, answer in part])[:-1])
-    return found
+        said += np.split(flat, np.cumsum([len(answer) for _, answer in part])[:-1])
+    return said
 
 
 def token_log_probs(scorer: ResponseScorer) -> Forward:
@@ -190,11 +144,11 @@ def _columns(
     log_probs = per_token(actors.policy.forward, texts, device)
     values = [per_token(learner.forward, texts, device) for learner in (actors.reward_critic, actors.cost_critic)]
     combined, returns = [], ([], [])  # type: ignore[var-annotated]
-    for place, answer in enumerate(answers):
-        ratio = log_probs[place] - reference[place]
+    for index, answer in enumerate(answers):
+        ratio = log_probs[index] - reference[index]
         streams = token_streams(ratio, answer.reward, answer.cost, kl=settings.kl, score_clip=settings.score_clip)
         both = [
-            advantages(stream, values[kind][place], discount=settings.discount, trace=settings.trace)
+            advantages(stream, values[kind][index], discount=settings.discount, trace=settings.trace)
             for kind, stream in enumerate(streams)
         ]
         combined.append(combined_advantage(both[0][0], both[1][0], multiplier))
@@ -204,7 +158,7 @@ def _columns(
 
 
 def _step(
-    place: int,
+    index: int,
     learner: Learner,
     answers: Sequence[ScoredAnswer],
     columns: Columns,
@@ -223,10 +177,10 @@ def _step(
     def column(values: Sequence[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate([values[i] for i in own])).to(said)
 
-    if place == 0:
+    if index == 0:
         losses = clipped_policy_loss(said, column(columns.log_probs), column(columns.advantages), settings.clip)
     else:
-        kind = place - 1
+        kind = index - 1
         old, returns = column(columns.values[kind]), column(columns.returns[kind])
         losses = clipped_value_loss(said, old, returns, settings.value_clip)
     loss = weight * losses.sum() / tokens
