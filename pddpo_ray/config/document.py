@@ -39,7 +39,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(lo
 
 
 def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
-    """A recipe file as nested dictionaries, and the place of each key. UserError when it is not a YAML mapping."""
+    """A recipe file as nested dictionaries, and where each key stands. UserError when it is not a YAML mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,11 +79,11 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
-        place = f"{name} line {key_node.start_mark.line + 1}"
+        origin = f"{name} line {key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
-            raise UserError(f"{place}: a key must be a single word")
+            raise UserError(f"{origin}: a key must be a single word")
         path = (*keys, str(key_node.value))
         if path in origins:
-            raise UserError(f"{place}: key `{'.'.join(path)}` stands here a second time; remove one of the two")
-        origins[path] = place
+            raise UserError(f"{origin}: key `{'.'.join(path)}` stands here a second time; remove one of the two")
+        origins[path] = origin
         _note_lines(value_node, path, name, origins)

@@ -75,7 +75,7 @@ DualRule = Annotated[
 
 
 class DualConfig(Strict):
-    """The limit on the expected cost, and how its price is found."""
+    """The limit on the expected cost, and how its multiplier λ moves."""
 
     threshold: float = 0.0
     """d: the expected cost must stay at or below it."""

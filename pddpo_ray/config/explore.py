@@ -25,10 +25,10 @@ class ExploreConfig(Strict):
     picks: int = Field(6, ge=1)
     """Pairs per prompt, chosen one after another with the design matrix updated in between."""
     keep: int | None = Field(None, ge=1)
-    """So many of a round's chosen pairs are labelled: those that teach most by the exploration norm, and a random
+    """Number of a round's chosen pairs that are labelled: those that teach most by the exploration norm, and a random
     share; null: all of them."""
     keep_random: float = Field(0.25, gt=0, le=1)
-    """keep: share of the labelled pairs that is drawn evenly, whatever their norm."""
+    """Share of the pairs kept by `keep` that is drawn evenly, whatever their norm."""
     scale: float = Field(1.5, gt=0)
     """k: bonus in posterior standard deviations (1 to 2 works everywhere that was tried)."""
     cost_scale: float = Field(1.0, ge=0)

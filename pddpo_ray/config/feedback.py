@@ -39,7 +39,8 @@ class AskedPeople(FeedbackCommon):
     deadline_s: float = Field(7 * 86400.0, gt=0)
     """Longest wait for a round's labels, in seconds; a lead can extend it while it runs."""
     park_after_s: float | None = Field(None, ge=0)
-    """After so long the run ends with exit code 3, its resources released, to be resumed; null: it stays."""
+    """Seconds of waiting after which the run releases its resources and ends with exit code 3, to be resumed; null: it
+    waits on."""
     missing: Literal["fail", "decide"] = "fail"
     """At the deadline with labels missing: fail (exit 1) or ask for a decision (exit 4). Nothing is filled in."""
     lease_s: float = Field(900.0, gt=0)

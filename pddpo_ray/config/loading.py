@@ -1,7 +1,7 @@
 """From a recipe's name or file and `key=value` overrides to a checked configuration.
 
 Later layers win: the recipe that is extended, the recipe, the file of a tabular world (it states its own problem), the
-overrides. Every complaint is one line that names the place, the key and what to do.
+overrides. Every complaint is one line that says where it is, which key it is and what to do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
     tree = merge(tree, _problem_of_world(world), Config)
     tree = _with_tags(merge(tree, changes, Config), Config)
-    origins = {keys: place for keys, place in origins.items() if keys not in change_origins} | change_origins
+    origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -240,8 +240,8 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
         case "union_tag_invalid" | "union_tag_not_found":
             keys = (*keys, str(context.get("discriminator", "")).strip("'"))
             tags = str(context.get("expected_tags", "")).replace("'", "")
-            found = f" is {context['tag']!r}, but" if "tag" in context else ""
-            text = f"`{'.'.join(keys)}`{found} must be one of {tags}" if tags else f"`{'.'.join(keys)}` is missing"
+            stated = f" is {context['tag']!r}, but" if "tag" in context else ""
+            text = f"`{'.'.join(keys)}`{stated} must be one of {tags}" if tags else f"`{'.'.join(keys)}` is missing"
         case "model_type" | "model_attributes_type":
             text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
         case "value_error":
@@ -250,8 +250,8 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
             wanted = first["msg"].replace("Input should be", "must be", 1)
             text = f"`{key}` is {_shown(first['input'])}, but {wanted}"
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    place = _place(keys, origins)
-    return f"{place}: {text}{others}" if place else f"{text}{others}"
+    origin = _origin_of(keys, origins)
+    return f"{origin}: {text}{others}" if origin else f"{text}{others}"
 
 
 def _keys_of(location: tuple[int | str, ...], tree: Tree) -> Keys:
@@ -268,8 +268,8 @@ def _keys_of(location: tuple[int | str, ...], tree: Tree) -> Keys:
     return tuple(keys)
 
 
-def _place(keys: Keys, origins: Origins) -> str:
-    """Where a key was set. For a section as a whole: the last override inside it, else its place in the recipe."""
+def _origin_of(keys: Keys, origins: Origins) -> str:
+    """Where a key was set. For a section as a whole: the last override inside it, else its line in the recipe."""
     inside = [origin for path, origin in origins.items() if keys and path[: len(keys)] == keys]
     if inside and (keys not in origins or inside[-1].startswith("override")):
         return inside[-1]
@@ -324,13 +324,13 @@ def _shown(value: Any) -> str:
 def _check_files(config: Config, origins: Origins) -> None:
     """Everything that a recipe points to is there. Nothing is downloaded, so a missing file stays missing."""
     if config.world.kind == "tabular" and config.world.path is not None and not Path(config.world.path).is_file():
-        place = _place(("world", "path"), origins)
-        raise UserError(f"{place}: world.path {config.world.path} does not exist; give the path of a world file (JSON)")
+        origin, file = _origin_of(("world", "path"), origins), config.world.path
+        raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
     if config.model.reference is not None:
-        place, folder = _place(("model", "reference"), origins), Path(config.model.reference)
+        origin, folder = _origin_of(("model", "reference"), origins), Path(config.model.reference)
         problem = model_folder_problem(folder)
         if problem:
-            raise UserError(f"{place}: model.reference {folder} {problem}")
+            raise UserError(f"{origin}: model.reference {folder} {problem}")
 
 
 def model_folder_problem(folder: Path) -> str | None:

@@ -32,7 +32,7 @@ class PpoConfig(Strict):
     """safe-rlhf: proximal policy optimisation with two critics. Its batch of a round are feedback.responses answers."""
 
     kl: float = Field(0.1, gt=0)
-    """kappa: price of the divergence from the reference per token, in both streams. The policy that it leads to has
+    """kappa: weight of the divergence from the reference per token, in both streams. The policy that it leads to has
     beta = (1 + multiplier) kappa."""
     epochs: int = Field(1, ge=1)
     """Passes over a round's answers."""
@@ -49,7 +49,7 @@ class PpoConfig(Strict):
     clip: float = Field(0.2, gt=0, lt=1)
     """Probability ratios beyond 1 +- clip earn nothing more."""
     value_clip: float = Field(5.0, gt=0)
-    """Values may move so far from those before the round's update."""
+    """Largest distance of a value from the one before the round's update that still changes the loss."""
     score_clip: float = Field(50.0, gt=0)
     """Bound of every reward and cost of a token."""
     discount: float = Field(1.0, gt=0, le=1)

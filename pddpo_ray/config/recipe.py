@@ -39,7 +39,7 @@ ONE_ROUND = (*WITHOUT_MULTIPLIER, "sacpo", "p-sacpo", "mocan", "pecan")
 SEVERAL_LIMITS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed")
 """Methods that chain one cost stage per constraint."""
 WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
-"""Methods whose multiplier is given, found once from the reference's answers, or moved by the page itself."""
+"""Methods whose multiplier is given, found once from the reference's answers, or moved by the method itself."""
 
 
 class Config(Strict):
@@ -64,7 +64,7 @@ class Config(Strict):
         "caid",
         "safe-rlhf",
     ]
-    """The page that runs."""
+    """The method that runs."""
     seed: int = Field(0, ge=0)
     """Seed of all draws of the run."""
     rounds: int = Field(16, ge=1)
@@ -95,8 +95,8 @@ class Config(Strict):
     @property
     def pairs_per_round(self) -> int:
         """N_on: new pairs of an online round, each labelled for helpfulness and for harm."""
-        found = self.explore.prompts * self.explore.picks if self.online else 0
-        return found if self.explore.keep is None else min(found, self.explore.keep)
+        pairs = self.explore.prompts * self.explore.picks if self.online else 0
+        return pairs if self.explore.keep is None else min(pairs, self.explore.keep)
 
     @property
     def answers_asked(self) -> int:

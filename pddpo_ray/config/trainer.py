@@ -56,9 +56,9 @@ class RowBudget(Strict):
     """The new pairs and a fixed number of older ones, weighted by what they stand for."""
 
     rows: int = Field(20_000, ge=0)
-    """Older pairs of a fit, drawn evenly by seed ..."""
+    """Older pairs of a fit, drawn evenly by seed."""
     per_new: float = Field(2.0, ge=0)
-    """... and so many more for each new one."""
+    """Further older pairs for each new one."""
 
 
 class BudgetRefit(RowBudget):

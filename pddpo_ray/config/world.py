@@ -85,12 +85,12 @@ class NoWorldConfig(Strict):
     helpful: list[str] = Field([])
     """Files of pairs whose `chosen` is the more helpful answer; both lists empty: the 200 HH-RLHF pairs that ship."""
     harmless: list[str] = Field([])
-    """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, whichever
-    list names it."""
+    """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, in
+    either list."""
     prompts: list[str] = Field([])
     """Files of prompts for the rounds; empty: those of the pairs."""
     prompt_count: int = Field(48, ge=1)
-    """At most so many of the prompts, drawn by seed."""
+    """Prompts that a run uses at most; they are drawn by seed."""
     template: str = "hh"
     """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, or tokenizer (with `model.reference`)."""
     prompt_tokens: int = Field(96, ge=4)

@@ -56,8 +56,8 @@ class PreparedRealText:
 
     def canaries(self, count: int) -> list[Response]:
         """Answers out of the pairs, spread over them."""
-        places = np.linspace(0, len(self.pairs) - 1, count).round().astype(int)
-        return [self.pairs[place].pair.first for place in places]
+        indices = np.linspace(0, len(self.pairs) - 1, count).round().astype(int)
+        return [self.pairs[index].pair.first for index in indices]
 
     def offline(self, seed: int) -> list[LabelledPair]:
         """D_1: the pairs of the files, whatever the seed."""
@@ -82,12 +82,12 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     tokens = _Tokens(load_tokenizer(folder), settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
-    found = [_pairs(share, name, tokens, unsafe) for share, name in shares]
-    apart = _held_out(found, settings)
-    held_out = [pair for share in found for pair in share if pair.pair.prompt.id in apart]
+    by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
+    apart = _held_out(by_dimension, settings)
+    held_out = [pair for share in by_dimension for pair in share if pair.pair.prompt.id in apart]
     pairs = [
         pair
-        for share in found
+        for share in by_dimension
         for pair in _drawn(
             [pair for pair in share if pair.pair.prompt.id not in apart],
             config.offline.pairs // len(shares),
@@ -114,19 +114,19 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     return PreparedRealText(folder, tuple(chosen), tuple(pairs), known, tuple(held_out))
 
 
-def _held_out(found: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
+def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
     """Ids of the prompts that are kept from every run: whole prompts, so that no answer to one is on both sides."""
-    names = sorted({item.pair.prompt.id for share in found for item in share})
+    names = sorted({item.pair.prompt.id for share in by_dimension for item in share})
     order = np.random.default_rng([settings.seed, len(names), 7]).permutation(len(names))
-    return {names[place] for place in order[: round(settings.held_out * len(names))]}
+    return {names[index] for index in order[: round(settings.held_out * len(names))]}
 
 
 def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
     """Good rows of the files; what is set aside is logged, one line per kind."""
-    found = inspect(files, Settings(means=means))
-    for kind, times in found.kinds.items():
+    inspected = inspect(files, Settings(means=means))
+    for kind, times in inspected.kinds.items():
         logger.warning("%s: %d rows set aside: %s (`pddpo data check` says which)", ", ".join(files), times, kind)
-    return [good.example for good in found.examples()]
+    return [good.example for good in inspected.examples()]
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
@@ -172,26 +172,26 @@ def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe:
 
     Answers that a row calls safe or unsafe enter `unsafe`.
     """
-    found = []
-    for place, example in enumerate(examples):
+    pairs = []
+    for index, example in enumerate(examples):
         prompt = tokens.prompt(example) if len(example.answers) == 2 else None
         if prompt is None:
             continue
-        name = f"0-{dimension}-{place}"
+        name = f"0-{dimension}-{index}"
         sides = [tokens.answer(f"{name}-{side}", prompt, answer.text) for side, answer in enumerate(example.answers)]
         first, second = sides
         if first is None or second is None or first.token_ids == second.token_ids:
             continue
         helpful = Verdict.ABSTAIN if example.better is None else VERDICTS[example.better]
         harmful = Verdict.ABSTAIN if example.safer is None else VERDICTS[1 - example.safer]
-        found.append(LabelledPair(Pair(name, first, second), helpful, harmful))
+        pairs.append(LabelledPair(Pair(name, first, second), helpful, harmful))
         for answer, said in ((first, example.answers[0].safe), (second, example.answers[1].safe)):
             if said is not None:
                 unsafe[answer.id] = not said
-    return found
+    return pairs
 
 
 def _drawn(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     """At most so many, drawn by seed, in their order."""
     chosen = np.random.default_rng([seed, len(items)]).permutation(len(items))[:count]
-    return [items[place] for place in sorted(chosen)]
+    return [items[index] for index in sorted(chosen)]

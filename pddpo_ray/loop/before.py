@@ -30,6 +30,8 @@ def proposal_of(config: Config, prompts: int) -> Proposal:
 
 
 def record_reference(journal: Journal, backends: Backends) -> None:
+    """Version 0 of the run. Raises UserError where the run was started with another one."""
+
     def add() -> str:
         journal.add_version(backends.reference, "reference")
         return backends.reference.sha256
@@ -132,16 +134,16 @@ def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int)
     if share >= 1.0 or not labelled:
         return list(labelled)
     kept = set(generator(seed, "reward-share").permutation(len(labelled))[: max(1, round(share * len(labelled)))])
-    return [item if place in kept else replace(item, helpful=Verdict.ABSTAIN) for place, item in enumerate(labelled)]
+    return [item if index in kept else replace(item, helpful=Verdict.ABSTAIN) for index, item in enumerate(labelled)]
 
 
 def neighbours(answers: Sequence[Response], per_prompt: int, wanted: int, name: str = "0-pair") -> list[Pair]:
-    """Pairs of answers that were drawn one after the other, prompts in turn, equal texts left out. At most `wanted`."""
+    """At most `wanted` pairs of answers that were drawn one after the other, prompts in turn, without equal texts."""
     rows = [answers[start : start + per_prompt] for start in range(0, len(answers), per_prompt)]
     pairs = [
-        Pair(f"{name}-{place}-{index}", row[place], row[place + 1])
-        for place in range(0, per_prompt - 1, 2)
+        Pair(f"{name}-{start}-{index}", row[start], row[start + 1])
+        for start in range(0, per_prompt - 1, 2)
         for index, row in enumerate(rows)
-        if row[place].token_ids != row[place + 1].token_ids
+        if row[start].token_ids != row[start + 1].token_ids
     ]
     return pairs[:wanted]

@@ -39,7 +39,7 @@ from pddpo_ray.theory.refit import Budget, Determinant, Geometric, RefitPolicy, 
 
 
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
-    """All parts, with the work before the first round done or read back. The page is ready to run."""
+    """All parts, with the work before the first round done or read back. The method is ready to run."""
     trainer = TrainerController(
         backends.trainer,
         journal,
@@ -145,7 +145,7 @@ def _scoring(
     rollout: RolloutController,
     upper: float,
 ) -> ScoringController:
-    """The scoring part. Nothing is fitted or drawn before a page asks for it."""
+    """The scoring part. Nothing is fitted or drawn before a method asks for it."""
     plan = ScoringPlan(
         seed=config.seed,
         beta=config.beta,

@@ -40,7 +40,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
     return Backends(
         store=store,
         trainer=trainer,
-        engines=[TabularEngine(world, store, f"tabular-{place}") for place in range(config.rollout.engines)],
+        engines=[TabularEngine(world, store, f"tabular-{index}") for index in range(config.rollout.engines)],
         labeller=world.labeller(),
         further_labellers={name: one for name, one in world.further_labellers().items() if name in config.thresholds},
         prompts=world.prompts,

@@ -96,8 +96,8 @@ class ScoringController:
         """Score models trained on the pairs, and their weights as critics to begin with; in a table fitted scores."""
         if self._training is None:
             return self.models(labelled, unsafe), None
-        places = self._training.places(lambda: (labelled, unsafe))
-        return self._training.models(lambda: (labelled, unsafe)), Critics(places["reward"], places["cost"])
+        stored = self._training.stored(lambda: (labelled, unsafe))
+        return self._training.models(lambda: (labelled, unsafe)), Critics(stored["reward"], stored["cost"])
 
     def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> PolicyScorer:
         """Implicit scores of two policies. Differences of costs have a meaning, their zero has none."""

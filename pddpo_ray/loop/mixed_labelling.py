@@ -11,19 +11,19 @@ costs accuracy of the fits there, never the limit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import Array, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.config import MixedFeedback
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.cost_estimate import Mode, unsafe_shares
+from pddpo_ray.theory.cost_estimate import unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 
 MODEL = "model"
@@ -40,28 +40,23 @@ class ScoringModel(Protocol):
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
 
 
-@dataclass(frozen=True)
-class MixedPlan:
-    """How many items of a round go to people: the least sure ones, and others at random."""
-
-    unsure: int
-    random: int
-    pairs_unsure: int
-    pairs_random: int
-    labels_each: int
-    cost_max: float
-    signal: Mode
-
-
 class MixedFeedbackController(FeedbackController):
     """Feedback of one constraint, from a model and from people."""
 
     def __init__(
-        self, name: str, people: Labeller, model: ScoringModel, plan: MixedPlan, journal: Journal, *, seed: int
+        self,
+        name: str,
+        people: Labeller,
+        model: ScoringModel,
+        settings: MixedFeedback,
+        journal: Journal,
+        *,
+        cost_max: float,
+        seed: int,
     ) -> None:
         super().__init__({name: people}, journal, seed=seed, source=PEOPLE)
         self._model = model
-        self._plan = plan
+        self._settings, self._cost_max = settings, cost_max
         self._screened: tuple[list[str], Array, Sample] | None = None
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
@@ -77,23 +72,27 @@ class MixedFeedbackController(FeedbackController):
         if self._screened is None:
             raise RunError("mixed feedback: an estimate was asked for before any labels")
         names, costs, sample = self._screened
-        plan = self._plan
-        place = {name: index for index, name in enumerate(names)}
-        asked = [place[item.response.id] for item in verdicts]
+        index_of = {name: index for index, name in enumerate(names)}
+        asked = [index_of[item.response.id] for item in verdicts]
         if sorted(asked) != np.flatnonzero(sample.asked).tolist():
             raise RunError(f"mixed feedback: {len(asked)} answers have labels, {int(sample.asked.sum())} were asked")
         shares = np.full(len(names), np.nan)
-        shares[asked] = unsafe_shares(verdicts, plan.labels_each)
+        shares[asked] = unsafe_shares(verdicts, self._settings.labels_each)
         model = self._signal(costs)
         return mixed_from_shares(
-            model, shares, sample, labels_each=plan.labels_each, cost_max=plan.cost_max, mode=plan.signal
+            model,
+            shares,
+            sample,
+            labels_each=self._settings.labels_each,
+            cost_max=self._cost_max,
+            mode=self._settings.signal,
         )
 
     def _signal(self, costs: Array) -> Array:
         """The model's costs on the scale of what is averaged."""
-        if self._plan.signal == "unsafe_rate":
+        if self._settings.signal == "unsafe_rate":
             return np.asarray(expit(costs), dtype=np.float64)
-        return np.clip(costs, -self._plan.cost_max, self._plan.cost_max)
+        return np.clip(costs, -self._cost_max, self._cost_max)
 
     def _asked(self, items: Sequence[Response]) -> list[Response]:
         """The items that people are asked about; the model screens the answers of a round once."""
@@ -110,7 +109,7 @@ class MixedFeedbackController(FeedbackController):
     def _screen(self, items: Sequence[Response]) -> list[dict[str, str | float | bool]]:
         """The model's cost of every answer, and whom people are asked about."""
         costs = self._model.costs(items)
-        sample = self._sample(costs, self._plan.unsure, self._plan.random, "screen")
+        sample = self._sample(costs, self._settings.unsure, self._settings.random, "screen")
         self._journal.add_metrics(
             {"mixed/model_cost": float(self._signal(costs).mean()), "mixed/asked": float(sample.asked.sum())}
         )
@@ -121,7 +120,9 @@ class MixedFeedbackController(FeedbackController):
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
         """People's answers where they are asked, the model's for all other pairs; the journal tells them apart."""
-        sample = self._sample(self._margins(pairs), self._plan.pairs_unsure, self._plan.pairs_random, "screen-pairs")
+        sample = self._sample(
+            self._margins(pairs), self._settings.pairs_unsure, self._settings.pairs_random, "screen-pairs"
+        )
         shown = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if asked]
         rest = [pair for pair, asked in zip(pairs, sample.asked, strict=True) if not asked]
         answered = self._ask_to_compare(shown, next(iter(self._labellers))) if shown else {}

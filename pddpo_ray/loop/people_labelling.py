@@ -8,7 +8,7 @@ from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.mixed_labelling import MixedFeedbackController, MixedPlan, ScoringModel
+from pddpo_ray.loop.mixed_labelling import MixedFeedbackController, ScoringModel
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 
 
@@ -31,20 +31,13 @@ def mixed_feedback(
     """A model and people together, as the recipe divides the work; no model: scores with errors from the truth."""
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
-    plan = MixedPlan(
-        unsure=settings.unsure,
-        random=settings.random,
-        pairs_unsure=settings.pairs_unsure,
-        pairs_random=settings.pairs_random,
-        labels_each=settings.labels_each,
-        cost_max=config.dual.cost_max,
-        signal=settings.signal,
-    )
     people = people_labeller(settings, journal, cost_max=config.dual.cost_max)
     if model is None:
         assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
-    return MixedFeedbackController(constraint, people, model, plan, journal, seed=config.seed)
+    return MixedFeedbackController(
+        constraint, people, model, settings, journal, cost_max=config.dual.cost_max, seed=config.seed
+    )
 
 
 def rules_of(settings: AskedPeople) -> Rules:

@@ -43,35 +43,35 @@ class ScorerTraining:
     ) -> None:
         self._journal, self._store, self._reference = journal, store, reference
         self._settings, self._seed, self._phase = settings, seed, phase
-        self._places: dict[Kind, tuple[str, str]] = {}
+        self._stored: dict[Kind, tuple[str, str]] = {}
         self._open = open_scorer or (lambda name, make: make())
         self._recall: Recall = recall or (lambda what, compute: compute())
 
     def models(self, data: Data) -> ModelScorer:
         """Both models. `data` gives pairs and safety labels by answer; it is asked only if they are not trained yet."""
-        self.places(data)
+        self.stored(data)
         return ModelScorer(self.opened("reward"), self.opened("cost"))
 
-    def places(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
+    def stored(self, data: Data, kinds: Sequence[Kind] = KINDS) -> dict[Kind, tuple[str, str]]:
         """(path, sha256) of the models, trained if they are not; which kinds there are is settled by the first call."""
-        if not self._places:
+        if not self._stored:
             # What gives the data has phases of its own, so it is asked before the phase that trains.
             done = self._phase in {entry.phase for entry in self._journal.phases(self._journal.round)}
             labelled, unsafe = ((), {}) if done else data()
-            found = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
-            self._places = {kind: (found[kind]["path"], found[kind]["sha256"]) for kind in kinds}
-        return self._places
+            made_by_kind = self._journal.once(self._phase, lambda: self._train(labelled, unsafe, kinds))
+            self._stored = {kind: (made_by_kind[kind]["path"], made_by_kind[kind]["sha256"]) for kind in kinds}
+        return self._stored
 
     def opened(self, kind: Kind) -> AnswerScorer:
         """A trained model, in this process or wherever the run's scorers live."""
-        return self._open(f"{kind}-model", partial(stored_scorer, str(self._store.root), *self._places[kind]))
+        return self._open(f"{kind}-model", partial(stored_scorer, str(self._store.root), *self._stored[kind]))
 
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, str]]:
         rows = round((1.0 - self._settings.held_out) * len(labelled))
         fit = with_steps(self._settings.fit, rows)
-        found: dict[str, dict[str, str]] = {}
+        made_by_kind: dict[str, dict[str, str]] = {}
         for kind in kinds:
             order = ScorerOrder(
                 kind,
@@ -83,12 +83,12 @@ class ScorerTraining:
             )
             made = order.trained(labelled, unsafe, self._store, self._recall)
             self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
-            found[kind] = {"path": made["path"], "sha256": made["sha256"]}
-        return found
+            made_by_kind[kind] = {"path": made["path"], "sha256": made["sha256"]}
+        return made_by_kind
 
 
 def training_of(config: Config, journal: Journal, backends: Backends, phase: str) -> ScorerTraining:
-    """Reward and cost models that start as the reference; the feedback's and a page's are not the same ones."""
+    """Reward and cost models that start as the reference; those that label are not those of a method."""
     return ScorerTraining(
         journal,
         backends.store,
@@ -175,11 +175,11 @@ def feedback_models(
     """The recipe's reward and cost model, each given or trained."""
     opened = open_scorer or (lambda name, make: make())
     named: dict[Kind, StoredScorerConfig | None] = {"reward": settings.reward, "cost": settings.cost}
-    missing = [kind for kind, place in named.items() if place is None]
+    missing = [kind for kind, given in named.items() if given is None]
     if missing:
-        training.places(data, missing)
-    found = {
-        kind: training.opened(kind) if place is None else opened(f"{kind}-model", partial(given_scorer, place, dtype))
-        for kind, place in named.items()
+        training.stored(data, missing)
+    models = {
+        kind: training.opened(kind) if given is None else opened(f"{kind}-model", partial(given_scorer, given, dtype))
+        for kind, given in named.items()
     }
-    return ModelScorer(found["reward"], found["cost"])
+    return ModelScorer(models["reward"], models["cost"])

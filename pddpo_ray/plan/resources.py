@@ -7,9 +7,10 @@ not guessed: it depends on the machine, and a short run of the same recipe measu
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +25,9 @@ RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB
 
 
 TIME_SHARES = {"trainer": 0.4, "rollout": 0.52}
-"""Shares of a GPU in the time-shared layout. Two engines never fit on one GPU, and Ray gives a rank the smallest place
-that holds it, which is the one beside an engine: every GPU gets one of each (engines are started first). The rest is
-for reward and cost models."""
+"""Shares of a GPU in the time-shared layout. Two engines never fit on one GPU, and Ray gives a rank the fullest GPU
+that holds it, which has an engine: every GPU gets one of each (engines are started first). The rest is for reward and
+cost models."""
 
 
 @dataclass(frozen=True)
@@ -242,10 +243,10 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
             f"model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
         ) from error
     longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
-    # the embedding and the head are no place for adapters
+    # adapters are on neither the embedding nor the head
     linear = [shape for shape in shapes if len(shape) == 2 and vocabulary not in shape]
     return ModelShape(
-        parameters=sum(_product(shape) for shape in shapes),
+        parameters=sum(map(math.prod, shapes)),
         hidden=hidden,
         layers=layers,
         vocabulary=vocabulary,
@@ -387,27 +388,9 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
             "memory_bytes": machine.memory_bytes,
             "gpus": [gpu.name for gpu in machine.gpus],
         },
-        "resources": [
-            {
-                "part": bundle.part,
-                "count": bundle.count,
-                "cpus": bundle.cpus,
-                "gpus": bundle.gpus,
-                "note": bundle.note,
-            }
-            for bundle in placed.bundles
-        ],
+        "resources": [asdict(bundle) for bundle in placed.bundles],
         "parameters": shape.parameters if shape else 0,
-        "memory": [
-            {
-                "part": need.part,
-                "count": need.count,
-                "where": need.where,
-                "bytes_each": need.each,
-                "bytes_by_purpose": dict(need.bytes_by_purpose),
-            }
-            for need in memory(config, shape, device)
-        ],
+        "memory": [{**asdict(need), "bytes_each": need.each} for need in memory(config, shape, device)],
         "stored_bytes": stored_bytes(config, shape),
         "labels": labels(config),
     }
@@ -459,10 +442,3 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit in ("B", "KiB") or count >= 100 else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable")
-
-
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

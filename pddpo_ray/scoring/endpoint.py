@@ -41,16 +41,16 @@ class ChatEndpoint:
         if not questions:
             return []
         with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
-            found = list(threads.map(lambda question: self._one(client, question), questions))
+            replies = list(threads.map(lambda question: self._one(client, question), questions))
         self.asked += len(questions)
-        lost = [answer for answer in found if isinstance(answer, _Lost)]
+        lost = [answer for answer in replies if isinstance(answer, _Lost)]
         self.unanswered += len(lost)
         if len(lost) == len(questions):
             raise RunError(
                 f"the judge at {self.settings.endpoint} answered none of {len(questions)} questions: {lost[0].reason};"
                 " start it, then resume"
             )
-        return [None if isinstance(answer, _Lost) else answer for answer in found]
+        return [None if isinstance(answer, _Lost) else answer for answer in replies]
 
     def _client(self) -> httpx.Client:
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}

@@ -99,7 +99,7 @@ def _pair(prompt: str, first: str, second: str) -> str:
 
 
 def _listed(items: tuple[str, ...]) -> str:
-    return "\n".join(f"{place}. {item}" for place, item in enumerate(items, 1))
+    return "\n".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
 def _filled(template: str, **parts: str) -> str:

@@ -92,16 +92,16 @@ def _balanced(lengths: Sequence[int], ranks: int) -> list[np.ndarray]:
 def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit) -> list[np.ndarray]:
     pairs = limit.pairs or len(share)
     tokens = float("inf") if limit.tokens is None else limit.tokens
-    if len(share) <= pairs and sum(lengths[place] for place in share) <= tokens:
+    if len(share) <= pairs and sum(lengths[index] for index in share) <= tokens:
         return [share]
     parts: list[list[int]] = []
     held = 0
-    for place in sorted(share.tolist(), key=lambda place: (lengths[place], place)):
-        if not parts or len(parts[-1]) == pairs or held + lengths[place] > tokens:
+    for index in sorted(share.tolist(), key=lambda index: (lengths[index], index)):
+        if not parts or len(parts[-1]) == pairs or held + lengths[index] > tokens:
             parts.append([])
             held = 0
-        parts[-1].append(place)
-        held += lengths[place]
+        parts[-1].append(index)
+        held += lengths[index]
     return [np.array(part) for part in parts]
 
 

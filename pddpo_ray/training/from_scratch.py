@@ -64,13 +64,13 @@ def byte_level_words(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 def sequences(texts: Sequence[TextPair], tokenizer: Any, context: int) -> list[list[int]]:
     """Whole token sequences, beginning and end of sequence included, that fit the context."""
-    found = []
+    kept = []
     for prompt, answer in texts:
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer)]
         whole = [tokenizer.bos_token_id, *ids[0], *ids[1], tokenizer.eos_token_id]
         if len(whole) <= context:
-            found.append(whole)
-    return found
+            kept.append(whole)
+    return kept
 
 
 def build_model(spec: ScratchSpec, tokenizer: Any) -> LlamaForCausalLM:
@@ -91,7 +91,7 @@ def pretrain(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], spec: Scrat
 
     Texts of similar length share a batch, so little of it is padding.
     """
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     batches = [order[start : start + spec.batch] for start in range(0, len(order), spec.batch)]
     rng = np.random.default_rng([spec.seed, len(rows), BATCH_NAMES])
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -100,7 +100,7 @@ def pretrain(model: LlamaForCausalLM, rows: Sequence[Sequence[int]], spec: Scrat
     )
     losses = []
     for _ in range(spec.steps):
-        loss = _loss(model, [rows[place] for place in batches[int(rng.integers(len(batches)))]])
+        loss = _loss(model, [rows[index] for index in batches[int(rng.integers(len(batches)))]])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -114,8 +114,8 @@ def _loss(model: LlamaForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), model.config.pad_token_id)
     wanted = torch.full((len(rows), longest), -100)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = wanted[place, : len(row)] = torch.tensor(row)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = wanted[index, : len(row)] = torch.tensor(row)
     # Padding is on the right, so no real position attends to it and no mask is needed.
     logits = model(input_ids=ids).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted[:, 1:].flatten(), ignore_index=-100)

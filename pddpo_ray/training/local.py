@@ -144,8 +144,8 @@ class LocalTrainer:
             column.add(new, found)
             # One pass gives both. A number that is known stays, so that a run that was broken off sees the same ones.
             unknown = set(self._known.missing(new))
-            fresh = [place for place, text in enumerate(new) if text in unknown]
-            self._known.add([new[place] for place in fresh], log_probs[fresh])
+            fresh = [index for index, text in enumerate(new) if text in unknown]
+            self._known.add([new[index] for index in fresh], log_probs[fresh])
         return column
 
     def _open(self, kind: Kind, version: str, detail: str = "") -> Column:

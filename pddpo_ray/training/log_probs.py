@@ -24,7 +24,7 @@ from pddpo_ray.training.memory import PACKED_FROM, Sizes
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.response_head import SupportIndex, chunk_rows, response_log_probs
 
-Way = Literal["plain", "packed"]
+Layout = Literal["plain", "packed"]
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest relative difference of hidden states between both ways; other types: 0.05."""
 
@@ -43,14 +43,14 @@ class Support:
 class ResponseScorer(nn.Module):
     """A causal language model that returns log-probabilities of responses instead of logits."""
 
-    def __init__(self, model: nn.Module, way: Way | None = None) -> None:
+    def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
         super().__init__()
         self.model = model
         self.vocabulary_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self._recomputed = 0
         self._compiled: list[Any] = []
-        self.way: Way = self._way() if way is None else way
-        if way == "packed":
+        self.layout: Layout = self._choose_layout() if layout is None else layout
+        if layout == "packed":
             switch_attention(self._causal_lm())
 
     def log_probs(
@@ -61,7 +61,7 @@ class ResponseScorer(nn.Module):
         T runs over the response tokens of the different texts; a text that was given twice counts twice.
         """
         device = device_of(self)
-        if self.way == "plain":
+        if self.layout == "plain":
             mask = None if supports is None else support_mask(supports, self.vocabulary_size).to(device)
             total, supported = self(collate(texts).to(device), mask)
             return total, supported, None if supported is None else torch.ones_like(supported)
@@ -146,20 +146,20 @@ class ResponseScorer(nn.Module):
         """The map from hidden states to words."""
         return self._causal_lm().get_output_embeddings()  # type: ignore[operator]
 
-    def _way(self) -> Way:
+    def _choose_layout(self) -> Layout:
         """Packed for a model that is large enough, has layers that allow it, and says the same both ways."""
         model = self._causal_lm()
         if sum(parameter.numel() for parameter in model.parameters()) < PACKED_FROM or not can_pack(model):
             return "plain"
         before = model.config._attn_implementation  # type: ignore[union-attr]
         switch_attention(model)
-        if self._ways_agree():
+        if self._layouts_agree():
             return "packed"
         model.set_attn_implementation(before)  # type: ignore[operator]
         return "plain"
 
     @torch.no_grad()
-    def _ways_agree(self) -> bool:
+    def _layouts_agree(self) -> bool:
         """Hidden states of a few texts are the same from a packed row as from a padded batch."""
         words = [1 + index % (self.vocabulary_size - 1) for index in range(20)]
         prompts = [tuple(words[:5]), tuple(words[5:8])]
@@ -167,10 +167,10 @@ class ResponseScorer(nn.Module):
         training, device = self.training, device_of(self)
         self.eval()
         packed = pack(texts).to(device)
-        found = self.packed_states(packed)[packed.predictor]
+        states = self.packed_states(packed)[packed.predictor]
         expected = self.hidden(collate(texts).to(device))
         self.train(training)
-        largest = float((found - expected).abs().max() / expected.abs().max())
+        largest = float((states - expected).abs().max() / expected.abs().max())
         return largest <= PROBE_TOLERANCE.get(expected.dtype, 0.05)
 
     def _causal_lm(self) -> nn.Module:
@@ -244,18 +244,18 @@ def device_of(module: nn.Module) -> torch.device:
 def _states_that_read(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states of the response tokens [T, h] float64, the different text of each, and which one each text is."""
     device = device_of(scorer)
-    if scorer.way == "plain":
+    if scorer.layout == "plain":
         batch = collate(texts).to(device)
         read = TextBatch(batch.ids, batch.row, batch.column + 1, batch.target)
         return scorer.hidden(read).double(), batch.row, torch.arange(len(texts), device=device)
     packed = pack(texts).to(device)
-    return scorer.packed_states(packed)[packed.place].double(), packed.text, packed.copies
+    return scorer.packed_states(packed)[packed.column].double(), packed.text, packed.copies
 
 
 def _predicting_states(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, np.ndarray, Tensor, np.ndarray]:
     """States that predict the response tokens [T, h], their different texts, the tokens, and which one each text is."""
     device = device_of(scorer)
-    if scorer.way == "plain":
+    if scorer.layout == "plain":
         batch = collate(texts).to(device)
         return scorer.hidden(batch), batch.row.cpu().numpy(), batch.target, np.arange(len(texts))
     packed = pack(texts).to(device)
@@ -267,7 +267,7 @@ def _plausible_words(
     scorer: ResponseScorer, hidden: Tensor, target: Tensor, floor: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Log-probability of each token [T] float64, how many words reach the floor there [T], and those words in order."""
-    size = len(target) if scorer.way == "plain" else chunk_rows(scorer.vocabulary_size)
+    size = len(target) if scorer.layout == "plain" else chunk_rows(scorer.vocabulary_size)
     tokens, counts, words = [], [], []
     for begin in range(0, len(target), size):
         log_softmax = torch.log_softmax(scorer.head(hidden[begin : begin + size]).float(), dim=-1)
@@ -280,7 +280,7 @@ def _plausible_words(
 
 def _batches(scorer: ResponseScorer, texts: Sequence[Text], size: int) -> list[np.ndarray]:
     """Indices in batches of similar length; for a packed row, texts with the same prompt side by side."""
-    if scorer.way == "plain":
+    if scorer.layout == "plain":
         order = np.argsort([len(prompt) + len(response) for prompt, response in texts], kind="stable")
     else:
         keys = [(len(prompt), prompt, len(response)) for prompt, response in texts]

@@ -80,8 +80,8 @@ class LoraTrainer(LocalTrainer):
         if policy.sha256 == self.reference.sha256:
             return dict(self._off)
         adapter = read_adapter(self.store.stored(policy.path))
-        found = tensors_sha256(merged(self._frozen, adapter, self._scale).items())
-        if found != policy.sha256:
+        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale).items())
+        if sha256 != policy.sha256:
             raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
         return adapter
 

@@ -105,12 +105,12 @@ class Column:
             folders = sorted(self._store.folder(self._path).glob("shard-*"))
         except RunError:
             return []
-        found = []
+        shards = []
         for folder in folders:
             shard = _readable(folder, load_file)
             if shard is not None and folder.name == f"shard-{tensors_sha256(shard.items())[:12]}":
-                found.append(shard)
-        return found
+                shards.append(shard)
+        return shards
 
 
 def _readable(folder: Path, load: Any) -> dict[str, NDArray[Any]] | None:

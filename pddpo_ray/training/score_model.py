@@ -151,12 +151,12 @@ def _tensors_beside_the_decoder(folder: Path) -> dict[str, Tensor]:
     """Score head and normalizer: everything whose name does not begin with `model.`."""
     from safetensors import safe_open
 
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in safetensors_files(folder):
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if not name.startswith("model.") and not name.endswith(IGNORED)]  # noqa: SIM118
-            found |= {name: file.get_tensor(name) for name in names}
-    return found
+            tensors |= {name: file.get_tensor(name) for name in names}
+    return tensors
 
 
 def _read_decoder(folder: Path, dtype: str) -> nn.Module:
@@ -164,10 +164,10 @@ def _read_decoder(folder: Path, dtype: str) -> nn.Module:
     from transformers import AutoModel
 
     with quietly():
-        decoder, found = AutoModel.from_pretrained(
+        decoder, report = AutoModel.from_pretrained(
             folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
         )
-    lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise UserError(f"{folder}: {len(lacking)} tensors of the decoder are missing or misshapen, first {lacking[0]}")
     loaded: nn.Module = decoder

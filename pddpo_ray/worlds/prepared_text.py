@@ -43,14 +43,14 @@ class PreparedTextWorld:
         answers = np.linspace(0, len(self.world.grammar.answer_ids) - 1, count).round().astype(int)
         return [
             Response(
-                f"canary-{place}",
-                self.world.prompts[place % len(self.world.prompts)],
+                f"canary-{index}",
+                self.world.prompts[index % len(self.world.prompts)],
                 self.world.grammar.answer_ids[answer],
                 self.world.grammar.answer_texts[answer],
                 policy_version=0,
                 seed=0,
             )
-            for place, answer in enumerate(answers)
+            for index, answer in enumerate(answers)
         ]
 
     def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:

@@ -11,11 +11,11 @@ from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import Sample
 from pddpo_ray.annotation.world_truth import imperfect_model, truth_of
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, MixedFeedback, load
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, MixedPlan
+from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController
 from pddpo_ray.loop.people_labelling import mixed_feedback
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
@@ -160,12 +160,12 @@ def test_labels_of_answers_that_were_not_asked_are_refused(tmp_path: Path, peopl
     config = load("tabular", SETTINGS)
     world = tabular_world(config.world)  # type: ignore[arg-type]
     responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
-    plan = MixedPlan(8, 16, 6, 4, 6, 2.0, "unsafe_rate")
+    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4, labels_each=6, signal="unsafe_rate")
     place = tmp_path / "journal.sqlite"
     with Journal.open(place, "demo", create=config.model_dump(mode="json")) as journal:
         journal.add_samples("cost", responses)
         model = imperfect_model(config, noise=0.5, bias=0.0)
-        feedback = MixedFeedbackController("cost", people, model, plan, journal, seed=1)
+        feedback = MixedFeedbackController("cost", people, model, settings, journal, cost_max=2.0, seed=1)
         with pytest.raises(RunError, match="before any labels"):
             feedback.estimate_cost([])
         verdicts = feedback.safety(responses, 6)

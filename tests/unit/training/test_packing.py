@@ -42,7 +42,7 @@ def test_a_packed_row_holds_no_padding_and_every_prompt_and_text_once() -> None:
     assert batch.copies.tolist() == [0, 1, 2, 3, 4, 0]
     responses = [word for _, response in dict.fromkeys(TEXTS) for word in response]
     assert batch.target.tolist() == responses
-    assert batch.ids[0, batch.place].tolist() == responses
+    assert batch.ids[0, batch.column].tolist() == responses
 
 
 def test_log_probs_supports_and_features_are_the_same_both_ways() -> None:
@@ -80,7 +80,7 @@ def test_losses_and_gradients_are_the_same_both_ways(with_support: bool) -> None
 )
 def test_any_texts_get_the_log_probability_they_have_alone(drawn: list[tuple[int, list[int]]]) -> None:
     prompts = [(1, 4), (1, 4, 5, 6, 7), (9,)]
-    texts: list[Text] = [(prompts[place], tuple(words)) for place, words in drawn]
+    texts: list[Text] = [(prompts[index], tuple(words)) for index, words in drawn]
     plain, packed = SCORERS
     alone = np.concatenate([score_texts(plain, [text]) for text in texts])
     np.testing.assert_allclose(score_texts(packed, texts), alone, atol=2e-4)
@@ -146,8 +146,8 @@ def test_a_model_that_was_switched_still_scores_padded_batches_as_before() -> No
 
 
 def test_the_way_is_chosen_by_size_and_by_what_the_layers_allow() -> None:
-    assert ResponseScorer(tiny_llama(0, hidden=32, heads=1)).way == "plain"
-    assert ResponseScorer(tiny_llama(0)).way == "packed"
+    assert ResponseScorer(tiny_llama(0, hidden=32, heads=1)).layout == "plain"
+    assert ResponseScorer(tiny_llama(0)).layout == "packed"
     windowed = Qwen2Config(
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1,
