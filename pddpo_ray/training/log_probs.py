@@ -249,7 +249,7 @@ def _states_that_read(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Te
         read = TextBatch(batch.ids, batch.row, batch.column + 1, batch.target)
         return scorer.hidden(read).double(), batch.row, torch.arange(len(texts), device=device)
     packed = pack(texts).to(device)
-    return scorer.packed_states(packed)[packed.column].double(), packed.text, packed.copies
+    return scorer.packed_states(packed)[packed.slot].double(), packed.text, packed.copies
 
 
 def _predicting_states(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, np.ndarray, Tensor, np.ndarray]:

@@ -27,7 +27,7 @@ ATTENTION = "pddpo_packed"
 
 @dataclass(frozen=True)
 class Lines:
-    """Where attention finds the texts. gather [s, L]: column in the row of each token of each line (padding: any);
+    """Where attention finds the texts. gather [s, L]: slot in the row of each token of each line (padding: any);
     line, column [T]: where in the lines the output of each token of the row is taken from.
     """
 
@@ -40,14 +40,14 @@ class Lines:
 class PackedBatch:
     """n texts, s of them different, as one row of T tokens.
 
-    ids, positions [1, T]; per response token [R] its own column in the row, the column whose output predicts it, the
+    ids, positions [1, T]; per response token [R] its own slot in the row, the slot whose output predicts it, the
     different text it belongs to, and the token; copies [n]: which of the different texts each given text is.
     """
 
     ids: Tensor
     positions: Tensor
     lines: Lines
-    column: Tensor
+    slot: Tensor
     predictor: Tensor
     text: Tensor
     target: Tensor
@@ -56,7 +56,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         lines = Lines(*(tensor.to(device) for tensor in (self.lines.gather, self.lines.line, self.lines.column)))
-        names = ("ids", "positions", "column", "predictor", "text", "target", "copies")
+        names = ("ids", "positions", "slot", "predictor", "text", "target", "copies")
         return replace(self, lines=lines, **{name: getattr(self, name).to(device) for name in names})
 
     def __len__(self) -> int:
@@ -87,20 +87,20 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
             gather[member, :length] = np.arange(start, start + length)
             gather[member, length:end] = np.arange(begin, begin + len(response))
             token_parts.append((np.full(len(response), member), np.arange(length, end)))
-            columns, predictors = gather[member, length:end], gather[member, length - 1 : end - 1]
+            slots, predictors = gather[member, length:end], gather[member, length - 1 : end - 1]
             words = np.array(response, dtype=np.int64)
-            response_parts.append((columns, predictors, np.full(len(response), member), words))
+            response_parts.append((slots, predictors, np.full(len(response), member), words))
     line, column = (np.concatenate(part) for part in zip(*token_parts, strict=True))
     # the order of the different texts, as in the padded batch, so that columns such as supports line up
     order = np.argsort(np.concatenate([part[2] for part in response_parts]), kind="stable")
     of_responses = [np.concatenate(part)[order] for part in zip(*response_parts, strict=True)]
-    column, predictor, owner, target = (torch.from_numpy(array) for array in of_responses)
+    slot, predictor, owner, target = (torch.from_numpy(array) for array in of_responses)
     return PackedBatch(
         ids=torch.tensor([ids]),
         # a token's column in its line is its position in its text
         positions=torch.from_numpy(column)[None],
         lines=Lines(*(torch.from_numpy(array) for array in (gather, line, column))),
-        column=column,
+        slot=slot,
         predictor=predictor,
         text=owner,
         target=target,

@@ -42,7 +42,7 @@ def test_a_packed_row_holds_no_padding_and_every_prompt_and_text_once() -> None:
     assert batch.copies.tolist() == [0, 1, 2, 3, 4, 0]
     responses = [word for _, response in dict.fromkeys(TEXTS) for word in response]
     assert batch.target.tolist() == responses
-    assert batch.ids[0, batch.column].tolist() == responses
+    assert batch.ids[0, batch.slot].tolist() == responses
 
 
 def test_log_probs_supports_and_features_are_the_same_both_ways() -> None:
