@@ -192,17 +192,17 @@ def enlist(url: str, admin_token: str, count: int, prefix: str) -> list[tuple[st
 
 def _asked(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """One request of an admin, made again when the service wants a pause. Raises UserError for a refusal."""
-    place = str(client.base_url).removesuffix(f"{API}/")
+    service = str(client.base_url).removesuffix(f"{API}/")
     while True:
         try:
             response = client.request(method, path, json=body)
         except httpx.TransportError as error:
-            raise UserError(f"no annotation service at {place}: start `pddpo annotate` first ({error})") from error
+            raise UserError(f"no annotation service at {service}: start `pddpo annotate` first ({error})") from error
         if response.status_code != 429:
             break
         time.sleep(RETRY_S)
     if response.status_code >= 400:
-        raise UserError(f"{place} refuses {method} {path}: {response.json().get('detail', response.text)}")
+        raise UserError(f"{service} refuses {method} {path}: {response.json().get('detail', response.text)}")
     content: dict[str, Any] = response.json()
     return content
 
@@ -217,7 +217,7 @@ def simulate(
     idle_s: float | None,
     stop: threading.Event | None = None,
 ) -> list[Tally]:
-    """Everybody works at once, each in a thread, in the manner of their place. Returns when all have finished."""
+    """Everybody works at once, each in a thread, in the manner that is theirs. Returns when all have finished."""
     stop = stop or threading.Event()
     annotators = [
         Annotator(url, token, handle, manners[number % len(manners)], scores, [seed, number])

@@ -9,7 +9,7 @@ from pddpo_ray.compare.page import render
 from pddpo_ray.compare.runner import Row, Tell, Unit, rows_so_far, run_unit, units_of
 from pddpo_ray.compare.suite import Suite
 from pddpo_ray.compare.tables import csv_of_runs, csv_of_traces
-from pddpo_ray.storage.text_files import write_whole
+from pddpo_ray.storage.whole_files import write_whole
 
 PAGE = "compare.html"
 RunUnits = Callable[[Suite, Sequence[Unit], Path, Tell], list[Row]]

@@ -30,7 +30,7 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
 from pddpo_ray.storage.recall import Memory
-from pddpo_ray.storage.text_files import write_json
+from pddpo_ray.storage.whole_files import write_json
 
 if TYPE_CHECKING:
     from pddpo_ray.compare.judging import HeldOutJudge

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
@@ -12,6 +11,7 @@ from typing import IO, Any, cast
 from pddpo_ray.data.example import Dimension
 from pddpo_ray.data.formats import PKU_CATEGORIES, PREFERRED, lead_of
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.whole_files import written_aside
 
 BATCH = 1000
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
@@ -69,15 +69,15 @@ class Sink:
 
     def __init__(self, path: Path, form: str, dimension: Dimension = "helpful") -> None:
         demand_writable(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.rows = path, 0
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._aside = written_aside(path)
+        self._unfinished = self._aside.__enter__()
         kind = path.suffix.lower()
         self._writer: JsonLines | Columns
         if kind in (".jsonl", ".gz"):
-            self._writer = JsonLines(self._temporary, packed=kind == ".gz")
+            self._writer = JsonLines(self._unfinished, packed=kind == ".gz")
         else:
-            self._writer = Columns(self._temporary, schema_of(form, dimension), parquet=kind == ".parquet")
+            self._writer = Columns(self._unfinished, schema_of(form, dimension), parquet=kind == ".parquet")
 
     def write(self, row: dict[str, Any]) -> None:
         self._writer.write(row)
@@ -90,10 +90,9 @@ class Sink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.close()
-        if error is None and self.rows:
-            self._temporary.replace(self.path)
-        else:
-            self._temporary.unlink(missing_ok=True)
+        if not self.rows:
+            self._unfinished.unlink()
+        self._aside.__exit__(kind, error, trace)
 
 
 def demand_writable(path: Path) -> None:
@@ -116,10 +115,10 @@ def schema_of(form: str, dimension: Dimension) -> Any:
     columns: dict[str, list[tuple[str, Any]]] = {
         "pku": [
             ("prompt", text),
-            *((f"response_{place}", text) for place in (0, 1)),
-            *((f"is_response_{place}_safe", truth) for place in (0, 1)),
-            *((f"response_{place}_harm_category", harm) for place in (0, 1)),
-            *((f"response_{place}_severity_level", number) for place in (0, 1)),
+            *((f"response_{index}", text) for index in (0, 1)),
+            *((f"is_response_{index}_safe", truth) for index in (0, 1)),
+            *((f"response_{index}_harm_category", harm) for index in (0, 1)),
+            *((f"response_{index}_severity_level", number) for index in (0, 1)),
             ("better_response_id", number),
             ("safer_response_id", number),
         ],

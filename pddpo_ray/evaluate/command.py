@@ -25,7 +25,7 @@ from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score,
 from pddpo_ray.evaluate.sets import EvaluationSet
 from pddpo_ray.records import Decoding
 from pddpo_ray.storage.recall import Memory
-from pddpo_ray.storage.text_files import write_json, write_whole
+from pddpo_ray.storage.whole_files import write_json, write_whole
 from pddpo_ray.theory.seeds import seed_of
 
 Tell = Callable[[str], None]

@@ -44,7 +44,7 @@ from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.disk import explain_full_disk
 from pddpo_ray.storage.folders import JOURNAL, RESULT
-from pddpo_ray.storage.text_files import write_json
+from pddpo_ray.storage.whole_files import write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")

@@ -8,7 +8,7 @@ from pddpo_ray.report.headline import header
 from pddpo_ray.report.run_data import RunData, read_run
 from pddpo_ray.report.sections import SECTIONS
 from pddpo_ray.report.shell import page
-from pddpo_ray.storage.text_files import write_whole
+from pddpo_ray.storage.whole_files import write_whole
 
 
 def build_report(run_dir: Path, journal: str | Path | None = None) -> Path:

@@ -12,10 +12,10 @@ import httpx
 
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
+from pddpo_ray.retrying import Outcome, send
 
 REFUSED = (400, 401, 403, 404, 405, 422)
 """Answers that a repetition does not change."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class ChatEndpoint:
@@ -67,28 +67,15 @@ class ChatEndpoint:
             # endpoints differ in how large a seed they take
             "seed": seed % 2**31,
         }
-        reason = ""
-        for attempt in range(self.settings.tries):
-            pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
-            try:
-                response = client.post(f"{self.settings.endpoint.rstrip('/')}/chat/completions", json=body)
-            except httpx.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if response.status_code in REFUSED:
-                    raise RunError(
-                        f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: "
-                        f"{response.status_code} {_message(response)}"
-                    )
-                if response.status_code == 200:
-                    answer = _content(response)
-                    if answer is not None:
-                        return answer
-                reason = f"{response.status_code} {_message(response)}"
-                pause = min(_seconds(response.headers.get("retry-after"), pause), LONGEST_PAUSE_S)
-            if attempt + 1 < self.settings.tries:
-                self._sleep(pause)
-        return _Lost(reason)
+        url = f"{self.settings.endpoint.rstrip('/')}/chat/completions"
+        outcome = send(lambda: client.post(url, json=body), _unanswered, tries=self.settings.tries, sleep=self._sleep)
+        if isinstance(outcome, httpx.HTTPError):
+            return _Lost(f"{type(outcome).__name__}: {outcome}")
+        reason = f"{outcome.status_code} {_message(outcome)}"
+        if outcome.status_code in REFUSED:
+            raise RunError(f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {reason}")
+        answer = _content(outcome)
+        return _Lost(reason) if answer is None else answer
 
 
 @dataclass(frozen=True)
@@ -96,8 +83,17 @@ class _Lost:
     reason: str
 
 
+def _unanswered(outcome: Outcome) -> bool:
+    """Whether the same question may still find an answer."""
+    if isinstance(outcome, httpx.HTTPError):
+        return True
+    return outcome.status_code not in REFUSED and _content(outcome) is None
+
+
 def _content(response: httpx.Response) -> str | None:
-    """Text of the first choice; None where the reply has another form."""
+    """Text of the first choice; None where the reply is none or has another form."""
+    if response.status_code != 200:
+        return None
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
@@ -114,10 +110,3 @@ def _message(response: httpx.Response) -> str:
     except ValueError:
         text = response.text
     return " ".join(text.split())[:200]
-
-
-def _seconds(stated: str | None, otherwise: float) -> float:
-    try:
-        return max(0.0, float(stated)) if stated is not None else otherwise
-    except ValueError:
-        return otherwise

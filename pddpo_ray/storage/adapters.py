@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
+from pddpo_ray.storage.whole_files import written_aside
 
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -64,35 +64,19 @@ def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path,
     `read` gives the tensors of the base by its path and sha256.
     """
     if not target.exists():
-        staging = _beside(target)
-        shutil.copytree(stored, staging)
-        _rename(staging, target)
+        with written_aside(target) as staging:
+            shutil.copytree(stored, staging)
     file = target / WEIGHTS
     if file.exists():
-        # it was asked for, so it is among the newest again
+        # A file that was asked for now counts as new, so that it is kept.
         os.utime(file)
         return target
     base = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
     weights = merged(read(base["path"], base["sha256"]), read_adapter(stored), base["scale"])
-    staging = _beside(file)
-    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, staging)
-    staging.replace(file)
+    with written_aside(file) as staging:
+        save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, staging)
     _forget_old(target.parent)
     return target
-
-
-def _beside(target: Path) -> Path:
-    return target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-
-
-def _rename(staging: Path, target: Path) -> None:
-    try:
-        staging.rename(target)
-    except OSError:
-        # Somebody else made the same folder first.
-        shutil.rmtree(staging, ignore_errors=True)
-        if not target.exists():
-            raise
 
 
 def _forget_old(folder: Path) -> None:

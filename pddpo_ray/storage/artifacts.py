@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +18,7 @@ import numpy as np
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
+from pddpo_ray.storage.whole_files import written_aside
 
 if TYPE_CHECKING:
     import torch
@@ -110,10 +109,9 @@ class ArtifactStore:
         target = self._local(path)
         if target.exists():
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-        staging.mkdir()
-        try:
+        # Where another process finishes the same artifact first, its content is the same by its name.
+        with written_aside(target) as staging:
+            staging.mkdir()
             fill(staging)
             for file in sorted(staging.rglob("*")):
                 if file.is_file():
@@ -121,15 +119,7 @@ class ArtifactStore:
             _flush(staging)
             if self._remote:
                 self._files.put(str(staging), f"{self._base}/{path}", recursive=True)
-            try:
-                staging.rename(target)
-            except OSError:
-                # Somebody else finished the same artifact first; its content is the same by its name.
-                if not target.exists():
-                    raise
-            _flush(target.parent)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        _flush(target.parent)
         return target
 
     def folder(self, path: str) -> Path:
@@ -149,10 +139,8 @@ class ArtifactStore:
         """An artifact as it is stored. Raises RunError if it is not in the store."""
         target = self._local(path)
         if not target.exists() and self._remote and self._files.exists(f"{self._base}/{path}"):
-            staging = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-            staging.parent.mkdir(parents=True, exist_ok=True)
-            self._files.get(f"{self._base}/{path}", str(staging), recursive=True)
-            staging.rename(target)
+            with written_aside(target) as staging:
+                self._files.get(f"{self._base}/{path}", str(staging), recursive=True)
         if not target.exists():
             raise RunError(f"artifact {path} is missing from the store {self.root}: restore it, or start a new run")
         return target
@@ -199,9 +187,9 @@ class ArtifactStore:
 
 
 def _verified(tensors: dict[str, T], path: str, sha256: str) -> dict[str, T]:
-    found = tensors_sha256(tensors.items())
-    if found != sha256:
-        raise RunError(f"artifact {path} has hash {found[:12]}, the journal says {sha256[:12]}: its file was changed")
+    actual = tensors_sha256(tensors.items())
+    if actual != sha256:
+        raise RunError(f"artifact {path} has hash {actual[:12]}, the journal says {sha256[:12]}: its file was changed")
     return tensors
 
 

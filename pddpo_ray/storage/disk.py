@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def explain_full_disk(place: Path) -> Iterator[None]:
+def explain_full_disk(path: Path) -> Iterator[None]:
     """Turns what file systems and SQLite say about a full disk into a RunError that says what to do."""
     try:
         yield
@@ -23,7 +23,7 @@ def explain_full_disk(place: Path) -> Iterator[None]:
         if not is_full(error):
             raise
         raise RunError(
-            f"no space is left for {place}: make room and go on with --resume, finished phases are kept"
+            f"no space is left for {path}: make room and go on with --resume, finished phases are kept"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Results kept in a file by what was asked for: what is costly is done once, however often a command is given."""
+"""Results of costly computations, kept in a file by what was computed, so that a repeated command reads them back."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pddpo_ray.config import SmallModelConfig
+from pddpo_ray.storage.whole_files import written_aside
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -43,23 +42,12 @@ def small_llama(
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `make` unless it is there already.
-
-    Written beside and renamed, so that two runs that start together cannot read half of it.
-    """
+    """`folder`, filled by `make` unless it is there already. Two runs that start together never read half of it."""
     if folder.exists():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with written_aside(folder) as staging:
+        staging.mkdir()
         make(staging)
-        try:
-            staging.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 

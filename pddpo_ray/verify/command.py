@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.text_files import write_whole
+from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.verify.checks import FORMULAS, Check
 from pddpo_ray.verify.experiments import (
     Curve,

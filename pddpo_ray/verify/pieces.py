@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.storage.text_files import write_whole
+from pddpo_ray.storage.whole_files import write_whole
 
 Row = dict[str, object]
 

@@ -1,16 +1,15 @@
-"""Requests to another tool's HTTP API: our errors, retries where nothing can happen twice, pages."""
+"""Requests to another tool's HTTP API, with errors that say what to do."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import httpx
 
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.retrying import Outcome, send
 
 TRIES = 4
-PAUSE_S = 0.5
 BUSY = (429, 502, 503, 504)
 
 
@@ -34,25 +33,24 @@ class Api:
         self._client.close()
 
     def _ask(self, method: str, path: str, **content: Any) -> Any:
-        """The JSON that came back. A busy tool is asked again; a POST only if it was never reached."""
-        for attempt in range(TRIES):
-            try:
-                response = self._client.request(method, path, **content)
-            except httpx.ConnectError as error:
-                if attempt == TRIES - 1:
-                    raise UserError(f"no {self._tool} at {self._client.base_url}: check --url ({error})") from error
-            except httpx.TransportError as error:
-                if method == "POST" or attempt == TRIES - 1:
-                    raise RunError(
-                        f"{self._tool} broke off {method} {path} ({error}); the same command may be given again"
-                    ) from error
-            else:
-                if response.status_code not in BUSY or (method == "POST" and response.status_code != 429):
-                    return self._content(response, method, path)
-                if attempt == TRIES - 1:
-                    raise RunError(f"{self._tool} stays busy ({response.status_code}): try again later")
-            time.sleep(PAUSE_S * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+        """The JSON that came back. A request is repeated while the tool is busy, a POST only if it did nothing yet."""
+        busy = (429,) if method == "POST" else BUSY
+
+        def worth_another(outcome: Outcome) -> bool:
+            if isinstance(outcome, httpx.Response):
+                return outcome.status_code in busy
+            return isinstance(outcome, httpx.ConnectError) or method != "POST"
+
+        outcome = send(lambda: self._client.request(method, path, **content), worth_another, tries=TRIES)
+        if isinstance(outcome, httpx.ConnectError):
+            raise UserError(f"no {self._tool} at {self._client.base_url}: check --url ({outcome})") from outcome
+        if isinstance(outcome, httpx.HTTPError):
+            raise RunError(
+                f"{self._tool} broke off {method} {path} ({outcome}); the same command may be given again"
+            ) from outcome
+        if outcome.status_code in busy:
+            raise RunError(f"{self._tool} stays busy ({outcome.status_code}): try again later")
+        return self._content(outcome, method, path)
 
     def _content(self, response: httpx.Response, method: str, path: str) -> Any:
         if response.status_code in (401, 403):
