@@ -21,6 +21,7 @@ from pddpo_ray.records import (
     CostEstimate,
     Decoding,
     LabelledPair,
+    LossBonus,
     Objective,
     Pair,
     PairRow,
@@ -36,20 +37,43 @@ Count = int | Sequence[int]
 """Answers per prompt: one number for all prompts, or one each."""
 
 
-# --- what the pages call -----------------------------------------------------------------------------------------
+# --- what a method calls: its parts, as `loop` makes them -----------------------------------------------------------
+
+
+Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
+"""(base, other, share, number, name) -> the stored mixture of their weights."""
+
+
+class Scorer(Protocol):
+    """Reward and cost of answers; only differences within a prompt have a meaning unless it says otherwise."""
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        """-> rewards [n], costs [n]"""
+        ...
 
 
 class Trainer(Protocol):
-    """Fits policies. `fit` returns a version that is already in the artifact store."""
+    """Fits policies. What it returns is already in the artifact store."""
 
     def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion: ...
 
-    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
-        """log pi(y|x), summed over the response tokens. -> [n]"""
+    def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
+        """Starts the next round's reward fit, where the backend can work while labels are waited for."""
         ...
 
-    def features(self, responses: Sequence[Response]) -> Array:
-        """Hidden states of the frozen reference, averaged over the response tokens (one-hot in a table). -> [n, h]"""
+    def merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> PolicyVersion: ...
+
+    def reinforce(
+        self,
+        reference: PolicyVersion,
+        answers: Sequence[Response],
+        scores: tuple[Array, Array],
+        multiplier: float,
+        critics: Critics | None,
+    ) -> PolicyVersion: ...
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        """log pi(y|x), summed over the response tokens. -> [n]"""
         ...
 
 
@@ -72,20 +96,57 @@ class Feedback(Protocol):
         """Puts the questions that `safety` collects later to labellers that can begin before anybody waits."""
         ...
 
-    def safety(self, items: Sequence[Response], labels_each: int) -> list[SafetyLabels]: ...
+    def safety(
+        self, items: Sequence[Response], labels_each: int, constraint: str | None = None
+    ) -> list[SafetyLabels]: ...
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]: ...
 
 
 class Dual(Protocol):
-    """Owner of the multiplier(s)."""
+    """The multipliers of this round, and one step of each per estimate."""
 
     @property
-    def multiplier(self) -> float: ...
+    def multipliers(self) -> dict[str, float]: ...
+
+    @property
+    def multiplier(self) -> float:
+        """The first constraint's."""
+        ...
+
+    @property
+    def message(self) -> str | None: ...
 
     def ascend(self, estimate: CostEstimate) -> float:
         """One projected step; returns the next multiplier."""
         ...
+
+    def observe(
+        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+    ) -> None:
+        """Journals an estimate that moves nothing here."""
+        ...
+
+
+class Prompts(Protocol):
+    def draw(self, count: int) -> list[Prompt]: ...
+
+
+class Preferences(Protocol):
+    """D^r and D^c."""
+
+    @property
+    def labelled(self) -> list[LabelledPair]: ...
+
+    @property
+    def reward(self) -> list[PairRow]: ...
+
+    @property
+    def cost(self) -> list[PairRow]: ...
+
+    def cost_of(self, constraint: str) -> list[PairRow]: ...
+
+    def extend(self, labelled: Sequence[LabelledPair]) -> None: ...
 
 
 class Explorer(Protocol):
@@ -94,6 +155,36 @@ class Explorer(Protocol):
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]: ...
 
     def update(self, pairs: Sequence[Pair]) -> None: ...
+
+    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus: ...
+
+
+class Scoring(Protocol):
+    """Scores in place of labels: fitted on the pairs, or implied by two policies."""
+
+    @property
+    def threshold(self) -> float: ...
+
+    @property
+    def upper(self) -> float: ...
+
+    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer: ...
+
+    def trained(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]
+    ) -> tuple[Scorer, Critics | None]: ...
+
+    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer: ...
+
+    def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer: ...
+
+    def reference_answers(self, reference: PolicyVersion) -> list[Response]: ...
+
+    def price(self, scorer: Scorer, answers: Sequence[Response]) -> float: ...
+
+    def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]: ...
+
+    def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate: ...
 
 
 # --- what stands behind them: one backend in this process, one on Ray ---------------------------------------------
@@ -299,7 +390,3 @@ class EarlyLabeller(Protocol):
     """A labeller that can begin before anybody waits: people, or an actor. The labels are those of `safety` alone."""
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None: ...
-
-
-Clock = Callable[[], float]
-StageName = Stage

@@ -13,10 +13,9 @@ one-shot one, so the first dual step already sees a policy that was trained for 
 from __future__ import annotations
 
 from pddpo_ray.algorithms.pecan import policy_scorer
-from pddpo_ray.algorithms.stages import Parts, Sizes, unsafe_bits, weighed_objective
-from pddpo_ray.loop.method_scores import neighbours_of
+from pddpo_ray.algorithms.stages import Parts, Sizes, neighbours_of, unsafe_bits, weighed_objective
+from pddpo_ray.contracts import Scorer
 from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixture
-from pddpo_ray.scoring.interface import Scorer
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
@@ -31,9 +30,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
         estimate = parts.scores.cost_of(scorer, fresh)
-        following = stepped(
-            multiplier, estimate, parts.scores.plan.threshold, sizes.method.rate, parts.scores.plan.upper
-        )
+        following = stepped(multiplier, estimate, parts.scores.threshold, sizes.method.rate, parts.scores.upper)
         parts.dual.observe(estimate, multiplier=multiplier, following=following)
         multiplier = following
     return UniformMixture(tuple(parts.journal.policies[-1:]))

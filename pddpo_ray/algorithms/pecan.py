@@ -21,8 +21,8 @@ from pddpo_ray.algorithms.stages import (
     single_objective,
     weighed_objective,
 )
+from pddpo_ray.contracts import Scorer
 from pddpo_ray.records import PolicyVersion, Response, UniformMixture
-from pddpo_ray.scoring.interface import Scorer
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:

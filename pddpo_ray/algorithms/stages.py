@@ -6,19 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pddpo_ray.config import MethodConfig
+from pddpo_ray.contracts import (
+    Dual,
+    Explorer,
+    Feedback,
+    Merge,
+    Preferences,
+    Prompts,
+    Rollout,
+    Scoring,
+    Trainer,
+)
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.dual_step import DualController
-from pddpo_ray.loop.exploring import ExplorationController
-from pddpo_ray.loop.fitting import Merge, TrainerController
-from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.method_scores import ScoringController
-from pddpo_ray.loop.preferences import Preferences
-from pddpo_ray.loop.prompts import Prompts
-from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.records import (
     CostEstimate,
     LossBonus,
     Objective,
+    Pair,
     PolicyVersion,
     Prompt,
     Response,
@@ -32,28 +36,28 @@ NO_BONUS = LossBonus()
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a page calls. Offline methods have no explorer."""
+    """Everything that a method calls. Offline methods have no explorer."""
 
     journal: Journal
-    trainer: TrainerController
-    rollout: RolloutController
-    feedback: FeedbackController
-    dual: DualController
+    trainer: Trainer
+    rollout: Rollout
+    feedback: Feedback
+    dual: Dual
     prompts: Prompts
     preferences: Preferences
     estimate_cost: Callable[[Sequence[SafetyLabels]], CostEstimate]
-    explorer: ExplorationController | None = None
-    scoring: ScoringController | None = None
+    explorer: Explorer | None = None
+    scoring: Scoring | None = None
     merge: Merge | None = None
 
     @property
-    def scores(self) -> ScoringController:
+    def scores(self) -> Scoring:
         if self.scoring is None:
             raise ValueError("this method weighs reward against cost by scores; it needs the scoring part")
         return self.scoring
 
     @property
-    def exploration(self) -> ExplorationController:
+    def exploration(self) -> Explorer:
         if self.explorer is None:
             raise ValueError("this method explores; it needs an explorer")
         return self.explorer
@@ -153,4 +157,14 @@ def estimates_of(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> lis
     return [
         parts.estimate_cost(parts.feedback.safety(answers, sizes.labels_each, constraint))
         for constraint in parts.dual.multipliers
+    ]
+
+
+def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:
+    """Pairs of answers that were drawn one after the other, equal texts left out. Answers come prompt by prompt."""
+    return [
+        Pair(f"pseudo-{index}", answers[index], answers[index + 1])
+        for start in range(0, len(answers), per_prompt)
+        for index in range(start, start + per_prompt - 1, 2)
+        if answers[index].token_ids != answers[index + 1].token_ids
     ]

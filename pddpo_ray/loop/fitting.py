@@ -20,6 +20,7 @@ from pddpo_ray.contracts import (
     FitResult,
     FitSettings,
     LossOptimism,
+    Merge,
     PpoCommand,
     ScoredAnswer,
     Start,
@@ -33,8 +34,6 @@ from pddpo_ray.theory.cost_stage import skips_cost_stage
 from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
 from pddpo_ray.theory.seeds import generator, seed_of
 
-Merge = Callable[[PolicyVersion, PolicyVersion, float, int, str], PolicyVersion]
-"""(base, other, share of the other, number, name) -> stored version (`merging.merge_versions`)."""
 Fit = TypeVar("Fit", bound=FitConfig)
 WarmStart = Literal["carried", "previous", "reward"]
 

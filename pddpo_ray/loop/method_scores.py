@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.contracts import Critics
+from pddpo_ray.contracts import Critics, Scorer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import ScorerTraining
 from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.scoring.interface import Scorer
 from pddpo_ray.scoring.linear import Features, LinearScorer, fit_cost, fit_reward
-from pddpo_ray.scoring.policies import PolicyScorer
+from pddpo_ray.scoring.policies import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
 from pddpo_ray.theory.explicit_dual import Price, descend
@@ -62,7 +61,7 @@ class ScoringController:
         features: Callable[[Sequence[LabelledPair]], Features],
         training: ScorerTraining | None = None,
     ) -> None:
-        self.plan = plan
+        self._plan = plan
         self._journal = journal
         self._store = store
         self._trainer = trainer
@@ -71,12 +70,20 @@ class ScoringController:
         self._features = features
         self._training = training
 
+    @property
+    def threshold(self) -> float:
+        return self._plan.threshold
+
+    @property
+    def upper(self) -> float:
+        return self._plan.upper
+
     # --- scorers ------------------------------------------------------------------------------------------------
 
     def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
         """Reward and cost models from the pairs and one safety label per answer."""
         features = self._features(labelled)
-        plan = self.plan
+        plan = self._plan
         limits = {"reward": plan.reward_max, "cost": plan.cost_max} if plan.bounded else {"reward": None, "cost": None}
         shrunk = {} if plan.bounded else {"ridge": plan.ridge}
 
@@ -99,25 +106,25 @@ class ScoringController:
         stored = self._training.stored(lambda: (labelled, unsafe))
         return self._training.models(lambda: (labelled, unsafe)), Critics(stored["reward"], stored["cost"])
 
-    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> PolicyScorer:
+    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer:
         """Implicit scores of two policies. Differences of costs have a meaning, their zero has none."""
-        return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self.plan.beta)
+        return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self._plan.beta)
 
-    def anchored(self, scorer: PolicyScorer, answers: Sequence[Response], reference_cost: float) -> PolicyScorer:
+    def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer:
         """The scorer with its cost's zero placed so that the reference's mean cost is what labels say.
 
         So the limit d on the cost is the improvement over the reference that the original asks for.
         """
         costs = scorer(answers)[1].reshape(len(self._prompts), -1)
-        mean = float(np.average(costs.mean(axis=1), weights=self.plan.prior))
-        return replace(scorer, cost_shift=reference_cost - mean)
+        mean = float(np.average(costs.mean(axis=1), weights=self._plan.prior))
+        return ShiftedCosts(scorer, reference_cost - mean)
 
     # --- what follows from scores -------------------------------------------------------------------------------
 
     def reference_answers(self, reference: PolicyVersion) -> list[Response]:
         """So many answers of the reference to every prompt, prompt by prompt; drawn once."""
         self._rollout.publish(reference)
-        return self._rollout.pool("dual", self._prompts, reference, self.plan.answers, self.plan.decoding)
+        return self._rollout.pool("dual", self._prompts, reference, self._plan.answers, self._plan.decoding)
 
     def price(self, scorer: Scorer, answers: Sequence[Response]) -> float:
         """Minimiser of the explicit dual over the reference's answers, within [0, upper].
@@ -127,7 +134,7 @@ class ScoringController:
 
         def minimise() -> dict[str, float]:
             rewards, costs = (values.reshape(len(self._prompts), -1) for values in scorer(answers))
-            plan = self.plan
+            plan = self._plan
             prior = None if plan.prior is None else np.array(plan.prior)
             found: Price = descend(
                 rewards, plan.threshold - costs, plan.beta, first=plan.first, rate=plan.rate, upper=plan.upper,
@@ -147,7 +154,7 @@ class ScoringController:
         """One Bernoulli label per pair: P(first is chosen) = sigmoid(w(first) - w(second)), w = r - multiplier c."""
         rewards, costs = scorer([answer for pair in pairs for answer in (pair.first, pair.second)])
         values = (rewards - multiplier * costs).reshape(-1, 2)
-        draws = generator(self.plan.seed, self._journal.round, "pseudo-labels").random(len(pairs))
+        draws = generator(self._plan.seed, self._journal.round, "pseudo-labels").random(len(pairs))
         rows = []
         for pair, (first, second), draw in zip(pairs, values, draws, strict=True):
             chosen, rejected = (pair.first, pair.second) if draw < expit(first - second) else (pair.second, pair.first)
@@ -158,13 +165,3 @@ class ScoringController:
         """Mean cost of fresh answers by the scorer, with its standard error; no label is asked for."""
         value, error = mean_with_error(scorer(answers)[1])
         return CostEstimate(value, error, len(answers), 0, "cost_model")
-
-
-def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:
-    """Pairs of answers that were drawn one after the other, equal texts left out. Answers come prompt by prompt."""
-    return [
-        Pair(f"pseudo-{place}", answers[place], answers[place + 1])
-        for start in range(0, len(answers), per_prompt)
-        for place in range(start, start + per_prompt - 1, 2)
-        if answers[place].token_ids != answers[place + 1].token_ids
-    ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pddpo_ray.algorithms.stages import neighbours_of
 from pddpo_ray.config import ModelFeedback, ScorerTrainingConfig
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.method_scores import neighbours_of
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.records import (
     CostEstimate,

@@ -16,14 +16,6 @@ TextPair = tuple[str, str]
 """(prompt, answer)"""
 
 
-class Scorer(Protocol):
-    """Reward and cost of answers; only differences within a prompt have a meaning unless it says otherwise."""
-
-    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        """-> rewards [n], costs [n]"""
-        ...
-
-
 class AnswerScorer(Protocol):
     """One number per answer: a reward model's, or a cost model's with its zero at the safety boundary."""
 

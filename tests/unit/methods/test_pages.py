@@ -22,7 +22,7 @@ from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.linear import LinearScorer
-from pddpo_ray.scoring.policies import PolicyScorer
+from pddpo_ray.scoring.policies import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world, world_json
@@ -339,7 +339,9 @@ def test_scorers_satisfy_one_interface_and_see_no_truth(tmp_path: Path) -> None:
     trainer = backends.trainer
     answers = list(backends.canaries)
     linear = LinearScorer(trainer.features, np.zeros(32), np.ones(32), 2.0, 0.5)
-    implied = PolicyScorer(trainer.log_probs, backends.reference, backends.reference, backends.reference, 0.1, 0.3)
+    implied = ShiftedCosts(
+        PolicyScorer(trainer.log_probs, backends.reference, backends.reference, backends.reference, 0.1), 0.3
+    )
     for scorer, costs in ((linear, 0.5), (implied, 0.3)):
         rewards, found = scorer(answers)
         np.testing.assert_array_equal(rewards, np.zeros(len(answers)))
