@@ -8,6 +8,7 @@
     loading.py     any stored scorer by folder or hub name
     labeller.py    labels drawn from scores, where a run wants feedback from models
     judge.py       scores and labels from a judge behind an OpenAI-compatible endpoint; prompts in judge_prompts.py
+    retrying.py    HTTP requests that are sent again while the other side is busy
 
 None of these sees a world's truth. Positive cost is unsafe, zero is the boundary.
 """

@@ -12,7 +12,7 @@ import httpx
 
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
-from pddpo_ray.retrying import Outcome, send
+from pddpo_ray.scoring.retrying import Outcome, send
 
 REFUSED = (400, 401, 403, 404, 405, 422)
 """Answers that a repetition does not change."""

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.retrying import Outcome, send
+from pddpo_ray.scoring.retrying import Outcome, send
 
 TRIES = 4
 BUSY = (429, 502, 503, 504)
