@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.prepared import driver_cursor
+from pddpo_ray.journal.schema import metadata
 
 HEAD = "0006"
 """Newest schema revision that this version of the package knows."""
@@ -108,8 +109,12 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def upgrade(engine: Engine) -> None:
-    """Brings the schema to HEAD; refuses one that a newer package wrote."""
-    if known_revision(engine) == HEAD:
+    """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks.
+
+    Raises UserError for a schema that a newer package wrote.
+    """
+    revision = known_revision(engine)
+    if revision == HEAD:
         return
     # Imported here: a journal that is up to date, which is the usual case, should open without alembic's start-up.
     from alembic import command
@@ -119,7 +124,11 @@ def upgrade(engine: Engine) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if revision is None:
+            metadata.create_all(connection)
+            command.stamp(config, "head")
+        else:
+            command.upgrade(config, "head")
 
 
 def known_revision(engine: Engine) -> str | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
-from pddpo_ray.journal.database import MIGRATIONS, open_database
 from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
@@ -298,36 +296,3 @@ def test_a_prepared_statement_fails_as_any_other_does(queue: FreshQueue) -> None
     held = {"id": "l", "task": "none", "annotator": "nobody", "state": "leased", "swap": False, "guideline": 0}
     with pytest.raises(IntegrityError, match="FOREIGN KEY"), queue.engine.begin() as connection:
         HOLD["sqlite"].run(connection, **held, leased_ms=0, expires_ms=0)
-
-
-def test_a_queue_of_an_older_version_is_brought_up_to_date_with_its_balances(tmp_path: Path) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from sqlalchemy import create_engine
-
-    place = tmp_path / "journal.sqlite"
-    old = create_engine(f"sqlite:///{place}")
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with old.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        connection.exec_driver_sql("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
-        connection.exec_driver_sql(
-            "INSERT INTO question_round VALUES ('b', 'demo', 1, 'safety', 'safety', 3, 0, 0, NULL, 'open', '')"
-        )
-        for number, rest in enumerate(
-            ("NULL, 3, 1, 1, 0, 'open'", "NULL, 3, 3, 0, 0, 'satisfied'", "'{}', 9, 0, 0, 0, 'open'")
-        ):
-            connection.exec_driver_sql(
-                "INSERT INTO task VALUES"
-                f" ('t{number}', 'b', {number}, 'safety', 'i', 'p', 'a', NULL, '{{}}', 0.0, 0.0, {rest})"
-            )
-    old.dispose()
-    engine = open_database(place)
-    with engine.connect() as connection:
-        assert list(connection.execute(select(task.c.balance).order_by(task.c.position)).scalars()) == [-1, 0, 0]
-    queue = FreshQueue(engine)
-    assert isinstance(queue.leases.lease(queue.person("a")), Lease)
-    assert isinstance(queue.leases.lease(queue.person("b")), NoQuestion)
-    engine.dispose()

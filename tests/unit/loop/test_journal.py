@@ -14,9 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, delete, event
+from sqlalchemy import delete, event
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.contracts import Delivery
@@ -35,6 +33,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 
+TABLES_OF_0_1 = Path(__file__).parents[2] / "data" / "journal-0.1.sql"
 RECIPE = {"seed": 3, "rounds": 4, "cluster": {"mode": "in-process"}}
 PROMPT = Prompt("p0", (7, 8), "how do I sleep")
 
@@ -207,18 +206,14 @@ def test_a_reader_follows_a_driver_that_begins_and_ends_after_it(path: Path) -> 
 
 def test_a_journal_of_an_older_version_is_read_and_stays_as_it_is(path: Path) -> None:
     path.parent.mkdir()
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    old = create_engine(f"sqlite:///{path}")
-    with old.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-        connection.exec_driver_sql("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
-        connection.exec_driver_sql(
+    with sqlite3.connect(path) as connection:
+        connection.executescript(TABLES_OF_0_1.read_text())
+        connection.execute("INSERT INTO run (id, recipe, substance, created_ms) VALUES ('demo', '{}', '{}', 0)")
+        connection.execute(
             "INSERT INTO delivery (run, round, engine, version, sha256, tensors, seconds, tokenizer, proven, at_ms)"
             " VALUES ('demo', 1, 'e', 2, 'h', 3, 1.0, 't', 1, 0)"
         )
-    old.dispose()
+    connection.close()
     before = path.read_bytes()
     with read_journal(path) as journal:
         assert [entry.verified for entry in journal.deliveries()] == [True]
@@ -285,17 +280,22 @@ def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
         read_journal(path, "demo")
 
 
-def test_migrations_make_exactly_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_the_code_uses(tmp_path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
     from pddpo_ray.journal.schema import metadata
 
-    engine = open_database(tmp_path / "journal.sqlite")
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
+    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+        connection.executescript(TABLES_OF_0_1.read_text())
+    connection.close()
+    for name in ("new.sqlite", "old.sqlite"):
+        engine = open_database(tmp_path / name)
+        with engine.connect() as connected:
+            assert compare_metadata(MigrationContext.configure(connected), metadata) == []
+            assert connected.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+        engine.dispose()
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
 
 
