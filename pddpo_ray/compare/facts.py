@@ -1,4 +1,4 @@
-"""What each compared method assumes, promises, trains and keeps in memory (docs/methods.md, docs/methods.md)."""
+"""What each compared method assumes, promises, trains and keeps in memory (docs/methods.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Facts:
 
     name: str
     learns_from: str
-    price: str
+    multiplier: str
     guarantee: str
     trained: str
     resident: str

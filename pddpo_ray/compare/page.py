@@ -20,9 +20,11 @@ GREY, GREEN = 6, 3
 
 INTRODUCTION = (
     "<p>f is the expected reward minus β times the divergence from the reference, g the expected cost minus the limit "
-    "(at most 0 is allowed), <em>gap</em> (f* − f) + 2ρ [g]₊: 0 is the optimum, and violating the limit cannot pay. "
-    "Helpfulness is the expected reward, harmlessness minus the expected cost. On a world all of them are exact sums, "
-    "of the last policy unless the column says otherwise. ± is half of the 95 % interval over seeds.</p>"
+    "(at most 0 is allowed), <em>gap</em> (f* − f) + 2ρ max(g, 0): 0 is the optimum, and violating the limit cannot "
+    "lower it. Helpfulness is the expected reward, harmlessness minus the expected cost. All of them are exact sums "
+    "with the world's true scores, of the last policy unless the column says otherwise. The oracle on covered answers "
+    "is the best policy that uses only answers of the offline pairs; it bounds methods on tables that do not explore, "
+    "and a network can get below it. ± is half of the 95 % interval over seeds.</p>"
 )
 JUDGED = (
     "<p>Real text has no truth: there is no f, g or gap here. Helpfulness is the mean score of a reward model, "
@@ -196,7 +198,7 @@ def _dynamics(suite: Suite, rows: Sequence[Row]) -> str:
         trace = lag["trace"]
         drawn += line_chart(
             "adaLag: the window's cost moves λ",
-            f"Seed {lag['seed']}. λ rises while the window's mean cost is above the limit and falls after it.",
+            f"Seed {lag['seed']}. Its rule raises λ while the window's mean cost is above the limit, else lowers it.",
             [
                 Line("cost of the window", list(zip(trace["round"], trace["estimate"], strict=True)), 2),
                 Line("λ after the round", list(zip(trace["round"], trace["next"], strict=True)), 1),
@@ -213,7 +215,7 @@ def _facts(rows: Sequence[Row]) -> str:
         fact = FACTS[algorithm]
         peaks = [row["peak_mib"] for row in rows if row["algorithm"] == algorithm and row.get("peak_mib") is not None]
         memory = number(max(peaks), f"peak/{algorithm}", shown=f"{max(peaks):.0f}") if peaks else MISSING
-        words = (fact.name, fact.learns_from, fact.price, fact.guarantee, fact.trained, fact.resident)
+        words = (fact.name, fact.learns_from, fact.multiplier, fact.guarantee, fact.trained, fact.resident)
         lines.append([*map(escape, words), memory])
     headings = ["method", "learns from", "λ", "guarantee", "models trained", "resident", "peak memory, MiB"]
     note = (

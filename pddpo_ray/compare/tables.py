@@ -72,7 +72,7 @@ def harmlessness(row: Row) -> float | None:
     return None if row.get("cost_last") is None else -float(row["cost_last"])
 
 
-def price_error(row: Row) -> float | None:
+def multiplier_error(row: Row) -> float | None:
     """Distance of the mean multiplier of the second half of the rounds from the optimum's."""
     trace, best = row["trace"]["multiplier"], row["result"].get("multiplier_optimum")
     half = trace[len(trace) // 2 :]
@@ -105,7 +105,7 @@ SWEEP_COLUMNS = (
     Column("gap_last", "gap", result("gap_last")),
     Column("g_last", "g", result("g_last")),
     Column("multiplier", "λ", result("multiplier")),
-    Column("price_error", "|λ − λ*|, 2nd half", price_error),
+    Column("multiplier_error", "|λ − λ*|, 2nd half", multiplier_error),
     Column("estimate_error", "error of the cost estimate (RMS)", estimate_error),
     Column("labels", "labels", budget("labels")),
 )
@@ -132,7 +132,7 @@ BUDGET_COLUMNS = (
 )
 POINTS = {
     "reference": "reference",
-    "covered_only": "best on covered answers",
+    "covered_only": "oracle on covered answers",
     "optimum": "π*, the best possible",
 }
 
@@ -178,7 +178,7 @@ def ranked(rows: Sequence[Row], table: MethodsTable) -> list[str]:
 
 
 def points(rows: Sequence[Row]) -> dict[str, list[Mean | None]]:
-    """f, g and gap of what every world knows: reference, best on covered answers, optimum."""
+    """f, g and gap of what every world knows: reference, oracle on covered answers, optimum."""
     one_per_seed = {row["seed"]: row["result"] for row in rows}.values()
     return {
         name: [mean_of([result.get(f"{kind}_{name}") for result in one_per_seed]) for kind in ("gap", "f", "g")]

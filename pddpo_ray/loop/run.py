@@ -183,7 +183,8 @@ def drive(
             logger.info("round %d %s: %s", number, "released" if decision.released else "kept back", decision.reason)
         now = time.monotonic()
         seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
-        journal.add_metrics({**seconds, WALL: now - began})
+        limit = next(iter(config.thresholds.values()))
+        journal.add_metrics({**seconds, WALL: now - began, "cost/limit": limit})
         began = now
         metrics = journal.metrics().get(number, {})
         if parts.dual.message:

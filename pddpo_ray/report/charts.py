@@ -242,7 +242,7 @@ class Chart:
         if at != (dot.x, dot.y):
             self._far.append(_Far((dot.x, dot.y), f"{short(dot.x)}, {short(dot.y)}", tip, dot.color))
             x, y = self._nearest(dot.x, dot.y, margin=17.0)
-            self._taken.append((*self._on_paper(x, y), 9.0))
+        self._taken.append((*self._on_paper(x, y), 9.0))
         (disc,) = self.axes.plot(x, y, "o", color=_ink(dot.color), markersize=15, mec=edge, mew=1, clip_on=False)
         self.tip(disc, [tip])
         self.axes.text(x, y, dot.mark, size=9.5, weight="bold", color=edge, ha="center", va="center_baseline")

@@ -1,24 +1,25 @@
-"""The first screen of the report: four cards that answer the four questions a reader comes with."""
+"""The first screen of the report: what the run hands over, then cards that answer a reader's first questions."""
 
 from __future__ import annotations
 
 from pddpo_ray.report.readable import seconds, short
-from pddpo_ray.report.run_data import Point, RunData
+from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number
-from pddpo_ray.report.theory import half_width
 from pddpo_ray.theory.cost_estimate import interval
+
+YARDSTICKS = (("offline", "offline PD-DPO"), ("covered_only", "the oracle on covered answers"))
+"""What the last policy's gap is compared with, the first that is known."""
 
 
 def header(run: RunData) -> str:
-    """Name, state in words, and the cards."""
+    """Name, state, outcome, and the cards."""
     world = (run.recipe.get("world") or {}).get("kind")
-    place = "" if world is None else " on real text" if world == "none" else f" on the {world} world"
-    what = f"{run.recipe.get('algorithm', 'run')}{place}"
+    data = {None: "", "none": " on real text"}.get(world, f" on the {world} world")
+    what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
     return (
-        f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)} · seed '
-        f"{escape(run.recipe.get('seed', '–'))}</p><p>{_state(run)}</p>"
-        f'<p class="lede">{_in_words(run)}</p></header>'
-        f'<section class="cards">{_gap(run)}{_limit(run)}{_price(run)}{_effort(run)}</section>'
+        f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
+        f"{_outcome(run)}"
+        f'<section class="cards">{_limit(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
     )
 
 
@@ -32,31 +33,27 @@ def _state(run: RunData) -> str:
     where = f"; in round {run.finished + 1} these phases are done: {escape(', '.join(done))}" if done else ""
     return (
         f'<span class="state open">unfinished</span> {rounds} are done{where}. '
-        "The run may be going on, waiting for labels or stopped; <code>pddpo train … --resume</code> goes on with it."
+        "The run is going on, waits for labels, or was stopped; <code>pddpo train … --resume</code> continues it."
     )
 
 
-def _in_words(run: RunData) -> str:
-    """The outcome in a sentence or two; empty before there is one."""
-    said = []
-    last, offline, covered = run.gap("last"), run.gap("offline"), run.gap("covered_only")
-    other, leaves = (offline, "offline PD-DPO leaves") if offline else (covered, "every offline method must leave")
-    if last is not None and other:
-        share = 100.0 * last / other
-        said.append(
-            f"What separates the last policy from the best possible one is "
-            f"{number(share, 'gap_share', shown=f'{share:.0f} %')} of what {leaves} open"
-        )
-    if run.steps:
-        estimate, limit = run.steps[-1].estimate, run.threshold
-        gap = estimate.value - limit
-        where = "below" if gap <= 0 else "above"
-        said.append(
-            f"by its labels its cost is {number(abs(gap), 'estimate_gap')} {where} the limit, give or take "
-            f"{number(half_width(run, 1.0), 'half_width')}"
-        )
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+def _outcome(run: RunData) -> str:
+    """Which policy is released or why none is, what is known of its limits, where it is, how to load and serve it."""
+    outcome = run.outcome
+    which = "The released policy" if outcome.round is not None else "The last policy that the rule was asked about"
+    limits = "".join(
+        f"<li>{escape(limit.name)}: estimated {number(limit.estimate, f'outcome/{limit.name}/estimate')}, "
+        f"standard error {number(limit.standard_error, f'outcome/{limit.name}/standard_error')}; the limit is "
+        f"{number(limit.limit)}</li>"
+        for limit in outcome.limits
+    )
+    known = f"<p>{which}, by the labels of its own round:</p><ul>{limits}</ul>" if limits else ""
+    ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
+    ways += [("load in Python", outcome.load()), ("serve", outcome.serve())]
+    rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
+    use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
+    asked = f"<p>{escape(outcome.statement)}</p>" if outcome.asked else ""
+    return f'<section class="outcome"><p class="lede">{escape(outcome.headline)}</p>{known}{asked}{use}</section>'
 
 
 def _card(title: str, big: str, *lines: str) -> str:
@@ -64,75 +61,76 @@ def _card(title: str, big: str, *lines: str) -> str:
     return f'<div class="card"><h3>{title}</h3><p class="big">{big}</p>{body}</div>'
 
 
+def _limit(run: RunData) -> str:
+    title = "Does the last policy keep the limit?"
+    steps = run.steps
+    if not steps:
+        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {short(run.threshold)}.")
+    estimate, limit, round_ = steps[-1].estimate, run.threshold, steps[-1].round
+    low, high = interval(estimate)
+    verdict = (
+        '<span class="good">estimated below it</span>'
+        if high <= limit
+        else '<span class="bad">estimated above it</span>'
+        if low > limit
+        else '<span class="open">too close to call</span>'
+    )
+    g = run.exact("g")
+    side = "" if g is None else "above the limit by" if g > 0 else "below the limit by"
+    return _card(
+        title,
+        verdict,
+        f"Estimated cost {number(estimate.value, 'cost/estimate', round_)}, 95 % interval "
+        f"{number(low, 'cost/low', round_)} to {number(high, 'cost/high', round_)}; the limit is "
+        f"{number(limit, 'threshold')}.",
+        "" if g is None else f"By the true costs, which no method sees, it is {side} {number(abs(g), 'violation')}.",
+    )
+
+
 def _gap(run: RunData) -> str:
     title = "How far from the best possible policy?"
-    gap = _newest(run, "last", "exact/gap_policy")
+    gap, mixed = run.exact("gap"), run.exact("gap", "mixture")
     if gap is None:
         return _card(
             title, '<span class="none">not known</span>', "Only a world with known scores has a known best policy."
         )
-    beside = []
-    for name, words in (("offline", "offline PD-DPO ends at"), ("covered_only", "no offline method can get below")):
-        other = run.gap(name)
-        if other is not None:
-            beside.append(f"{words} {number(other, f'gap_{name}')}")
-    mixed = _newest(run, "mixture", "exact/gap_mixture")
+    known = [(name, words, other) for name, words in YARDSTICKS if (other := run.gap(name)) is not None]
+    beside = "; ".join(f"{words} {number(other, f'gap_{name}')}" for name, words, other in known)
+    share = next((100.0 * gap / other for _, _, other in known if other > 0), None)
+    of = next((words for _, words, other in known if other > 0), "")
     return _card(
         title,
         number(gap, "gap_last"),
-        "gap of the last policy; 0 is the optimum, violation counts against it.",
-        f"For comparison: {'; '.join(beside)}." if beside else "",
+        "Gap of the last policy: missing helpfulness plus a charge for breaking the limit. 0 is the best possible.",
+        f"For comparison: {beside}." if beside else "",
+        "" if share is None else f"Its gap is {number(share, 'gap_share', shown=f'{share:.0f} %')} of that of {of}.",
         f"The mixture of all rounds: {number(mixed, 'gap_mixture')}." if mixed is not None else "",
     )
 
 
-def _limit(run: RunData) -> str:
-    title = "Is the limit kept?"
-    steps = run.steps
-    if not steps:
-        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {short(run.threshold)}.")
-    estimate, limit = steps[-1].estimate, run.threshold
-    low, high = interval(estimate)
-    verdict = (
-        '<span class="good">yes</span>'
-        if high <= limit
-        else '<span class="bad">no</span>'
-        if low > limit
-        else '<span class="open">too close to call</span>'
-    )
-    exact = _exact_g(run)
-    return _card(
-        title,
-        verdict,
-        f"Cost of the last policy: {number(estimate.value, 'cost/estimate', steps[-1].round)}, 95 % interval "
-        f"{number(low, 'cost/low', steps[-1].round)} to {number(high, 'cost/high', steps[-1].round)}; "
-        f"the limit is {number(limit, 'threshold')}.",
-        "" if exact is None else f"Exactly it is {_side(exact)} the limit by {number(abs(exact), 'violation')}.",
-    )
-
-
-def _price(run: RunData) -> str:
-    title = "Was the price of the limit found?"
+def _multiplier(run: RunData) -> str:
+    title = "Multiplier λ, the price of the limit"
     steps = run.steps
     if not steps:
         return _card(title, '<span class="none">no step yet</span>')
     second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
     mean = sum(second_half) / len(second_half)
     best = run.multiplier_optimum
-    lines = [
-        f"λ for the next round; {number(mean, 'multiplier_mean')} on average over the second half.",
-    ]
-    if best is None:
-        lines.append("The right price λ* is not known.")
-    elif best > 0:
+    compared = "The multiplier of the best possible policy, λ*, is not known."
+    if best is not None and best > 0:
         away = 100.0 * abs(mean - best) / best
-        lines.append(
-            f"The right price λ* is {number(best, 'multiplier_optimum')}: the average is "
+        compared = (
+            f"For the best possible policy it is λ* = {number(best, 'multiplier_optimum')}: the average is "
             f"{number(away, 'multiplier_off', shown=f'{away:.0f} %')} away."
         )
-    else:
-        lines.append("The limit does not bind: λ* is 0.")
-    return _card(title, f"λ = {number(steps[-1].multiplier_after, 'dual/next', steps[-1].round)}", *lines)
+    elif best is not None:
+        compared = "The limit costs the best possible policy nothing: λ* is 0."
+    return _card(
+        title,
+        f"λ = {number(steps[-1].multiplier_after, 'dual/next', steps[-1].round)}",
+        f"After the last round; {number(mean, 'multiplier_mean')} on average over the second half of the rounds.",
+        compared,
+    )
 
 
 def _effort(run: RunData) -> str:
@@ -147,20 +145,6 @@ def _effort(run: RunData) -> str:
         number(spent, "seconds", shown=seconds(spent)),
         f"{number(labels, 'safety_labels')} safety labels and {number(pairs, 'labelled_pairs')} labelled pairs.",
         f"{number(speed, 'tokens_per_second')} tokens a second." if speed else "",
-        f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries verified.",
+        f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries of weights "
+        "verified.",
     )
-
-
-def _newest(run: RunData, point: str, metric: str) -> float | None:
-    """A point's gap from the result, or from the newest round of an unfinished run."""
-    gap = run.gap(point)
-    return run.last(metric) if gap is None else gap
-
-
-def _exact_g(run: RunData) -> float | None:
-    last: Point | None = run.point("last")
-    return last.g if last is not None else run.last("exact/g_policy")
-
-
-def _side(g: float) -> str:
-    return "above" if g > 0 else "below"

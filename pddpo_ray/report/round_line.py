@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +14,10 @@ from pddpo_ray.report.readable import seconds, short
 class RoundLine:
     """One finished round as one line of a log; numbers that a run does not have are left out.
 
-    round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310 (f 0.420, g −0.020) · ⊥ 0.004
-    · slopes 0.970/0.910 · 3,120 tok/s · 8.4 s      (on one line)
+    round 7/16 · multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310 (helpfulness 0.420, violation
+    −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s      (on one line)
+
+    ± is half of the estimate's 95 % interval.
     """
 
     number: int
@@ -23,44 +26,25 @@ class RoundLine:
     took: float | None = None
 
     def __str__(self) -> str:
-        parts = [f"round {self.number}/{self.total}", *self._dual(), *self._exact()]
-        if self._has("fit/slope_reward", "fit/slope_cost"):
-            parts.append(f"slopes {self._short('fit/slope_reward')}/{self._short('fit/slope_cost')}")
-        if self._has("rollout/tokens_per_second"):
-            parts.append(f"{short(round(self.values['rollout/tokens_per_second']))} tok/s")
-        if self.took is not None:
-            parts.append(seconds(self.took))
-        return " · ".join(parts)
+        parts = [
+            f"round {self.number}/{self.total}",
+            self._fill("multiplier {dual/multiplier}") + self._fill(" → {dual/next}"),
+            self._fill("cost {cost/estimate}") + self._half_width() + self._fill(" (limit {cost/limit})"),
+            self._fill("gap {exact/gap_policy} (helpfulness {exact/f_policy}, violation {exact/g_policy})"),
+            self._fill("off-grammar {exact/off_support}") if self.values.get("exact/off_support") else "",
+            self._fill("slope of reward {fit/slope_reward}, of cost {fit/slope_cost}"),
+            self._fill("{rollout/tokens_per_second} tokens/s"),
+            "" if self.took is None else seconds(self.took),
+        ]
+        return " · ".join(part for part in parts if part)
 
-    def _dual(self) -> list[str]:
-        parts = []
-        if self._has("dual/multiplier"):
-            after = f" → {self._short('dual/next')}" if self._has("dual/next") else ""
-            parts.append(f"λ {self._short('dual/multiplier')}{after}")
-        if self._has("cost/estimate"):
-            limit = self.values.get("cost/threshold", 0.0)
-            beside = f" (limit {short(limit)})" if limit else ""
-            parts.append(f"cost {self._short('cost/estimate')}{self._error()}{beside}")
-        return parts
-
-    def _error(self) -> str:
-        """Half of the 95 % interval."""
-        if not self._has("cost/low", "cost/high"):
+    def _fill(self, text: str) -> str:
+        """The text with its metrics' values; empty where one is missing."""
+        names = re.findall(r"{(.+?)}", text)
+        if not all(math.isfinite(self.values.get(name, math.nan)) for name in names):
             return ""
-        return f" ± {short(0.5 * (self.values['cost/high'] - self.values['cost/low']))}"
+        return re.sub(r"{(.+?)}", lambda match: short(self.values[match[1]]), text)
 
-    def _exact(self) -> list[str]:
-        parts = []
-        if self._has("exact/f_policy", "exact/g_policy"):
-            point = f"f {self._short('exact/f_policy')}, g {self._short('exact/g_policy')}"
-            gap = f"gap {self._short('exact/gap_policy')} ({point})"
-            parts.append(gap if self._has("exact/gap_policy") else point)
-        if self._has("exact/off_support"):
-            parts.append(f"⊥ {self._short('exact/off_support')}")
-        return parts
-
-    def _has(self, *names: str) -> bool:
-        return all(math.isfinite(self.values.get(name, math.nan)) for name in names)
-
-    def _short(self, name: str) -> str:
-        return short(self.values[name])
+    def _half_width(self) -> str:
+        low, high = self.values.get("cost/low", math.nan), self.values.get("cost/high", math.nan)
+        return f" ± {short((high - low) / 2)}" if math.isfinite(high - low) else ""

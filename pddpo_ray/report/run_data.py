@@ -19,6 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, read_journal, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.read_only import open_to_read
+from pddpo_ray.loop.outcome import Outcome, outcome_of
 from pddpo_ray.records import Response, Verdict
 
 POINTS = ("reference", "offline", "covered_only", "mixture", "last", "optimum")
@@ -79,6 +80,8 @@ class RunData:
     """Answers of the reference, at most one per prompt."""
     after: tuple[Response, ...]
     """Answers of the newest policy, at most one per prompt."""
+    outcome: Outcome
+    """What the run hands over, as the journal has it now."""
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,19 +96,12 @@ class RunData:
     @property
     def threshold(self) -> float:
         """d, the limit of the (first) expected cost."""
-        own = _number((self._first_constraint or {}).get("threshold"))
-        return float(self._dual_setting("threshold") or 0.0) if own is None else own
+        return next(iter(limits_of(self.recipe).values()))
 
     @property
     def constraint(self) -> str:
         """Name of the (first) constraint."""
-        if self._first_constraint is not None:
-            return str(self._first_constraint["name"])
-        return self.dual[0].constraint if self.dual else "cost"
-
-    @property
-    def _first_constraint(self) -> Mapping[str, Any] | None:
-        return next(iter(self.recipe.get("constraints") or ()), None)
+        return next(iter(limits_of(self.recipe)))
 
     @property
     def steps(self) -> list[DualEntry]:
@@ -141,6 +137,12 @@ class RunData:
         """Gap of a point by name; the optimum's is 0."""
         return 0.0 if name == "optimum" else _number(self.result.get(f"gap_{name}"))
 
+    def exact(self, axis: str, policy: str = "last") -> float | None:
+        """f, g or gap of the last policy or the mixture by the true scores: the result's, or the newest round's."""
+        stated = _number(self.result.get(f"{axis}_{policy}"))
+        newest = self.last(f"exact/{axis}_{'policy' if policy == 'last' else policy}")
+        return newest if stated is None else stated
+
     def series(self, name: str) -> Series:
         """[(round, value)] of a metric, without the rounds that lack it."""
         found = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
@@ -174,8 +176,20 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=_one_per_prompt(_of_reference(opened), shown),
             after=_one_per_prompt(_of_newest(opened), shown),
+            outcome=outcome_of(opened, limits_of(opened.recipe), run_dir, tables=_on_tables(opened.recipe)),
             result=_read_json(run_dir / "result.json"),
         )
+
+
+def limits_of(recipe: Mapping[str, Any]) -> dict[str, float]:
+    """Limit of every constraint, in the recipe's order."""
+    usual = (recipe.get("dual") or {}).get("threshold") or 0.0
+    stated = {item["name"]: item.get("threshold") for item in recipe.get("constraints") or ({"name": "cost"},)}
+    return {str(name): float(usual if limit is None else limit) for name, limit in stated.items()}
+
+
+def _on_tables(recipe: Mapping[str, Any]) -> bool:
+    return (recipe.get("world") or {}).get("kind") == "tabular"
 
 
 def _label_counts(journal: JournalReader) -> dict[int, Labels]:

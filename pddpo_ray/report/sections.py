@@ -38,8 +38,11 @@ def endpoints(run: RunData) -> str:
     if not rows:
         return ""
     note = (
-        "<p>f is the expected reward minus β times the divergence from the reference, g the expected cost minus the "
-        "limit (at most 0 is allowed). These are exact sums over all answers, not samples.</p>"
+        "<p>Helpfulness f is the expected reward minus β times the divergence from the reference; violation g is the "
+        "expected cost minus the limit, so at most 0 is allowed; the gap is (f* − f) + 2ρ max(g, 0). All are exact "
+        "sums over every answer with the world's true scores, which no method sees. The oracle on covered answers is "
+        "the best policy that uses only answers of the offline pairs, computed from the true scores. It bounds methods "
+        "on tables that do not explore; a network can get below its gap, because it generalises.</p>"
     )
     return note + table(["policy", "helpfulness f", "violation g", "gap"], rows)
 
@@ -66,10 +69,18 @@ def limits(run: RunData) -> str:
                 number(known.get("g_mixture"), f"{name}/g_mixture"),
             ]
         )
-    headings = ["constraint", "limit", "last cost, 95 % interval", "λ, next", "λ*", "exact g, last", "exact g, mixture"]
+    headings = [
+        "limit on",
+        "limit",
+        "last estimate, 95 % interval",
+        "next λ",
+        "λ*",
+        "exact g, last",
+        "exact g, mixture",
+    ]
     note = (
-        "<p>Each limit has a cost stage and a multiplier of its own; the stages are chained. The cards above speak of "
-        "the first limit, the gap counts the violations of all.</p>"
+        "<p>Each limit has a multiplier of its own and a training stage of its own, one after the other. The cards "
+        "above are about the first limit; the gap counts the violations of all.</p>"
     )
     return note + table(headings, rows)
 
@@ -82,35 +93,36 @@ def answers(run: RunData) -> str:
     for key in sorted({*before, *after}):
         prompt = (after.get(key) or before[key]).prompt
         parts = [f'<p><span class="who">prompt {escape(key)}</span>{escape(prompt.text) or escape(key)}</p>']
-        for who, found in (("before (reference)", before.get(key)), ("after", after.get(key))):
-            if found is not None:
-                version = f"{who}, policy version {number(found.policy_version, 'policy_version')}"
-                parts.append(f'<p><span class="who">{version}</span><bdi>{escape(found.text)}</bdi></p>')
+        for who, answer in (("before (reference)", before.get(key)), ("after", after.get(key))):
+            if answer is not None:
+                version = f"{who}, policy version {number(answer.policy_version, 'policy_version')}"
+                parts.append(f'<p><span class="who">{version}</span><bdi>{escape(answer.text)}</bdi></p>')
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""
-    note = "<p>One sampled answer each, as it was journalled before anyone labelled it; not chosen by hand.</p>"
+    note = "<p>The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand.</p>"
     return f'{note}<div class="answers">{"".join(cards)}</div>'
 
 
-def proof(run: RunData) -> str:
+def deliveries(run: RunData) -> str:
     """Every hand-over of weights to an engine, with what was checked before anything was sampled."""
     if not run.deliveries:
         return ""
     note = (
-        "<p>Before an engine samples from new weights, the hash taken inside it must equal the trainer's, it must "
-        "state the version, and its log-probabilities of fixed sequences must agree. A failed check stops the run.</p>"
+        "<p>Before an engine samples from new weights it must name their version, the hash over the tensors that it "
+        "holds must equal the trainer's, and its log-probabilities of fixed texts must agree with the trainer's. A "
+        "check that fails stops the run.</p>"
     )
     return note + _deliveries(run, None)
 
 
 def theory(run: RunData) -> str:
-    """Distance to the theorem's rate, premises, and what more labels would buy."""
+    """Distance to the theorem's bound, its premises, and what more labels would buy."""
     return f"{_rate(run)}<h3>Premises</h3>{_premises(run)}<h3>Labels</h3>{_budget(run)}"
 
 
 def rounds(run: RunData) -> str:
-    """One page per round, folded; the newest first."""
+    """One folded part per round; the newest first."""
     numbers = sorted({*run.metrics, *(entry.round for entry in run.phases)}, reverse=True)
     return "".join(_round(run, number_) for number_ in numbers)
 
@@ -139,12 +151,12 @@ SECTIONS: tuple[Section, ...] = (
     ("points", "Policies compared", endpoints),
     ("limits", "Limits", limits),
     ("answers", "Answers before and after", answers),
-    ("delivery check", "VerifiedDelivery of delivery", proof),
+    ("deliveries", "Did every engine sample from the trained weights?", deliveries),
     ("people", "People in the loop", people),
-    ("theory", "What the theorem says", theory),
+    ("theory", "What the theorem says about this run", theory),
     ("rounds", "Round by round", rounds),
     ("result", "result.json", result),
-    ("recipe", "Resolved recipe", recipe),
+    ("recipe", "Recipe", recipe),
 )
 
 
@@ -171,7 +183,7 @@ def _deliveries(run: RunData, round_: int | None) -> str:
                 number(delivery.seconds, "delivery_seconds", entry.round, seconds(delivery.seconds)),
             ]
         )
-    headings = ["round", "verdict", "engine", "version", "sha256", "tensors", "canary difference", "time"]
+    headings = ["round", "verdict", "engine", "version", "sha256", "tensors", "difference of log-probabilities", "time"]
     return table(headings, rows) if rows else ""
 
 
@@ -181,7 +193,7 @@ def _rate(run: RunData) -> str:
         return "<p>No dual step has been taken yet.</p>"
     rows = [
         [
-            "violation by the estimates, ± 95 %",
+            "violation by the estimates ± half of its 95 % interval",
             f"{number(rate.estimate, 'mean_estimate_gap')} ± {number(rate.estimate_half_width, 'mean_estimate_error')}",
             number(rate.violation_bound, "violation_bound"),
         ]
@@ -193,15 +205,17 @@ def _rate(run: RunData) -> str:
             ["regret f* − f, exact", number(rate.regret, "mean_regret"), number(rate.regret_bound, "regret_bound")]
         )
     if rate.violation_bound is None:
-        note = "The theorem's rate needs ρ and C, which this run does not state."
+        note = "The theorem's bound needs ρ and the largest cost C, which this run does not state."
     else:
         note = (
-            "The rate is what the dual steps alone may cause after as many rounds; errors of fits and estimates come "
-            "on top of it. Over all rounds it falls like 1/√K."
+            "The bound is what the steps of λ alone may cause after as many rounds; errors of fits and estimates come "
+            "on top of it. It falls like 1/√K with the number of rounds K."
         )
         if not rate.own_rule:
-            note += " This run moves λ by another rule than the theorem's; the rate shown is that of the paper's rule."
-    head = ["mean over the rounds so far", f"after {number(rate.rounds, 'steps')} rounds", "the theorem's rate"]
+            note += (
+                " This run moves λ by another rule than the theorem's; the bound shown is that of the theorem's rule."
+            )
+    head = ["mean over the rounds so far", f"after {number(rate.rounds, 'steps')} rounds", "the theorem's bound"]
     return table(head, rows, kind="words") + f"<p>{note}</p>"
 
 
@@ -265,7 +279,7 @@ _BRIEF = (
     ("dual/multiplier", "λ"),
     ("cost/estimate", "cost"),
     ("exact/gap_policy", "gap"),
-    ("exact/off_support", "⊥"),
+    ("exact/off_support", "off-grammar mass"),
 )
 
 
@@ -285,8 +299,8 @@ def _round_steps(run: RunData, round_: int) -> str:
                     number(step.eta, "dual/eta", round_),
                 ]
             )
-    headings = ["constraint", "cost", "95 % interval", "answers × labels", "λ", "step η"]
-    return f"<h3>Dual step</h3>{table(headings, rows)}" if rows else ""
+    headings = ["limit on", "estimate", "95 % interval", "answers × labels", "λ", "step η"]
+    return f"<h3>Step of the multiplier</h3>{table(headings, rows)}" if rows else ""
 
 
 def _round_versions(run: RunData, round_: int) -> str:

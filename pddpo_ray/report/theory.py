@@ -1,7 +1,7 @@
-"""The theory panel: how far the run is from the theorem's rate, and which assumptions hold (paper.md §11).
+"""The theory panel: how far the run is from the theorem's bound, and which assumptions hold (paper.md §11).
 
-The rate is the part of the bound that the dual steps cause. With exact fits and estimates, projected ascent gives, for
-every multiplier u in [0, 2 rho],
+The bound here is the part that the steps of the multiplier cause. With exact fits and estimates, projected ascent
+gives, for every multiplier u in [0, 2 rho],
 
     sum_k (u - lambda_k) g_k  <=  sum_k (|u - lambda_k|^2 - |u - lambda_(k+1)|^2) / (2 eta_k) + eta_k C'^2 / 2
 
@@ -123,7 +123,7 @@ def _labels_from_truth(run: RunData) -> Assumption:
     name = "labels follow Bradley-Terry and Bernoulli models of the true scores"
     if run.known_world and (run.recipe.get("feedback") or {}).get("kind") == "world":
         return Assumption(name, "met", "the world draws them so")
-    return Assumption(name, "not checkable", "labellers have no known model")
+    return Assumption(name, "not checkable", "no model of these labellers is known")
 
 
 def _slater(run: RunData) -> Assumption:
@@ -133,12 +133,12 @@ def _slater(run: RunData) -> Assumption:
         return Assumption(name, "met", f"the policy of round {below[-1]} is (exact)")
     for step in reversed(run.steps):
         if interval(step.estimate)[1] < run.threshold:
-            return Assumption(name, "met", f"the whole 95 % interval of round {step.round} lies below it")
-    return Assumption(name, "not checkable", "no policy so far is surely below it")
+            return Assumption(name, "met", f"the 95 % interval of round {step.round}'s estimate lies below it")
+    return Assumption(name, "not checkable", "no policy so far is clearly below it")
 
 
 def _rho(run: RunData) -> Assumption:
-    name = "ρ is at least λ*, so the multiplier's interval holds the right price"
+    name = "ρ is at least λ*, so λ can reach it"
     if run.rho is not None and run.multiplier_optimum is not None:
         holds = run.rho >= run.multiplier_optimum
         return Assumption(name, "met" if holds else "not met", f"ρ = {run.rho:.4g}, λ* = {run.multiplier_optimum:.4g}")
@@ -195,13 +195,13 @@ def _exact_fits(run: RunData) -> Assumption:
 
 
 def _coverage(run: RunData) -> Assumption:
-    name = "the offline pairs alone cover the best policy (needed by offline PD-DPO only)"
+    name = "the offline pairs alone cover the best policy (needed by offline methods on tables only)"
     covered = run.gap("covered_only")
     if covered is None:
         return Assumption(name, "not checkable", "the best policy is not known")
     if covered > 0.01:
-        return Assumption(name, "not met", f"the best policy on covered answers has gap {covered:.3g}")
-    return Assumption(name, "met", "the best policy on covered answers is the best of all")
+        return Assumption(name, "not met", f"the oracle on covered answers has gap {covered:.3g}")
+    return Assumption(name, "met", f"the oracle on covered answers has gap {covered:.3g}")
 
 
 def _rule(run: RunData) -> str:

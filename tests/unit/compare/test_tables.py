@@ -68,7 +68,7 @@ def test_arms_are_ranked_by_their_mean_gap(suite: Suite) -> None:
 def test_errors_of_the_estimate_and_of_the_price_by_hand() -> None:
     """Errors .2 and 0: root of .02. The second half of the multipliers is .4, the optimum's .6."""
     assert tables.estimate_error(ROWS[0]) == pytest.approx(0.02**0.5)
-    assert tables.price_error(ROWS[0]) == pytest.approx(0.2)
+    assert tables.multiplier_error(ROWS[0]) == pytest.approx(0.2)
 
 
 def test_a_sweep_is_read_in_the_order_of_its_values(suite: Suite) -> None:

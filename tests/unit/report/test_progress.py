@@ -26,6 +26,7 @@ METRICS = {
     "cost/estimate": -0.041,
     "cost/low": -0.103,
     "cost/high": 0.021,
+    "cost/limit": 0.0,
     "exact/f_policy": 0.42,
     "exact/g_policy": -0.0204,
     "exact/gap_policy": 0.31,
@@ -39,15 +40,15 @@ METRICS = {
 
 def test_round_line_by_hand() -> None:
     assert str(RoundLine(7, 16, METRICS, 8.4)) == (
-        "round 7/16 · λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310 (f 0.420, g −0.020) · ⊥ 0.004"
-        " · slopes 0.970/0.910 · 3,120 tok/s · 8.4 s"
+        "round 7/16 · multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310 (helpfulness 0.420, "
+        "violation −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s"
     )
 
 
 def test_round_line_leaves_out_what_a_run_does_not_know() -> None:
     known = {name: METRICS[name] for name in ("dual/multiplier", "dual/next", "cost/estimate")}
-    line = RoundLine(1, 4, {**known, "cost/threshold": 0.05, "fit/slope_cost": float("nan")})
-    assert str(line) == "round 1/4 · λ 0.831 → 0.795 · cost −0.041 (limit 0.050)"
+    line = RoundLine(1, 4, {**known, "cost/limit": 0.05, "fit/slope_cost": float("nan")})
+    assert str(line) == "round 1/4 · multiplier 0.831 → 0.795 · cost −0.041 (limit 0.050)"
     assert str(RoundLine(1, 4)) == "round 1/4"
 
 
@@ -61,7 +62,7 @@ def test_a_log_gets_one_line_per_round() -> None:
         progress(RunFinished("demo", {"seconds": 12.0}))
     assert out.getvalue().splitlines() == [
         "demo: o-pd-dpo, 2 of 2 rounds to do",
-        "demo round 1/2 · λ 1 · 9.0 s",
+        "demo round 1/2 · multiplier 1 · 9.0 s",
         "demo: it stands still",
         "demo: finished in 12.0 s",
     ]
@@ -99,8 +100,8 @@ def test_panel_shows_round_phase_numbers_and_time_left() -> None:
         "fit-cost 1 min 30 s",
     ):
         assert part in text
-    assert "λ 0.831 → 0.795 · cost −0.041 ± 0.062 · gap 0.310" in text
-    assert "3,120 tok/s" in text
+    assert "multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310" in text
+    assert "3,120 tokens/s" in text
 
 
 def test_rounds_of_the_offline_comparison_do_not_count_for_the_run() -> None:

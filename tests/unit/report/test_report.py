@@ -154,7 +154,8 @@ def test_a_run_in_any_state_has_a_report(tmp_path: Path, state: dict[str, Any]) 
     run_dir = write_run(tmp_path / "run", **{"rounds": 4, **state})
     page = Page.of(build_report(run_dir))
     complete = (run_dir / "result.json").exists()
-    assert ("finished" in page.text.split("What did it take?")[0].replace("unfinished", "")) == complete
+    top = page.source.split("<section", maxsplit=1)[0]
+    assert (">finished<" in top, ">unfinished<" in top) == (complete, not complete)
     assert ("--resume" in page.text) == (state.get("finished", 4) < state.get("rounds", 4))
     assert "nan" not in page.text.lower().split()
     assert "None" not in page.text.split("Resolved recipe")[0]
@@ -231,3 +232,39 @@ def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
         assert by_key[name] == result[name]
     assert by_key["safety_labels"] == result["labels_safety"] == 2 * 16 * 4
     assert by_key["labelled_pairs"] == result["labels_pairs"]
+
+
+def test_the_report_leads_with_the_outcome(finished_run: Path) -> None:
+    """What is released, its limit's estimate and where it is stand before every card; the numbers are the journal's."""
+    page = Page.of(finished_run / "report.html")
+    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
+        steps = {step.round: step.estimate for step in journal.dual_steps()}
+        path = {entry.round: entry.version.path for entry in journal.versions() if entry.stage == "cost"}
+    passed = [k for k, estimate in steps.items() if estimate.value + 1.64 * estimate.standard_error <= 0]
+    assert passed, "the fixture releases something"
+    assert f"Released: policy-{passed[-1]}, the policy of round {passed[-1]}, by the release rule" in page.text
+    by_key = {item.key: item.value for item in page.numbers}
+    assert by_key["outcome/cost/estimate"] == steps[passed[-1]].value
+    assert by_key["outcome/cost/standard_error"] == steps[passed[-1]].standard_error
+    assert "asked 6 times" in page.text
+    assert f"RUN/artifacts/{path[passed[-1]]}" in page.text
+    assert "pddpo serve RUN" in page.text
+    assert page.text.index("Released: policy-") < page.text.index("How far from the best possible policy?")
+
+
+def test_a_run_that_releases_nothing_says_why(tmp_path: Path) -> None:
+    """After one round the cost is far above its limit."""
+    page = Page.of(build_report(write_run(tmp_path / "run", rounds=1)))
+    assert "No policy is released: estimated cost plus 1.64 standard errors is" in page.text
+    assert "pddpo serve" not in page.text
+
+
+def test_the_page_claims_no_more_than_it_knows(finished_run: Path) -> None:
+    """The share in words is the quotient of the two gaps; an oracle is called one; a release is no certificate."""
+    page = Page.of(finished_run / "report.html")
+    by_key = {item.key: item.value for item in page.numbers}
+    assert by_key["gap_share"] == pytest.approx(100 * by_key["gap_last"] / by_key["gap_offline"])
+    assert "oracle on covered answers" in page.text
+    assert "no certificate" in page.text
+    for claim in ("no offline method", "every offline method", "confidence", "⊥", "right price", "proof", "proven"):
+        assert claim not in page.text.split("result.json")[0]

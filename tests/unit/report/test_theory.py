@@ -107,7 +107,7 @@ def test_premises_of_a_known_world(finished_run: Path) -> None:
         "each cost estimate is of the round's own policy": "met",
         "each answer has its full number of labels": "met",
         "every fit reaches the minimum of its loss over the bounded class": "not checkable",
-        "the offline pairs alone cover the best policy (needed by offline PD-DPO only)": "not met",
+        "the offline pairs alone cover the best policy (needed by offline methods on tables only)": "not met",
     }
 
 
