@@ -234,10 +234,10 @@ def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
     assert by_key["labelled_pairs"] == result["labels_pairs"]
 
 
-def test_the_report_leads_with_the_outcome(finished_run: Path) -> None:
+def test_the_report_leads_with_the_outcome(tmp_path: Path) -> None:
     """What is released, its limit's estimate and where it is stand before every card; the numbers are the journal's."""
-    page = Page.of(finished_run / "report.html")
-    with read_journal(finished_run / "journal.sqlite", finished_run.name) as journal:
+    page = Page.of(build_report(write_run(tmp_path / "run", rounds=16)))
+    with read_journal(tmp_path / "run" / "journal.sqlite", "run") as journal:
         steps = {step.round: step.estimate for step in journal.dual_steps()}
         path = {entry.round: entry.version.path for entry in journal.versions() if entry.stage == "cost"}
     passed = [k for k, estimate in steps.items() if estimate.value + 1.64 * estimate.standard_error <= 0]
@@ -246,7 +246,7 @@ def test_the_report_leads_with_the_outcome(finished_run: Path) -> None:
     by_key = {item.key: item.value for item in page.numbers}
     assert by_key["outcome/cost/estimate"] == steps[passed[-1]].value
     assert by_key["outcome/cost/standard_error"] == steps[passed[-1]].standard_error
-    assert "asked 6 times" in page.text
+    assert "asked 16 times" in page.text
     assert f"RUN/artifacts/{path[passed[-1]]}" in page.text
     assert "pddpo serve RUN" in page.text
     assert page.text.index("Released: policy-") < page.text.index("How far from the best possible policy?")
