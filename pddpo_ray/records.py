@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-import numpy as np
-
 Stage = Literal["reward", "cost"]
 
 
@@ -188,10 +186,6 @@ class UniformMixture:
     """What the theorem speaks of: draw a round's policy evenly, then an answer from it (paper.md §10)."""
 
     policies: tuple[PolicyVersion, ...]
-
-    def draw(self, rng: np.random.Generator) -> PolicyVersion:
-        """The policy that answers the next request."""
-        return self.policies[int(rng.integers(len(self.policies)))]
 
 
 @dataclass(frozen=True)

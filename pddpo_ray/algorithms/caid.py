@@ -22,7 +22,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Scores, the one-shot price, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
     answers = parts.scores.reference_answers(reference)
     scorer = scorer_of(parts, sizes, reference, answers)
-    multiplier = resumed(parts, parts.scores.price(scorer, answers))
+    multiplier = resumed(parts, parts.scores.explicit_multiplier(scorer, answers))
     pairs = neighbours_of(answers, sizes.method.answers)
     for _ in parts.journal.rounds(sizes.rounds):
         rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)

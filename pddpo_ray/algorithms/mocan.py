@@ -17,7 +17,9 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """Models, price, pseudo-labels on the offline pairs, one fit."""
     scorer = parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
-    multiplier = sizes.method.multiplier or parts.scores.price(scorer, parts.scores.reference_answers(reference))
+    multiplier = sizes.method.multiplier
+    if multiplier is None:
+        multiplier = parts.scores.explicit_multiplier(scorer, parts.scores.reference_answers(reference))
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):
         rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)

@@ -1,7 +1,7 @@
-"""PD-DPO with a fixed multiplier: SACPO's two stages at temperature beta/multiplier, and no dual step.
+"""PD-DPO with a fixed multiplier: SACPO's two stages at temperature beta/multiplier, and a dual rule that never moves.
 
 More than one round means that the cost fit goes on from the last round's policy. The cost of each is estimated for the
-report; nothing answers to it.
+report.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)
         parts.rollout.publish(policy)
         for estimate in estimates(parts, policy, sizes):
-            parts.dual.observe(estimate)
+            parts.dual.ascend(estimate)  # the rule is fixed: the multiplier stays
     return UniformMixture(tuple(parts.journal.policies))

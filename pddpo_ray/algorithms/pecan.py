@@ -30,7 +30,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     given = sizes.method.multiplier
     answers = [] if given else parts.scores.reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)
-    multiplier = given or parts.scores.price(scorer, answers)
+    multiplier = given or parts.scores.explicit_multiplier(scorer, answers)
     pairs = [item.pair for item in parts.preferences.labelled]
     for _ in parts.journal.rounds(sizes.rounds):
         rows = parts.scores.pseudo_labels(pairs, scorer, multiplier)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+
+from pddpo_ray.theory.intervals import wilson
 
 Array = NDArray[np.float64]
 Units = Sequence[Sequence[Hashable]]
@@ -132,5 +133,4 @@ def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[fl
     """A share with Wilson's interval, e.g. of "left" among all sides chosen. (nan, 0, 1) of nothing."""
     if total == 0:
         return float("nan"), 0.0, 1.0
-    interval = stats.binomtest(count, total).proportion_ci(level, method="wilson")
-    return count / total, float(interval.low), float(interval.high)
+    return count / total, *wilson(count / total, total, level)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
+from pddpo_ray.theory.intervals import student_half_width
 
 Row = Mapping[str, Any]
 Value = Callable[[Row], float | None]
@@ -144,7 +144,7 @@ def mean_of(values: Sequence[float | None]) -> Mean | None:
         return None
     if len(known) == 1:
         return Mean(float(known[0]), None, 1)
-    half = float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+    half = student_half_width(float(known.std(ddof=1)) / math.sqrt(len(known)), len(known))
     return Mean(float(known.mean()), half, len(known))
 
 

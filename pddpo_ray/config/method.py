@@ -21,7 +21,7 @@ class MethodConfig(Strict):
     answers: int = Field(128, ge=2)
     """mocan, pecan, caid: answers of the reference per prompt on which the explicit dual is minimised."""
     rate: float = Field(1.0, gt=0)
-    """mocan, pecan: first rate of the descent on the explicit dual. caid: rate of its step per round as well."""
+    """caid: size of its dual step per round."""
     multiplier: float | None = Field(None, gt=0)
     """mocan, pecan: the multiplier, given; null: found by minimising the explicit dual."""
     scores: Literal["models", "policies"] = "models"

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from pddpo_ray.theory.agreement import agreement
+from pddpo_ray.theory.mle import box_mle
 
 Array = NDArray[np.float64]
 SCALE = 400.0 / np.log(10.0)
@@ -46,13 +45,7 @@ def bradley_terry(models: Sequence[str], wins: Array, anchor: str, ridge: float 
     The ridge on logits keeps the rating of a model that won or lost everything finite.
     """
 
-    def loss(theta: Array) -> tuple[float, Array]:
-        gaps = theta[:, None] - theta[None, :]
-        value = float(np.sum(wins * np.logaddexp(0.0, -gaps)) + 0.5 * ridge * np.sum(theta**2))
-        pull = wins * expit(-gaps)
-        return value, ridge * theta - pull.sum(axis=1) + pull.sum(axis=0)
-
-    theta = minimize(loss, np.zeros(len(models)), jac=True, method="BFGS", options={"gtol": 1e-8}).x
+    theta = box_mle(wins, np.inf, ridge=ridge)
     theta = theta - theta[list(models).index(anchor)]
     return {model: float(ANCHOR + SCALE * value) for model, value in zip(models, theta, strict=True)}
 

@@ -8,7 +8,6 @@ gives the same explorer. Every draw is seeded by the candidates' ids, so it depe
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -29,6 +28,7 @@ from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.exploration.features import Features, centres, pool_features
 from pddpo_ray.exploration.resampling import ESS_FLOOR, bonus_only_base, exact_base, resampling_weights
 from pddpo_ray.records import CandidateSet, Pair, Response, Stage, responses_of
+from pddpo_ray.theory.seeds import generator_of
 
 Array = NDArray[np.float64]
 BonusKind = Literal["elliptical", "simhash", "thompson", "off"]
@@ -221,8 +221,7 @@ class OptimisticExplorer:
         return self._features(responses) - np.stack([self._centres[response.prompt.id] for response in responses])
 
     def _generator(self, purpose: str, ids: Sequence[str]) -> np.random.Generator:
-        digest = hashlib.sha256("\n".join([purpose, *ids]).encode()).digest()
-        return np.random.default_rng([self._seed, int.from_bytes(digest[:8], "little")])
+        return generator_of(self._seed, purpose, *ids)
 
 
 class _Log:

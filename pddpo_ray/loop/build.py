@@ -11,7 +11,6 @@ from pddpo_ray.config import (
     Config,
     DeterminantRefit,
     FitConfig,
-    FixedRule,
     GeometricRefit,
     Refit,
     UnionRefit,
@@ -66,7 +65,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
     state = dual_state(config, backends, rounds)
-    warmup = rounds if isinstance(config.dual.rule, FixedRule) else config.dual.warmup_rounds
+    warmup = config.dual.warmup_rounds
     owner = LocalDual(state, warmup_rounds=warmup) if backends.own_dual is None else backends.own_dual(state, warmup)
     dual = DualController(owner, journal)
     explorer = None
@@ -152,9 +151,7 @@ def _scoring(
         threshold=config.dual.threshold,
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
-        first=upper / 2 if config.dual.first is None else config.dual.first,
         upper=upper,
-        rate=config.method.rate,
         answers=config.method.answers,
         bounded=not backends.whiten,
         ridge=config.explore.prior_sd**-2,

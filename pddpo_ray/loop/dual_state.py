@@ -46,7 +46,7 @@ def _constraint_state(
 
 
 def dual_rule(config: Config, settings: DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:
-    """How the multiplier moves; the fixed rule never gets to move it."""
+    """How the multiplier moves."""
     match settings.rule:
         case ProjectedRule(curvature_cap=cap):
             return dual_rules.ProjectedFixed(rounds, first, settings.cost_max, config.beta if cap else None)
@@ -60,4 +60,4 @@ def dual_rule(config: Config, settings: DualConfig, rho: float, first: float, ro
         case PidRule(proportional=proportional, integral=integral, derivative=derivative):
             return dual_rules.Pid(proportional, integral, derivative)
         case FixedRule():
-            return dual_rules.ProjectedFixed(rounds, first, settings.cost_max)
+            return dual_rules.Fixed()

@@ -9,7 +9,6 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.contracts import Critics, Scorer
-from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
@@ -19,7 +18,7 @@ from pddpo_ray.scoring.linear import Features, LinearScorer, fit_cost, fit_rewar
 from pddpo_ray.scoring.policies import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
-from pddpo_ray.theory.explicit_dual import Price, descend
+from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator
 
 
@@ -33,10 +32,8 @@ class ScoringPlan:
     """d: the limit on the expected cost."""
     reward_max: float
     cost_max: float
-    first: float
-    """Where the descent on the explicit dual begins."""
     upper: float
-    rate: float
+    """Largest multiplier."""
     answers: int
     """Answers of the reference per prompt."""
     bounded: bool
@@ -126,27 +123,16 @@ class ScoringController:
         self._rollout.publish(reference)
         return self._rollout.pool("dual", self._prompts, reference, self._plan.answers, self._plan.decoding)
 
-    def price(self, scorer: Scorer, answers: Sequence[Response]) -> float:
-        """Minimiser of the explicit dual over the reference's answers, within [0, upper].
-
-        Raises RunError if the descent does not settle.
-        """
+    def explicit_multiplier(self, scorer: Scorer, answers: Sequence[Response]) -> float:
+        """Minimiser of the explicit dual over the reference's answers, within [0, upper]."""
 
         def minimise() -> dict[str, float]:
             rewards, costs = (values.reshape(len(self._prompts), -1) for values in scorer(answers))
             plan = self._plan
             prior = None if plan.prior is None else np.array(plan.prior)
-            found: Price = descend(
-                rewards, plan.threshold - costs, plan.beta, first=plan.first, rate=plan.rate, upper=plan.upper,
-                prior=prior,
-            )  # fmt: skip
-            if not found.converged:
-                raise RunError(
-                    f"the explicit dual did not settle (multiplier {found.multiplier:.4g}, slope {found.slope:.4g}, "
-                    f"{found.sample_size:.1f} effective answers): lower method.rate or raise method.answers"
-                )
-            self._journal.add_metrics({"dual/explicit": found.multiplier, "dual/sample_size": found.sample_size})
-            return {"multiplier": found.multiplier}
+            dual = descend(rewards, plan.threshold - costs, plan.beta, upper=plan.upper, prior=prior)
+            self._journal.add_metrics({"dual/explicit": dual.multiplier, "dual/sample_size": dual.sample_size})
+            return {"multiplier": dual.multiplier}
 
         return float(self._journal.once("price", minimise)["multiplier"])
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from pddpo_ray.records import LabelledPair, Response, Verdict
 from pddpo_ray.scoring.interface import Array
-from pddpo_ray.theory.box_mle import RIDGE
-from pddpo_ray.theory.logistic import bounded_logistic
+from pddpo_ray.theory.mle import RIDGE, bounded_logistic
 
 Features = Callable[[Sequence[Response]], Array]
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from scipy.special import expit
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.scoring.interface import AnswerScorer, Array
+from pddpo_ray.theory.seeds import generator_of
 
 
 class ScoredLabeller:
@@ -33,7 +33,7 @@ class ScoredLabeller:
         """`labels_each` labels of every answer, independent given its score."""
         labelled = []
         for item, chance in zip(items, expit(self.costs(items)), strict=True):
-            draws = _generator(seed, "safety", item.id).random(labels_each)
+            draws = generator_of(seed, "scores safety", item.id).random(labels_each)
             unsafe = np.full(labels_each, chance > 0.5) if self._hard else draws < chance
             labelled.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
         return labelled
@@ -45,7 +45,7 @@ class ScoredLabeller:
         costs = self.costs(answers).reshape(-1, 2)
         labelled = []
         for pair, reward, cost in zip(pairs, rewards, costs, strict=True):
-            draws = _generator(seed, "compare", pair.id).random(2)
+            draws = generator_of(seed, "scores compare", pair.id).random(2)
             helpful = self._higher(reward[0], reward[1], draws[0])
             harmful = self._higher(cost[0], cost[1], draws[1])
             labelled.append(LabelledPair(pair, helpful, harmful))
@@ -75,8 +75,3 @@ class ScoredLabeller:
             first = items[int(wrong[0])].id
             raise RunError(f"scorer {scorer.name}: {wrong.size} of {len(items)} scores are no numbers, first {first}")
         return scores
-
-
-def _generator(seed: int, purpose: str, name: str) -> np.random.Generator:
-    digest = hashlib.sha256(f"scores {purpose}\n{name}".encode()).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

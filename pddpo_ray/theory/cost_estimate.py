@@ -26,6 +26,7 @@ from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import CostEstimate, SafetyLabels, Verdict
+from pddpo_ray.theory.intervals import student_half_width, wilson
 
 Array = NDArray[np.float64]
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
@@ -108,11 +109,6 @@ def within_prompt_variance(values: ArrayLike, noise: ArrayLike, prompts: Sequenc
     return max(0.0, float((centred**2).sum()) / freedom - float(np.asarray(noise, dtype=np.float64).mean()))
 
 
-def logit_curvature(cost_max: float) -> float:
-    """W_clip = e^C + e^-C + 2, the largest slope of the logit between the clips, for any M (paper.md erratum 7)."""
-    return math.exp(cost_max) + math.exp(-cost_max) + 2.0
-
-
 def mean_with_error(values: ArrayLike) -> tuple[float, float]:
     """Mean and its standard error sd/sqrt(N) of independent values [N], N >= 2."""
     numbers = np.asarray(values, dtype=np.float64)
@@ -187,8 +183,8 @@ def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]
     The logit's bias does not shrink with more responses, so its allowance is added on both sides.
     """
     if estimate.mode == "unsafe_rate" and 0 <= estimate.value <= 1:
-        return _wilson(estimate, level)
-    half = float(stats.t.ppf(0.5 + level / 2, estimate.responses - 1)) * estimate.standard_error
+        return wilson(estimate.value, _independent_labels(estimate), level)
+    half = student_half_width(estimate.standard_error, estimate.responses, level)
     if estimate.labels_each >= LABELS_FOR_LOGIT:
         half += estimate.bias_allowance
     return estimate.value - half, estimate.value + half
@@ -205,12 +201,8 @@ def interval_warning(estimate: CostEstimate) -> str | None:
     )
 
 
-def _wilson(estimate: CostEstimate, level: float) -> tuple[float, float]:
-    """Wilson's score interval of a rate whose labels may be clustered by response."""
-    quantile = float(stats.norm.ppf(0.5 + level / 2))
+def _independent_labels(estimate: CostEstimate) -> float:
+    """How many independent labels have the standard error of a rate whose labels are clustered by response."""
     rate, variance = estimate.value, estimate.standard_error**2
-    # identical labels of all responses carry no spread; then only the responses count as independent
-    count = rate * (1.0 - rate) / variance if variance > 0 else float(estimate.responses)
-    centre = (rate + quantile**2 / (2 * count)) / (1 + quantile**2 / count)
-    half = quantile / (1 + quantile**2 / count) * math.sqrt(rate * (1 - rate) / count + quantile**2 / (4 * count**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # labels that all agree carry no spread; then only the responses count as independent
+    return rate * (1.0 - rate) / variance if variance > 0 else float(estimate.responses)

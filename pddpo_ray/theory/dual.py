@@ -241,7 +241,8 @@ def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualSte
         rounds_at_upper=old.rounds_at_upper + 1 if pressed_up else 0,
         rounds_at_lower=old.rounds_at_lower + 1 if multiplier <= old.lower else 0,
     )
-    step = DualStep(old.name, estimate, old.threshold, old.multiplier, multiplier, eta, message_of(new))
+    message = None if isinstance(old.rule, Fixed) else message_of(new)
+    step = DualStep(old.name, estimate, old.threshold, old.multiplier, multiplier, eta, message)
     return DualState(tuple(new if c.name == new.name else c for c in state.constraints)), step
 
 

@@ -12,20 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Price:
-    """What the descent found. `slope` is D' there; `sample_size` the mean effective number of answers per prompt."""
+class ExplicitDual:
+    """The minimiser. `slope` is D' there; `sample_size` the mean effective number of answers per prompt."""
 
     multiplier: float
     slope: float
     sample_size: float
-    converged: bool
-    """Whether the slope vanished, or pushes outwards at an end of the interval."""
 
 
 def dual_value(rewards: Array, gains: Array, beta: float, multiplier: float, prior: Array | None = None) -> float:
@@ -41,53 +40,18 @@ def dual_slope(rewards: Array, gains: Array, beta: float, multiplier: float, pri
     return float(np.average(np.sum(weights * gains, axis=1), weights=prior))
 
 
-def descend(
-    rewards: Array,
-    gains: Array,
-    beta: float,
-    *,
-    first: float = 1.0,
-    rate: float = 1.0,
-    upper: float = np.inf,
-    prior: Array | None = None,
-    restarts: int = 10,
-    steps: int = 1000,
-    tolerance: float = 1e-6,
-) -> Price:
-    """Projected gradient descent on D over [0, upper]; where it does not settle, again with half the rate.
+def descend(rewards: Array, gains: Array, beta: float, *, upper: float, prior: Array | None = None) -> ExplicitDual:
+    """Minimiser of D over [0, upper]: the root of its slope, or the end of the interval that the slope points to."""
 
-    Without `upper` a limit that no sampled answer meets has no finite minimiser; then `converged` is False.
-    """
-    multiplier, settled = first, False
-    for attempt in range(restarts + 1):
-        multiplier, settled = _descent(
-            rewards, gains, beta, first, rate / 2**attempt, upper, prior, steps=steps, tolerance=tolerance
-        )
-        if settled:
-            break
+    def slope(multiplier: float) -> float:
+        return dual_slope(rewards, gains, beta, multiplier, prior)
+
+    if slope(0.0) >= 0:
+        multiplier = 0.0
+    elif slope(upper) <= 0:
+        multiplier = upper
+    else:
+        multiplier = float(brentq(slope, 0.0, upper, xtol=1e-12))
     weights = softmax((rewards + multiplier * gains) / beta, axis=1)
     sample_size = float(np.average(1.0 / np.sum(weights**2, axis=1), weights=prior))
-    return Price(multiplier, dual_slope(rewards, gains, beta, multiplier, prior), sample_size, settled)
-
-
-def _descent(
-    rewards: Array,
-    gains: Array,
-    beta: float,
-    first: float,
-    rate: float,
-    upper: float,
-    prior: Array | None,
-    *,
-    steps: int,
-    tolerance: float,
-) -> tuple[float, bool]:
-    multiplier = first
-    for _ in range(steps):
-        slope = dual_slope(rewards, gains, beta, multiplier, prior)
-        following = min(max(multiplier - rate * slope, 0.0), upper)
-        # measured with rate 1: a small rate alone must not look like convergence
-        if abs(min(max(multiplier - slope, 0.0), upper) - multiplier) <= tolerance:
-            return multiplier, True
-        multiplier = following
-    return multiplier, False
+    return ExplicitDual(multiplier, slope(multiplier), sample_size)

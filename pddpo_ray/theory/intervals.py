@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -39,9 +40,24 @@ def mean_interval(values: ArrayLike, groups: Sequence[Hashable] | None = None) -
         return None
     if array.size == 1:
         return Estimate(float(array[0]), None, None, 1)
-    half = float(student.ppf(0.975, array.size - 1) * array.std(ddof=1) / np.sqrt(array.size))
+    half = student_half_width(float(array.std(ddof=1) / np.sqrt(array.size)), array.size)
     mean = float(array.mean())
     return Estimate(mean, mean - half, mean + half, int(array.size))
+
+
+def student_half_width(standard_error: float, count: int, level: float = 0.95) -> float:
+    """Half the two-sided t-interval of a mean of `count` independent values, count >= 2."""
+    return float(student.ppf(0.5 + level / 2, count - 1)) * standard_error
+
+
+def wilson(share: float, count: float, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share of `count` independent trials, inside [0, 1]. `count` need not be whole."""
+    quantile = float(norm.ppf(0.5 + level / 2))
+    scale = 1 + quantile**2 / count
+    centre = (share + quantile**2 / (2 * count)) / scale
+    half = quantile / scale * math.sqrt(share * (1 - share) / count + quantile**2 / (4 * count**2))
+    # at the ends the exact limits are 0 and 1; rounding would leave them a little off
+    return 0.0 if share == 0 else max(0.0, centre - half), 1.0 if share == 1 else min(1.0, centre + half)
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:
@@ -51,14 +67,7 @@ def rate_interval(successes: int, count: int) -> Estimate | None:
     """
     if count == 0:
         return None
-    z = float(norm.ppf(0.975))
-    share, scale = successes / count, 1 + z**2 / count
-    centre = (share + z**2 / (2 * count)) / scale
-    half = z / scale * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    # at the ends the exact limits are 0 and 1; rounding would leave them a little off
-    low = 0.0 if successes == 0 else float(centre - half)
-    high = 1.0 if successes == count else float(centre + half)
-    return Estimate(share, low, high, count)
+    return Estimate(successes / count, *wilson(successes / count, count), count)
 
 
 def _group_means(values: Array, groups: Sequence[Hashable]) -> Array:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pddpo_ray.records import CostEstimate
-
-Output = Literal["uniform", "tail", "last"]
 
 STANDARD_ERRORS = 1.64
 """Distance that an estimate keeps from its limit; asked in every round, that is no level of confidence."""
 ACCURACY_DROP = 0.02
 
 
-def output_weights(rounds: int, output: Output = "uniform") -> tuple[float, ...]:
-    """Weight of each round's policy: all rounds (the theorem's mixture), the second half (same rate, no transient) or
-    the last one (not covered by the theorem; the released one)."""
+def output_weights(rounds: int) -> tuple[float, ...]:
+    """Weight of each round's policy in the theorem's mixture: all alike."""
     if rounds < 1:
-        raise ValueError("an output needs at least one finished round")
-    first = {"uniform": 0, "tail": rounds // 2, "last": rounds - 1}[output]
-    return tuple(0.0 if k < first else 1.0 / (rounds - first) for k in range(rounds))
+        raise ValueError("a mixture needs at least one finished round")
+    return (1.0 / rounds,) * rounds
 
 
 @dataclass(frozen=True)

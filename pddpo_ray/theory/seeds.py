@@ -16,3 +16,9 @@ def seed_of(*parts: int | str) -> int:
 def generator(*parts: int | str) -> np.random.Generator:
     """A random generator of its own for one purpose."""
     return np.random.default_rng(seed_of(*parts))
+
+
+def generator_of(seed: int, *names: str) -> np.random.Generator:
+    """A random generator that follows from a seed and names alone, such as the id of what is drawn for."""
+    digest = hashlib.sha256("\n".join(names).encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

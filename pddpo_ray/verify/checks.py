@@ -19,11 +19,11 @@ from scipy.special import expit, log_softmax, logsumexp, softmax
 from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.exploration.resampling import exact_base
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.box_mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
 from pddpo_ray.theory.margins import bonus_margin, printed_margin
+from pddpo_ray.theory.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.worlds.oracle import Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld

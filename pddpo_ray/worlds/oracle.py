@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from pddpo_ray.theory.output import output_weights
 from pddpo_ray.worlds.several_limits import LagrangianDual, largest_margin, minimise
 
 Array = NDArray[np.float64]
@@ -230,4 +231,5 @@ class Oracle:
 
 def mixture(policies: Sequence[Array]) -> Array:
     """Marginal of the uniform mixture: g is linear in it, f at least the mean of the f's (paper.md §10). -> [X, Y]"""
-    return np.mean(np.stack(list(policies)), axis=0)
+    weights = output_weights(len(policies))
+    return np.sum([weight * table for weight, table in zip(weights, policies, strict=True)], axis=0)

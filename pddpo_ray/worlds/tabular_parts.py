@@ -18,10 +18,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.theory.box_mle import box_mle, negative_log_likelihood, win_counts
-from pddpo_ray.theory.logistic import bounded_logistic
 from pddpo_ray.theory.margins import score_margin
-from pddpo_ray.theory.optimistic_mle import optimistic_mle
+from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 
 Array = NDArray[np.float64]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.seeds import generator_of
 
 Score = Callable[[Response], float]
 
@@ -27,7 +26,7 @@ class WorldLabeller:
         """`labels_each` independent labels of every answer."""
         verdicts = []
         for item in items:
-            unsafe = _generator(seed, "safety", item.id).random(labels_each) < expit(self._cost(item))
+            unsafe = generator_of(seed, "safety", item.id).random(labels_each) < expit(self._cost(item))
             verdicts.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
         return verdicts
 
@@ -36,7 +35,7 @@ class WorldLabeller:
         labelled = []
         for pair in pairs:
             scores = (self._reward, self._cost, *self._further.values())
-            draws = _generator(seed, "compare", pair.id).random(len(scores))
+            draws = generator_of(seed, "compare", pair.id).random(len(scores))
             better, costlier, *others = (
                 _side(draw < expit(score(pair.first) - score(pair.second)))
                 for draw, score in zip(draws, scores, strict=True)
@@ -47,8 +46,3 @@ class WorldLabeller:
 
 def _side(first: bool) -> Verdict:
     return Verdict.FIRST if first else Verdict.SECOND
-
-
-def _generator(seed: int, purpose: str, name: str) -> np.random.Generator:
-    digest = hashlib.sha256(f"{purpose}\n{name}".encode()).digest()
-    return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

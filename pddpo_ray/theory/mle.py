@@ -1,16 +1,24 @@
-"""Box-constrained maximum likelihood of Bradley-Terry scores: the theory's "argmin over Pi" (paper.md §4).
+"""Maximum likelihood of Bradley-Terry scores in a box, everywhere that scores are fitted (paper.md §4).
 
-    minimise over |s| <= z:   sum over pairs softplus(-(s[winner] - s[loser] - offset)) + ridge/2 ||s||^2
+    minimise over |theta| <= z:   sum of w_i softplus(-(a_i . theta + m_i)) + ridge/2 ||theta||^2
 
-The policy is then built from the scores. Scores that no pair mentions and each prompt's common shift are not
-determined by data; the ridge picks the smallest ones (paper.md erratum 14). Many problems are solved at once.
+- `box_mle`: a score for every answer of a table, a_i = e(winner) - e(loser). Many tables at once, by Newton's method.
+- `bounded_logistic`: scores that are linear in any features, with a margin for every row.
+- `optimistic_mle`: a table's cost scores with the XPO-style term (paper.md §13).
+
+Scores that no pair mentions and each prompt's common shift are not determined by data; the ridge picks the smallest
+ones (paper.md erratum 14).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.optimize import minimize
+from scipy.special import expit, log_softmax
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -141,3 +149,69 @@ def _search(
             break
         step = np.where(waiting, 0.5 * step, step)
     return result
+
+
+def bounded_logistic(
+    rows: Array,
+    *,
+    margins: Array | None = None,
+    weights: Array | None = None,
+    bound: float | None = None,
+    ridge: float = RIDGE,
+) -> Array:
+    """Minimiser theta of the loss above; no row gives zeros. rows [n, p], margins [n], weights [n] -> [p]"""
+    shift = np.zeros(len(rows)) if margins is None else margins
+    mass = np.ones(len(rows)) if weights is None else weights
+    # divided by the data's weight, so that the solver's tolerances mean the same for few rows and for many
+    scale = 1.0 / max(1.0, float(mass.sum()))
+
+    def loss_and_slope(theta: Array) -> tuple[float, Array]:
+        logits = rows @ theta + shift
+        loss = float(mass @ np.logaddexp(0.0, -logits)) + 0.5 * ridge * float(theta @ theta)
+        slope = ridge * theta - rows.T @ (mass * expit(-logits))
+        return scale * loss, scale * slope
+
+    return _minimise(loss_and_slope, np.zeros(rows.shape[1]), bound, maxiter=5000, maxfun=10000, ftol=1e-15, gtol=1e-10)
+
+
+def optimistic_mle(
+    wins: Array, bound: float, *, log_base: Array, temperature: float, answers: Array, alpha: float
+) -> Array:
+    """Cost scores in [-bound, bound]. wins [X, Y, Y] (costlier first), log base [X, Y], answers [X, Y] -> [X, Y]
+
+    minimise   box MLE's objective + alpha * pairs * mean over the baseline's answers of log policy_c(y'|x),
+    policy_c proportional to base * exp(-c / temperature)
+
+    The term is concave in c, so this is the minimum that is reached downhill from the likelihood's own maximum.
+    `answers` are the baseline's shares (they sum to 1 over all prompts). At alpha = 0 this is the box MLE.
+    """
+    start = box_mle(wins, bound)
+    if alpha == 0:
+        return start
+    flat = _minimise(
+        lambda flat: _value_and_slope(flat.reshape(start.shape), wins, log_base, temperature, answers, alpha),
+        start.ravel(), bound, ftol=0.0, gtol=1e-9, maxiter=2000, maxfun=4000, maxcor=20,
+    )  # fmt: skip
+    return flat.reshape(start.shape)
+
+
+def _value_and_slope(
+    scores: Array, wins: Array, log_base: Array, temperature: float, answers: Array, alpha: float
+) -> tuple[float, Array]:
+    """Objective and its gradient. -> [], [X Y]"""
+    weight = alpha * wins.sum()
+    log_policy = log_softmax(log_base - scores / temperature, axis=1)
+    term = float(np.sum(np.where(answers > 0, answers * log_policy, 0.0)))
+    value = float(negative_log_likelihood(scores, wins).sum()) + weight * term
+    pull = (answers.sum(axis=1, keepdims=True) * np.exp(log_policy) - answers) / temperature
+    return value, (gradient(scores, wins, ridge=RIDGE) + weight * pull).ravel()
+
+
+def _minimise(
+    loss_and_slope: Callable[[Array], tuple[float, Array]], start: Array, bound: float | None, **options: Any
+) -> Array:
+    """Minimiser in the box by L-BFGS-B. [p] -> [p]"""
+    limits = None if bound is None else [(-bound, bound)] * start.size
+    return np.asarray(
+        minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x, dtype=np.float64
+    )
