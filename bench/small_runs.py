@@ -84,10 +84,9 @@ RAY_RECIPES: dict[str, list[str]] = {
     "tabular": ["rollout.engines=2"],
     "tabular-two-limits": [],
     "text-world": [*VLLM, "trainer.workers=2"],
-    "text-world-scorers": [],
-    "real-text": [],
+    **{name: [] for name in ("text-world-scorers", "real-text", "o-pd-dpo-paper", "mocan", "safe-rlhf")},
 }
-"""Recipes that run on Ray too, besides every method and variant on a table."""
+"""Recipes that run on Ray too, besides every method on a table; the others differ from these in numbers alone."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,8 @@ def cases(recipes: Iterable[str]) -> list[Case]:
     ray = [
         Case(name, name, [*small[name], *own, *ON_RAY], MODES[1]) for name, own in RAY_RECIPES.items() if name in small
     ]
-    return here + ray + [Case(name, "tabular", [*world, *own, *ON_RAY], MODES[1]) for name, own in tables.items()]
+    shared = [*(f"table/{name}" for name in METHODS), "table/o-pd-dpo/people"]
+    return here + ray + [Case(name, "tabular", [*world, *tables[name], *ON_RAY], MODES[1]) for name in shared]
 
 
 def small_size(recipe: str) -> list[str]:
