@@ -25,7 +25,7 @@ DEMO_RUN ?= runs/demo
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos compare bench clean
+.PHONY: help setup demo test full fast lint chaos mutants compare bench clean
 
 help:
 	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
@@ -33,6 +33,7 @@ help:
 	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
+	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
@@ -78,6 +79,10 @@ chaos: setup
 
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)
+
+# ARGS="--number 300 --seed 16"; what is known is kept in .cache/mutants, so a run that broke off goes on
+mutants: setup
+	$(BIN)/python -m tests.mutants.drawn $(ARGS)
 
 bench: setup
 	$(BIN)/python -m bench run $(ARGS)

@@ -1,0 +1,276 @@
+"""`make mutants`: mutants of the theory and of what runs call from it, drawn by a seed; the score and the survivors.
+
+mutmut says which mutants there are. Each that is drawn runs, in a forked child, the fast tests that reach its lines,
+quickest first, up to the first that fails. What is known is kept in `.cache/mutants/`: a run that broke off goes on,
+and after a new test only the survivors are tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import datetime
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.theory.intervals import rate_interval
+from tests.mutants.forks import ONE_THREAD, Forks, Outcome, files_of, with_tests
+from tests.mutants.mutation import ROOT, apply, changed_functions, functions_of
+
+SCOPE = (
+    "pddpo_ray/theory/*.py",
+    "pddpo_ray/algorithms/*.py",
+    "pddpo_ray/exploration/*.py",
+    "pddpo_ray/loop/exploring.py",
+    "pddpo_ray/loop/fitting.py",
+    "pddpo_ray/loop/dual_step.py",
+    "pddpo_ray/worlds/tabular_parts.py",
+    "pddpo_ray/training/fit.py",
+)
+TESTS = ("tests/unit/math", "tests/unit/methods", "tests/unit/loop", "tests/unit/training", "tests/unit/worlds")
+SECONDS_EACH = 40.0
+"""Processor seconds of tests, as measured without a mutant, after which a mutant counts as a survivor."""
+STATE = ROOT / ".cache" / "mutants"
+REASONS = Path(__file__).parent / "reasons.json"
+PAGE = ROOT / "docs" / "mutants.md"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One mutant: the file with one change in it. `first` and `last` are the lines of the changed statement."""
+
+    path: str
+    function: str
+    before: str
+    after: str
+    source: str
+    first: int
+    last: int
+    formula: bool
+    """An operator, number or name changed; else a call lost an argument or an assignment its value."""
+
+    @property
+    def key(self) -> str:
+        """Names the mutant as long as its function stays as it is."""
+        text = f"{self.path}\0{self.function}\0{ast.dump(functions_of(self.source)[self.function])}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Source:
+    """A file of the scope and its mutants inside functions, in mutmut's order; texts for people stay as they are."""
+
+    def __init__(self, path: str) -> None:
+        import libcst
+        from libcst.metadata import MetadataWrapper, PositionProvider
+        from mutmut.mutation.file_mutation import create_mutations
+
+        self.path = path
+        self.text = (ROOT / path).read_text(encoding="utf-8")
+        self._module, mutations, _, _ = create_mutations(path, self.text)
+        positions = MetadataWrapper(self._module, unsafe_skip_copy=True).resolve(PositionProvider)
+        statements = [node for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.stmt)]
+        self.mutations: list[tuple[Any, ast.stmt]] = []
+        for mutation in mutations:
+            node = mutation.original_node
+            if mutation.contained_by_top_level_function is None or node not in positions:
+                continue
+            line = positions[node].start.line
+            around = [statement for statement in statements if statement.lineno <= line <= (statement.end_lineno or 0)]
+            prose = isinstance(node, libcst.SimpleString) and " " in node.value
+            if not prose and not any(isinstance(statement, ast.Raise) for statement in around):
+                self.mutations.append((mutation, max(around, key=lambda statement: statement.lineno)))
+
+    def mutant(self, index: int) -> Drawn | None:
+        """One of the mutants; None where the change is outside what runs (an annotation)."""
+        mutation, statement = self.mutations[index]
+        mutated = self._module.deep_replace(mutation.original_node, mutation.mutated_node).code
+        names = changed_functions(self.text, mutated)
+        if len(names) != 1:
+            return None
+        before, after = _lines_that_differ(self.text, mutated)
+        last = statement.end_lineno or statement.lineno
+        formula = type(mutation.original_node).__name__ not in ("Call", "Assign", "AnnAssign", "Lambda")
+        return Drawn(self.path, names[0], before, after, mutated, statement.lineno, last, formula)
+
+
+def draw(number: int, seed: int) -> tuple[list[Drawn], int]:
+    """So many mutants, evenly among all, and how many there are."""
+    sources = [Source(path) for path in files_of(*SCOPE, root=ROOT)]
+    places = [(source, index) for source in sources for index in range(len(source.mutations))]
+    random.Random(seed).shuffle(places)
+    drawn: list[Drawn] = []
+    for source, index in places:
+        if len(drawn) == number:
+            break
+        if mutant := source.mutant(index):
+            drawn.append(mutant)
+    return drawn, len(places)
+
+
+def run(mutants: Sequence[Drawn], *, again: bool) -> dict[str, dict[str, Any]]:
+    """Key -> {"red": the test that failed or None, "tests": how many reach it}; survivors are tried `again`."""
+    results: dict[str, dict[str, Any]] = _read("results.json")
+
+    def work(forks: Forks) -> None:
+        reach, seconds = _reach_of(forks)
+        for number, mutant in enumerate(mutants, 1):
+            known = results.get(mutant.key)
+            tests = _tests_that_reach(mutant, reach, seconds)
+            if known and (known["red"] or (not again and known["of"] == _digest(*tests))):
+                continue
+            outcome = forks.run(tests, partial(apply, mutant.path, mutant.source)) if tests else Outcome()
+            results[mutant.key] = {"red": outcome.red, "tests": len(tests), "of": _digest(*tests)}
+            _write("results.json", results)
+            said = outcome.red or f"SURVIVED {len(tests)} tests"
+            print(f"{number:4} {mutant.path}:{mutant.first} {mutant.function}  {said}", file=sys.stderr, flush=True)
+
+    with_tests(TESTS, work)
+    return {mutant.key: results[mutant.key] for mutant in mutants}
+
+
+def _reach_of(forks: Forks) -> tuple[dict[str, dict[str, list[int]]], dict[str, float]]:
+    """Which lines of the scope every test executes, and its processor seconds; traced anew for files that changed."""
+    files = [str(ROOT / path) for path in files_of(*SCOPE, root=ROOT)]
+    versions = {file: _digest(Path(file).read_text(encoding="utf-8")) for file in files}
+    kept: dict[str, Any] = _read("reach.json")
+    reach: dict[str, dict[str, list[int]]] = {}
+    seconds: dict[str, float] = {}
+    by_file: dict[str, list[str]] = {}
+    for test in forks.tests:
+        by_file.setdefault(test.split("::")[0], []).append(test)
+    for file, tests in by_file.items():
+        version, known = _digest((ROOT / file).read_text(encoding="utf-8")), kept.get(file)
+        if known is None or known["version"] != version or known["code"].items() - versions.items():
+            outcome = forks.run(tests, reach_of=files, cpu_s=900)
+            forks.warm(outcome)
+            if outcome.red:
+                # a test that fails without any mutant shows nothing
+                print(f"left out, fails unchanged: {outcome.red}", file=sys.stderr, flush=True)
+            passed = set(outcome.passed)
+            kept[file] = {
+                "version": version,
+                "code": {name: versions[name] for lines in outcome.reach.values() for name in lines},
+                "reach": {test: lines for test, lines in outcome.reach.items() if test in passed},
+                "seconds": {test: spent for test, spent in outcome.seconds.items() if test in passed},
+            }
+            _write("reach.json", kept)
+            print(f"reach of {file}: {len(passed)} tests", file=sys.stderr, flush=True)
+        reach |= kept[file]["reach"]
+        seconds |= kept[file]["seconds"]
+    return reach, seconds
+
+
+def _tests_that_reach(
+    mutant: Drawn, reach: Mapping[str, Mapping[str, Sequence[int]]], seconds: Mapping[str, float]
+) -> list[str]:
+    """Tests that execute the changed statement, quickest first, as many as fit into SECONDS_EACH."""
+    file, lines = str(ROOT / mutant.path), range(mutant.first, mutant.last + 1)
+    able = [test for test, files in reach.items() if any(line in lines for line in files.get(file, ()))]
+    kept: list[str] = []
+    spent = 0.0
+    for test in sorted(able, key=lambda test: seconds[test]):
+        spent += seconds[test]
+        if kept and spent > SECONDS_EACH:
+            break
+        kept.append(test)
+    return kept
+
+
+def page(mutants: Sequence[Drawn], results: Mapping[str, Mapping[str, Any]], total: int, seed: int) -> tuple[str, int]:
+    """The table of docs/mutants.md, and how many survivors have no reason yet."""
+    reasons = json.loads(REASONS.read_text(encoding="utf-8")) if REASONS.is_file() else {}
+    survivors = [mutant for mutant in mutants if not results[mutant.key]["red"]]
+    rows, without = [], 0
+    for mutant in sorted(survivors, key=lambda mutant: (mutant.path, mutant.first)):
+        reason = reasons.get(_reason_key(mutant))
+        without += reason is None
+        change = f"`{_cell(mutant.before)}` → `{_cell(mutant.after)}`"
+        rows.append(f"| `{mutant.path}` `{mutant.function}` | {change} | {reason or '**no reason given yet**'} |")
+    equivalent = sum(reasons.get(_reason_key(mutant), "").startswith("equivalent") for mutant in survivors)
+    killed = len(mutants) - len(survivors)
+    score, without_equivalent = rate_interval(killed, len(mutants)), rate_interval(killed, len(mutants) - equivalent)
+    assert score is not None
+    assert without_equivalent is not None
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    lines = [
+        f"| mutants | {len(mutants)} of {total}, drawn with seed {seed} |",
+        "|---|---|",
+        f"| killed | {killed} |",
+        f"| score | {score.value:.3f}, 95 % interval {score.low:.3f} to {score.high:.3f} |",
+        f"| score without the {equivalent} equivalent ones | {without_equivalent.value:.3f}, "
+        f"95 % interval {without_equivalent.low:.3f} to {without_equivalent.high:.3f} |",
+        f"| date and commit | {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {commit.strip()} |",
+        "",
+        "| survivor | change | reason |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n", without
+
+
+def _reason_key(mutant: Drawn) -> str:
+    return f"{mutant.path} {mutant.function}: {mutant.before} -> {mutant.after}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+def _lines_that_differ(before: str, after: str) -> tuple[str, str]:
+    """The changed lines of both, without what they share at the beginning and the end of the file."""
+    old, new = before.splitlines(), after.splitlines()
+    start = next(index for index, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+    end = 0
+    while end < min(len(old), len(new)) - start - 1 and old[-1 - end] == new[-1 - end]:
+        end += 1
+    return tuple(" ".join(line.strip() for line in lines[start : len(lines) - end]) for lines in (old, new))  # type: ignore[return-value]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = STATE / name
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return known
+
+
+def _write(name: str, value: object) -> None:
+    STATE.mkdir(parents=True, exist_ok=True)
+    aside = STATE / f"{name}.new"
+    aside.write_text(json.dumps(value), encoding="utf-8")
+    aside.replace(STATE / name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=16)
+    parser.add_argument("--again", action="store_true", help="try all survivors again")
+    asked = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        os.execve(sys.executable, [sys.executable, "-m", "tests.mutants.drawn", *sys.argv[1:]], os.environ | ONE_THREAD)
+    mutants, total = draw(asked.number, asked.seed)
+    text, without = page(mutants, run(mutants, again=asked.again), total, asked.seed)
+    head = PAGE.read_text(encoding="utf-8").split("<!-- numbers -->")[0]
+    PAGE.write_text(f"{head}<!-- numbers -->\n\n{text}", encoding="utf-8")
+    print(text)
+    if without:
+        print(
+            f"{without} survivors have no reason yet: kill them with a test or name why in {REASONS.relative_to(ROOT)}"
+        )
+    return int(without > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
