@@ -19,10 +19,10 @@ def people(run: RunData) -> str:
     settings = run.recipe.get("feedback") or {}
     if settings.get("kind") not in ASK_PEOPLE:
         return ""
-    found = _total(run, "safety_labels"), _total(run, "compare_labels")
-    if not any(found):
+    labels = _total(run, "safety_labels"), _total(run, "compare_labels")
+    if not any(labels):
         return "<p>People are asked, but no batch is complete yet.</p>"
-    return _budget(run, settings, *found) + _agreement(run) + _batches(run) + _model(run)
+    return _budget(run, settings, *labels) + _agreement(run) + _batches(run) + _model(run)
 
 
 def _total(run: RunData, name: str) -> float:
@@ -38,7 +38,7 @@ def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: flo
         ["pairs compared (helpfulness, harm, and safety of both)", number(pairs, "people_pairs")],
         ["refusals (skipped, flagged, cannot tell)", number(_refusals(run), "people_refusals")],
         ["a person's time for them, by the recipe's minutes per label", f"{number(hours, 'people_hours')} h"],
-        ["time that the run waited for people, parked time left out", seconds(waited)],
+        ["time that the run waited for people, without the time it was parked", seconds(waited)],
     ]
     return "<h3>Label budget</h3>" + table(["what people gave", "so far"], rows, kind="words")
 

@@ -22,9 +22,6 @@ from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.loop.outcome import Outcome, outcome_of
 from pddpo_ray.records import Response, Verdict
 
-POINTS = ("reference", "offline", "covered_only", "mixture", "last", "optimum")
-"""Points of the helpfulness-harmlessness plane, as result.json names them."""
-
 Series = list[tuple[int, float]]
 
 
@@ -145,8 +142,8 @@ class RunData:
 
     def series(self, name: str) -> Series:
         """[(round, value)] of a metric, without the rounds that lack it."""
-        found = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
-        return [(number, value) for number, value in found if value is not None and math.isfinite(value)]
+        every = ((number, values.get(name)) for number, values in sorted(self.metrics.items()) if number > 0)
+        return [(number, value) for number, value in every if value is not None and math.isfinite(value)]
 
     def last(self, name: str) -> float | None:
         """The newest value of a metric."""
@@ -208,11 +205,11 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
     )
     wanted = (journal.recipe.get("feedback") or {}).get("labels_each")
     policy_of = {entry.round: entry.version.number for entry in journal.versions() if entry.stage == "cost"}
-    found: dict[int, Labels] = {}
+    counts: dict[int, Labels] = {}
     with reading(journal.engine) as connection:
         for row in connection.execute(per_answer):
-            old = found.get(row.round, Labels())
-            found[row.round] = replace(
+            old = counts.get(row.round, Labels())
+            counts[row.round] = replace(
                 old,
                 safety=old.safety + row.labels,
                 answers=old.answers + 1,
@@ -220,8 +217,8 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
                 foreign=old.foreign + (row.policy_version != policy_of.get(row.round, row.policy_version)),
             )
         for row in connection.execute(per_round):
-            found[row.round] = replace(found.get(row.round, Labels()), pairs=row.pairs)
-    return found
+            counts[row.round] = replace(counts.get(row.round, Labels()), pairs=row.pairs)
+    return counts
 
 
 def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[LabelledAnswer]]:
@@ -238,26 +235,26 @@ def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[Labe
         .group_by(label.round, label.constraint, label.position, label.sample, prompt.text, sample.text)
         .order_by(label.round, label.constraint, label.position)
     )
-    found: dict[int, list[LabelledAnswer]] = {}
+    by_round: dict[int, list[LabelledAnswer]] = {}
     with reading(journal.engine) as connection:
         for row in connection.execute(query):
             answer = LabelledAnswer(row.prompt, row.text, int(row.unsafe), row.labels)
-            found.setdefault(row.round, []).append(answer)
-    return found
+            by_round.setdefault(row.round, []).append(answer)
+    return by_round
 
 
 def _of_reference(journal: JournalReader) -> list[Response]:
     """Plain answers of the reference first: the other pools draw from a nucleus or at another temperature."""
     purposes = {"calibration": 0, "baseline": 1}
-    found: list[tuple[int, Response]] = []
+    ranked: list[tuple[int, Response]] = []
     # Without a world the offline answers came from files: the reference did not write them.
     from_files = (journal.recipe.get("world") or {}).get("kind") == "none"
     for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | set(purposes):
         if not (from_files and purpose == "offline"):
-            found += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
-    if not found and not from_files:
-        found = [(2, response) for response in journal.samples(0)]
-    return [response for _, response in sorted(found, key=lambda item: item[0]) if response.policy_version == 0]
+            ranked += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
+    if not ranked and not from_files:
+        ranked = [(2, response) for response in journal.samples(0)]
+    return [response for _, response in sorted(ranked, key=lambda item: item[0]) if response.policy_version == 0]
 
 
 def _of_newest(journal: JournalReader) -> list[Response]:
