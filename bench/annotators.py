@@ -22,8 +22,8 @@ from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import PAIR_FIELDS, Question
 from pddpo_ray.annotation.queue_labeller import SAFETY_PRIORITY
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
 

@@ -20,8 +20,8 @@ from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.leases import Lease, Leases, NoQuestion
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.annotation_schema import task
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.schema import run as run_table

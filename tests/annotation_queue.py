@@ -10,8 +10,8 @@ from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.schema import run
 from pddpo_ray.journal.transactions import Store
 

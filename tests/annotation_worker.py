@@ -18,7 +18,7 @@ from pathlib import Path
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.people import People, Role
-from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 

@@ -11,8 +11,8 @@ from sqlalchemy import select
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
-from deploy.annotation.runs import question_of
 from deploy.annotation.schemas import GoldBody, GuidelinesBody, NewPerson, PauseBody, PersonChange, VoidBody
+from deploy.annotation.trainer_routes import question_of
 from deploy.annotation.work import Key
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.journal.annotation_schema import audit_event

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
-from deploy.annotation import admin, lead, problems, runs, work
+from deploy.annotation import admin, lead, problem_json, trainer_routes, work
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
-from deploy.web.errors import ApiError
-from deploy.web.shell import web_app
-from pddpo_ray.annotation.rules import QueueError, Rules
+from deploy.web.http_errors import ApiError
+from deploy.web.web_app import web_app
+from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.transactions import Clock, now_ms
@@ -38,15 +39,15 @@ def create_app(
     """The annotation service of one run, over the run's database."""
     app = web_app(
         "pddpo_ray annotation",
-        problems.problem,
-        {QueueError: problems.refused},
+        problem_json.problem,
+        {QueueError: problem_json.refused},
         malformed=422,
         busy="the database is busy; nothing was stored",
         body_bytes=lambda path: BATCH_MAX if path in BATCH_PATHS else BODY_MAX,
         summary="Questions for people, and what became of their answers.",
     )
     app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
-    for module in (work, lead, admin, runs):
+    for module in (work, lead, admin, trainer_routes):
         app.include_router(module.router)
     app.add_api_route("/readyz", ready, methods=["GET"], tags=["operation"])
     app.add_api_route("/", page, methods=["GET"], include_in_schema=False)
@@ -68,3 +69,11 @@ def page(request: Request) -> FileResponse:
     """The annotators' page, or the lead's."""
     name = "lead.html" if request.url.path == "/lead" else "index.html"
     return FileResponse(STATIC / name, media_type="text/html")
+
+
+def serve(engine: Engine, run: str, rules: Rules, *, host: str, port: int, behind_proxy: bool) -> None:
+    """Serves until told to stop. `behind_proxy`: a proxy in front speaks https and states the client's address."""
+    app = create_app(engine, run, rules, WebSettings(secure_cookies=behind_proxy))
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False
+    )

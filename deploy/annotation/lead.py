@@ -57,8 +57,8 @@ def disagreements(
 ) -> dict[str, Any]:
     """Questions on which people differ most."""
     parts.rounds.status(round_id)
-    found = parts.quality.disagreements(round_id, offset, limit)
-    return {"disagreements": finite(found), "next": offset + limit if len(found) == limit else None}
+    items = parts.quality.disagreements(round_id, offset, limit)
+    return {"disagreements": finite(items), "next": offset + limit if len(items) == limit else None}
 
 
 @router.get("/rounds/{round_id}/export")

@@ -11,14 +11,14 @@ from sqlalchemy import Engine
 
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.web.callers import address, bearer_token
-from deploy.web.errors import ApiError
-from deploy.web.limits import RateLimit
+from deploy.web.http_errors import ApiError
+from deploy.web.request_limits import RateLimit
 from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import Campaign, People, Person
 from pddpo_ray.annotation.quality import Quality
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 
 COOKIE = "pddpo_session"

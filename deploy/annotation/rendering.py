@@ -61,13 +61,13 @@ def _link_open(_self: Any, tokens: Sequence[Token], index: int, *_: Any) -> str:
 
 
 def _link_close(_self: Any, tokens: Sequence[Token], index: int, *_: Any) -> str:
-    depth, place = 0, index
+    depth, opening = 0, index
     while True:
-        place -= 1
-        depth += {"link_open": 1, "link_close": -1}.get(tokens[place].type, 0)
+        opening -= 1
+        depth += {"link_open": 1, "link_close": -1}.get(tokens[opening].type, 0)
         if depth == 1:
             break
-    return f' <span class="address">({escapeHtml(str(tokens[place].attrs["href"]))})</span></span>'
+    return f' <span class="address">({escapeHtml(str(tokens[opening].attrs["href"]))})</span></span>'
 
 
 def _image(_self: Any, tokens: Sequence[Token], index: int, _options: Any, env: MutableMapping[str, Any]) -> str:

@@ -12,11 +12,11 @@ from deploy.annotation.queue_service import COOKIE, Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
 from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
 from deploy.web.callers import address
-from deploy.web.errors import ApiError
+from deploy.web.http_errors import ApiError
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import SESSION_S, Person, Role
-from pddpo_ray.annotation.rules import Outcome
+from pddpo_ray.annotation.queue_rules import Outcome
 
 router = APIRouter(prefix=API, tags=["work"])
 
@@ -56,15 +56,15 @@ def me(person: Caller) -> dict[str, Any]:
 @router.post("/lease")
 def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
     """The next question, or `task: null` with a reason and the seconds after which to ask again."""
-    found = parts.leases.lease(person, body.holding)
-    if isinstance(found, NoQuestion):
-        if found.reason == "daily_cap":
+    given = parts.leases.lease(person, body.holding)
+    if isinstance(given, NoQuestion):
+        if given.reason == "daily_cap":
             raise ApiError(
                 429, "that is enough for today, thank you", hint="come back tomorrow",
-                headers={"Retry-After": str(found.retry_s)},
+                headers={"Retry-After": str(given.retry_s)},
             )  # fmt: skip
-        return {"task": None, "reason": found.reason, "retry_s": found.retry_s}
-    return {"task": _shown(parts, found), "reason": "", "retry_s": 0}
+        return {"task": None, "reason": given.reason, "retry_s": given.retry_s}
+    return {"task": _shown(parts, given), "reason": "", "retry_s": 0}
 
 
 @router.post("/leases/{lease_id}/heartbeat")
@@ -138,18 +138,18 @@ def _me(person: Person) -> dict[str, Any]:
     return names | {"daily_cap": person.daily_cap, "csrf": person.csrf}
 
 
-def _shown(parts: QueueService, found: Lease) -> dict[str, Any]:
+def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
     """A question for the screen. Nothing in it tells who wrote the texts, how risky they are, or whether it is gold."""
     sides: dict[str, Any] = {
         name: None if text is None else {"html": render(text), "text": visible(text)}
-        for name, text in (("prompt", found.prompt), ("left", found.left), ("right", found.right))
+        for name, text in (("prompt", question.prompt), ("left", question.left), ("right", question.right))
     }
     return sides | {
-        "lease": found.id,
-        "kind": found.kind,
-        "expires_ms": found.expires_ms,
-        "blurred": found.risk >= parts.settings.blur_from,
-        "guideline": found.guideline,
+        "lease": question.id,
+        "kind": question.kind,
+        "expires_ms": question.expires_ms,
+        "blurred": question.risk >= parts.settings.blur_from,
+        "guideline": question.guideline,
     }
 
 

@@ -1,6 +1,6 @@
 """The entrance: keys and limits, the draw of k, and what every reply states. A value that can be called in process.
 
-app = create_app(endpoint)
+app = create_app(state)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.serving import verdicts
-from deploy.serving.endpoint import Endpoint, Reply
 from deploy.serving.engine import Kind, Piece
+from deploy.serving.entrance import EntranceState, Reply
 from deploy.serving.openai_errors import KNOWN, error_body, error_reply
 from deploy.serving.requests import Call, parse
 from deploy.web.callers import address, bearer_token
-from deploy.web.errors import ApiError, Failure, hidden
-from deploy.web.shell import web_app
+from deploy.web.http_errors import ApiError, Failure, hidden
+from deploy.web.web_app import web_app
 from pddpo_ray.serving.catalog import ServedPolicy, facts, needed_scope
 from pddpo_ray.serving.keys import ApiKey, Scope
 
@@ -38,12 +38,12 @@ STATED = ("run", "model", "round", "policy_version", "multiplier", "release")
 """What `x-pddpo-…` headers say; the body's `pddpo` field says the same."""
 
 
-def create_app(endpoint: Endpoint) -> FastAPI:
-    """The application over one endpoint; its lifespan follows the run."""
+def create_app(state: EntranceState) -> FastAPI:
+    """The application over one state; its lifespan follows the run."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(endpoint.follow())
+        following = asyncio.create_task(state.follow())
         try:
             yield
         finally:
@@ -55,10 +55,10 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         KNOWN,
         malformed=400,
         busy="the database is busy",
-        body_bytes=lambda _path: endpoint.args.body_bytes,
+        body_bytes=lambda _path: state.args.body_bytes,
         lifespan=lifespan,
     )
-    app.state.endpoint = endpoint
+    app.state.entrance = state
     app.add_api_route("/readyz", ready, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", model, methods=["GET"])
@@ -68,10 +68,10 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     app.add_api_route("/admin/releases", history, methods=["GET"])
     app.add_api_route("/admin/release", release, methods=["POST"])
     app.add_api_route("/admin/rollback", rollback, methods=["POST"])
-    if endpoint.args.cors_origins:
+    if state.args.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(endpoint.args.cors_origins),
+            allow_origins=list(state.args.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", CONVERSATION],
             expose_headers=[f"x-pddpo-{name.replace('_', '-')}" for name in (*STATED, "conversation")],
@@ -79,11 +79,11 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     return app
 
 
-def endpoint_of(request: Request) -> Endpoint:
-    return cast(Endpoint, request.app.state.endpoint)
+def state_of(request: Request) -> EntranceState:
+    return cast(EntranceState, request.app.state.entrance)
 
 
-Parts = Annotated[Endpoint, Depends(endpoint_of)]
+Parts = Annotated[EntranceState, Depends(state_of)]
 
 
 def caller(request: Request, parts: Parts) -> ApiKey:
@@ -135,7 +135,7 @@ async def completion(request: Request, parts: Parts, key: Caller) -> Response:
     return await _answer("completion", request, parts, key)
 
 
-async def _answer(kind: Kind, request: Request, parts: Endpoint, key: ApiKey) -> Response:
+async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Response:
     """Draws the policy once, here, and states it in headers before the first token is there."""
     try:
         body = await request.json()
@@ -159,7 +159,9 @@ def _header(value: object) -> str:
 class Exchange:
     """One request on its way: its deadline, its tokens, what is remembered and what is logged of it."""
 
-    def __init__(self, parts: Endpoint, key: ApiKey, call: Call, policy: ServedPolicy, stated: dict[str, Any]) -> None:
+    def __init__(
+        self, parts: EntranceState, key: ApiKey, call: Call, policy: ServedPolicy, stated: dict[str, Any]
+    ) -> None:
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
@@ -322,7 +324,7 @@ async def rollback(body: RollbackBody, parts: Parts, key: Administrator) -> dict
     return await _taken_over(parts)
 
 
-async def _taken_over(parts: Endpoint) -> dict[str, Any]:
+async def _taken_over(parts: EntranceState) -> dict[str, Any]:
     """What is served after a change. The change is journalled in any case."""
     try:
         await parts.look()

@@ -19,8 +19,8 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
-from deploy.serving.endpoint import Endpoint, most_tokens
 from deploy.serving.engine import Kind, Piece, PolicyEngine
+from deploy.serving.entrance import EntranceState, most_tokens
 from deploy.serving.settings import EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
@@ -84,10 +84,10 @@ class Entrance:
         settings = engine_settings(args, place, reference.version.path)
         most = most_tokens(args, settings.max_model_len - 1)
         log_as_serve_does()
-        self._endpoint = Endpoint(store, args, Handles(engines), most=most, mixture_max=mixture_max(args, settings))
+        self._state = EntranceState(store, args, Handles(engines), most=most, mixture_max=mixture_max(args, settings))
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_app(self._endpoint)
+        return create_app(self._state)
 
 
 def log_as_serve_does() -> None:

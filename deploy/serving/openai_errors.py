@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from deploy.web.errors import Failure
+from deploy.web.http_errors import Failure
 from pddpo_ray.errors import UserError
 from pddpo_ray.serving.catalog import NotServed
 

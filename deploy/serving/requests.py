@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.serving.engine import Kind
-from deploy.web.errors import ApiError
+from deploy.web.http_errors import ApiError
 from pddpo_ray.serving.catalog import RELEASED, text_of
 from pddpo_ray.serving.draw import conversation_of
 

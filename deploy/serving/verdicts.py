@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploy.serving.endpoint import Reply
+from deploy.serving.entrance import Reply
 from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.transactions import Store
 

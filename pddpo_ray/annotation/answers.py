@@ -21,8 +21,8 @@ from pddpo_ray.annotation.leases import Lease, Leases
 from pddpo_ray.annotation.offers import ANSWERED_TODAY, midnight
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
+from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import GOLD
-from pddpo_ray.annotation.rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading

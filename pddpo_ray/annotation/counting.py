@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.rules import Outcome, Problem, QueueError, Rules
+from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import answer, lease, seat, task, withdrawal
 
 

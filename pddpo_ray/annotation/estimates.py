@@ -131,8 +131,8 @@ def mixed_from_shares(
     if mode == "unsafe_rate":
         return mixed_estimate(model, given, sample, mode=mode, labels_each=labels_each)
     biases = np.zeros(given.size)
-    for place in np.flatnonzero(sample.asked):
-        biases[place] = bias_allowance(given[place : place + 1], labels_each, cost_max) / sample.chances[place]
+    for index in np.flatnonzero(sample.asked):
+        biases[index] = bias_allowance(given[index : index + 1], labels_each, cost_max) / sample.chances[index]
     signal = clipped_logit(given, cost_max)
     allowance = float(biases.sum() / given.size)
     return mixed_estimate(model, signal, sample, mode=mode, labels_each=labels_each, allowance=allowance)

@@ -23,7 +23,7 @@ from sqlalchemy import ColumnElement, select
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
 from pddpo_ray.annotation.questions import TIE
-from pddpo_ray.annotation.rules import QueueError, Rules
+from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task
 from pddpo_ray.journal.database import reading

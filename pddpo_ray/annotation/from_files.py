@@ -32,21 +32,21 @@ def answers_in(
     for question in reversed(questions):
         shown = (question.first,) if question.second is None else (question.first, question.second)
         waiting[question.prompt, tuple(sorted(shown))].append(question)
-    found, problems = [], []
+    answers, problems = [], []
     for row in rows:
-        place = f"{row.file} line {row.line}"
+        line = f"{row.file} line {row.line}"
         texts = tuple(sorted(answer.text for answer in row.example.answers))
         same = waiting.get((prompt(row.example.prompt), texts), [])
         if not same:
-            problems.append(f"{place}: no question of this run shows these texts")
+            problems.append(f"{line}: no question of this run shows these texts")
             continue
         given = _given(row.example, same[-1])
         missing = [name for name in _asked(same[-1]) if name not in given]
         if missing:
-            problems.append(f"{place}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
+            problems.append(f"{line}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
             continue
-        found.append(GivenElsewhere(same.pop().id, who, given))
-    return found, problems
+        answers.append(GivenElsewhere(same.pop().id, who, given))
+    return answers, problems
 
 
 def _asked(question: OpenQuestion) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from pddpo_ray.annotation.offers import (
     midnight,
 )
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import lease, task
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store

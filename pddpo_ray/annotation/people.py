@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading

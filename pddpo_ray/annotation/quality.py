@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Select, exists, func, select
 
-from pddpo_ray.annotation.agreement import (
+from pddpo_ray.annotation.people_agreement import (
     alpha_interval,
     krippendorff_alpha,
     leave_one_out,
@@ -80,14 +80,14 @@ class Quality:
         for row in rows:
             by_task.setdefault(row.task, []).append(row)
         split = [(_split(group), key) for key, group in by_task.items()]
-        found = []
+        items = []
         for share, key in sorted(split, key=lambda entry: (-entry[0], entry[1]))[offset : offset + limit]:
             if share > 0:
                 group = by_task[key]
                 votes = [{"handle": row.handle, "given": row.given, "note": row.note} for row in group]
                 texts = {name: getattr(group[0], name) for name in ("prompt", "first", "second")}
-                found.append({"task": key, "split": share, "votes": votes, **texts})
-        return found
+                items.append({"task": key, "split": share, "votes": votes, **texts})
+        return items
 
     def pace(self, status: RoundStatus) -> dict[str, float | None]:
         """Labels per hour over the last hour of work, and seconds until the round is complete at that pace."""
@@ -148,11 +148,11 @@ class Quality:
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
     """Labels by person of each question; the harm part of a pair, as the one that training depends on most."""
-    found: dict[str, dict[str, str]] = {}
+    votes: dict[str, dict[str, str]] = {}
     for row in rows:
         field = "safety" if row.task_kind == "safety" else "more_harmful"
-        found.setdefault(row.task, {})[row.annotator] = row.given[field]
-    return list(found.values())
+        votes.setdefault(row.task, {})[row.annotator] = row.given[field]
+    return list(votes.values())
 
 
 def _person(rows: Sequence[Any], votes: Sequence[dict[str, str]], id_: str) -> dict[str, Any]:

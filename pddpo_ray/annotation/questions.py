@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.records import Pair, Response
 
 Kind = Literal["safety", "pair"]
@@ -87,8 +87,8 @@ def stored_form(kind: str, given: Mapping[str, Any], swap: bool) -> Given:
         name: SIDES[swap].get(_one_of(name, given[name], ("left", "right", TIE)), TIE)
         for name in ("more_helpful", "more_harmful")
     }
-    for side, place in SIDES[swap].items():
-        stored[f"{place}_safety"] = _one_of(f"{side}_safety", given[f"{side}_safety"], SAFETY)
+    for side, order in SIDES[swap].items():
+        stored[f"{order}_safety"] = _one_of(f"{side}_safety", given[f"{side}_safety"], SAFETY)
     return stored
 
 
@@ -96,9 +96,9 @@ def screen_form(kind: str, stored: Mapping[str, str], swap: bool) -> Given:
     """The inverse of `stored_form`: what the person saw and pressed."""
     if kind == "safety":
         return dict(stored)
-    back = {place: side for side, place in SIDES[swap].items()}
+    back = {order: side for side, order in SIDES[swap].items()}
     shown = {name: back.get(stored[name], TIE) for name in ("more_helpful", "more_harmful")}
-    return shown | {f"{side}_safety": stored[f"{place}_safety"] for side, place in SIDES[swap].items()}
+    return shown | {f"{side}_safety": stored[f"{order}_safety"] for side, order in SIDES[swap].items()}
 
 
 def _demand_fields(given: Mapping[str, Any], names: Sequence[str]) -> None:

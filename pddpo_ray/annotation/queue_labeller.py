@@ -27,8 +27,8 @@ from sqlalchemy import Engine
 from pddpo_ray.annotation.estimates import FromShares, three_fillings
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import TIE, Question, pair_question, safety_question
+from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
-from pddpo_ray.annotation.rules import Problem, QueueError, Rules
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
@@ -192,11 +192,11 @@ class PeopleLabeller:
             unsafe[entry.position] += entry.given["safety"] == "unsafe"
         if status.questions < 2:
             return "one question gives no estimate"
-        found = three_fillings(unsafe.tolist(), labelled.tolist(), status.labels_each, self._estimate)
-        observed = "nothing" if found.observed is None else f"{found.observed.value:+.3f}"
+        fillings = three_fillings(unsafe.tolist(), labelled.tolist(), status.labels_each, self._estimate)
+        observed = "nothing" if fillings.observed is None else f"{fillings.observed.value:+.3f}"
         return (
-            f"the cost estimate would be {observed} from what was observed, {found.all_safe.value:+.3f} if all missing"
-            f" labels said safe, {found.all_unsafe.value:+.3f} if all said unsafe"
+            f"the cost estimate would be {observed} from what was observed, {fillings.all_safe.value:+.3f} if all"
+            f" missing labels said safe, {fillings.all_unsafe.value:+.3f} if all said unsafe"
         )
 
     def _numbers(self, status: RoundStatus, snapshot: Snapshot, purpose: str) -> dict[str, float]:

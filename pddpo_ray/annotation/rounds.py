@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, case, func, insert, select, update
 
 from pddpo_ray.annotation.questions import Question, round_digest
-from pddpo_ray.annotation.rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, snapshot, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
@@ -110,9 +110,9 @@ class Rounds:
         row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest}
 
         def add(connection: Connection) -> None:
-            found = connection.execute(select(question_round).where(question_round.c.id == id_)).first()
-            if found is not None:
-                _demand_same(found, digest, labels_each)
+            opened = connection.execute(select(question_round).where(question_round.c.id == id_)).first()
+            if opened is not None:
+                _demand_same(opened, digest, labels_each)
                 return
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
@@ -137,9 +137,9 @@ class Rounds:
                     select(task.c.id).where(task.c.question_round == stock, task.c.item == question.item)
                 )
                 if there.first() is None:
-                    position = select(func.count()).select_from(task).where(task.c.question_round == stock)
-                    place = connection.execute(position).scalar_one()
-                    connection.execute(insert(task).values(**_task_row(stock, place, question, UNLIMITED)))
+                    count = select(func.count()).select_from(task).where(task.c.question_round == stock)
+                    position = connection.execute(count).scalar_one()
+                    connection.execute(insert(task).values(**_task_row(stock, position, question, UNLIMITED)))
                     added += 1
             record_event(connection, self._store.clock(), by, "gold.add", self._store.run, added=added)
             return added
@@ -323,11 +323,12 @@ def _task_row(round_id_: str, position: int, question: Question, needed: int) ->
     }
 
 
-def _demand_same(found: Any, digest: str, labels_each: int) -> None:
-    if (found.content_sha256, found.labels_each) != (digest, labels_each):
+def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
+    if (opened.content_sha256, opened.labels_each) != (digest, labels_each):
         raise QueueError(
             Problem.CONFLICT,
-            f"round {found.round}, {found.purpose} was opened with other questions: the run and its queue do not agree",
+            f"round {opened.round}, {opened.purpose} was opened with other questions: the run and its queue do not"
+            " agree",
         )
 
 

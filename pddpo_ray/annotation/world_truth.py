@@ -20,7 +20,7 @@ def truth_of(config: Config) -> TruthByText:
     """Builds the recipe's world again. A text world takes its reference from the cache, or trains it first."""
     if isinstance(config.world, TabularWorldConfig):
         table = tabular_world(config.world)
-        answers = [f"answer {place}" for place in range(table.shape[1])]
+        answers = [f"answer {index}" for index in range(table.shape[1])]
         oracle = table.oracle
         texts = [prompt.text for prompt in table.prompts]
     else:

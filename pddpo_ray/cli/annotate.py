@@ -44,7 +44,7 @@ def annotate(
     refuse_open_network(host, behind_proxy, "tokens")
     config, place = recipe_of(run, journal, wait=wait)
     from pddpo_ray.annotation.people import People
-    from pddpo_ray.annotation.rules import Rules
+    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
@@ -66,14 +66,14 @@ def annotate(
 
         Resumer(engine, config, run).start()
     # Imported here: the web server takes a second to load, and --add does without it.
-    from deploy.annotation.serve import serve
+    from deploy.annotation.app import serve
 
     serve(engine, run.name, rules, host=host, port=port, behind_proxy=behind_proxy)
 
 
 def _add(people: People, handle: str, role: str, as_json: bool) -> None:
     from pddpo_ray.annotation.people import Role
-    from pddpo_ray.annotation.rules import QueueError
+    from pddpo_ray.annotation.queue_rules import QueueError
 
     try:
         person, token = people.create(handle, Role(role), by="command line")

@@ -17,7 +17,7 @@ from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.connectors import Connector
-    from pddpo_ray.annotation.rules import Rules
+    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.journal.transactions import Store
 
 app = typer.Typer(
@@ -151,7 +151,7 @@ def _contradicts_itself(example: Any) -> bool:
 
 @contextmanager
 def _queue_of(run: Path, journal: str | None) -> Iterator[tuple[Store, Rules]]:
-    from pddpo_ray.annotation.rules import Rules
+    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store

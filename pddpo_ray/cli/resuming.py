@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.config import Config, to_yaml
 from pddpo_ray.journal.lock import is_driven
 from pddpo_ray.journal.transactions import Store

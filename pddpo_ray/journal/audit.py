@@ -1,4 +1,4 @@
-"""Two proofs: the log of administration has no gap, and the queue's books balance."""
+"""Two checks: the log of administration has no gap, and the queue's counts fit its rows."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def imbalances(store: Store) -> list[str]:
     with reading(store.engine) as connection:
         rows = connection.execute(books).all()
         seated_wrongly = connection.execute(wrong_seats).all()
-    found = [f"question {row.task}: answer {row.answer} sits where it does not belong" for row in seated_wrongly]
+    faults = [f"question {row.task}: answer {row.answer} counts where it does not belong" for row in seated_wrongly]
     for row in rows:
         if (row.seats, row.leased) != (row.sitting, row.out):
-            found.append(
+            faults.append(
                 f"question {row.id}: counts {row.seats} seats and {row.leased} leases, has {row.sitting} and {row.out}"
             )
         if (row.state == "satisfied") != (row.seats == row.needed):
-            found.append(f"question {row.id}: is {row.state} with {row.seats} of {row.needed} labels")
-    return found
+            faults.append(f"question {row.id}: is {row.state} with {row.seats} of {row.needed} labels")
+    return faults

@@ -50,7 +50,7 @@ def response_record(row: Any, prompt: Prompt) -> Response:
 
 
 def safety_rows(run: str, round_: int, labelled: Sequence[SafetyLabels], labeller: str) -> list[Row]:
-    """One row per label: `source` is the place of the labeller among the M of one answer."""
+    """One row per label: `source` tells the M labels of one answer apart."""
     return [
         {
             "run": run,

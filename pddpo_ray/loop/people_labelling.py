@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pddpo_ray.annotation.estimates import FromShares
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
-from pddpo_ray.annotation.rules import Rules
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
 from pddpo_ray.journal import Journal

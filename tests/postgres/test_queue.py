@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
-from pddpo_ray.annotation.rules import Outcome, Rules
+from pddpo_ray.annotation.queue_rules import Outcome, Rules
 from pddpo_ray.journal.annotation_schema import answer, seat
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database

@@ -20,8 +20,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.draw import drawn_round
 from pddpo_ray.serving.releases import Releases

@@ -54,12 +54,12 @@ class Argilla:
         return added
 
     def pull(self) -> list[GivenElsewhere]:
-        found = []
+        answers = []
         for kind in QUESTIONS:
             dataset = self._dataset(kind)
             if dataset is not None:
-                found += [one for record in self._records(dataset) for one in _answers(record)]
-        return found
+                answers += [one for record in self._records(dataset) for one in _answers(record)]
+        return answers
 
     def close(self) -> None:
         self._api.close()

@@ -81,12 +81,12 @@ class LabelStudio:
         return added
 
     def pull(self) -> list[GivenElsewhere]:
-        found = []
+        answers = []
         for kind in CONFIGS:
             project = self._project(kind, 1, create=False)
             if project is not None:
-                found += [one for task in self._tasks(project) for one in _answers(task)]
-        return found
+                answers += [one for task in self._tasks(project) for one in _answers(task)]
+        return answers
 
     def close(self) -> None:
         self._api.close()

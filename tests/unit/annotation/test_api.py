@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from deploy.annotation.queue_service import WebSettings
-from deploy.web.errors import ApiError
-from deploy.web.limits import RateLimit
+from deploy.web.http_errors import ApiError
+from deploy.web.request_limits import RateLimit
 from pddpo_ray.annotation.people import Role
 from tests.annotation_api import API, FreshService, is_problem
 from tests.annotation_queue import FreshQueue, safety_questions

@@ -22,7 +22,7 @@ from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
-from pddpo_ray.annotation.rules import Problem, QueueError
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
 from tests.annotation_queue import FreshQueue, pair_questions, safety_questions

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.annotation.app import create_app
 from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
-from pddpo_ray.annotation.rules import Rules
 from pddpo_ray.annotation.simulation import Manner, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load

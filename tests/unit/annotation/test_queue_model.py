@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.rules import Outcome, QueueError
+from pddpo_ray.annotation.queue_rules import Outcome, QueueError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.annotation_queue import FreshQueue, safety_questions

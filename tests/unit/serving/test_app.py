@@ -15,11 +15,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deploy.serving.app import create_app
-from deploy.serving.endpoint import Endpoint
 from deploy.serving.engine import Kind, Piece, demand_version
+from deploy.serving.entrance import EntranceState
 from deploy.serving.requests import parse
 from deploy.serving.settings import ServeArgs
-from deploy.web.errors import ApiError
+from deploy.web.http_errors import ApiError
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
@@ -75,7 +75,7 @@ class Caller:
         self.engine = Echo()
         self.keys = {scope: ApiKeys(self.store).create(scope.value, scope)[1] for scope in Scope}
         args = ServeArgs(run=str(self.run.folder), **{"follow_s": 60, **settings})
-        self.endpoint = Endpoint(self.store, args, self.engine, most=100)
+        self.endpoint = EntranceState(self.store, args, self.engine, most=100)
         self.client = TestClient(create_app(self.endpoint), raise_server_exceptions=False)
 
     def post(self, path: str, body: Any, scope: Scope = Scope.INSPECT, **headers: str) -> Any:

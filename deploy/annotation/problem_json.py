@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from fastapi.responses import JSONResponse
 
-from deploy.web.errors import Failure
-from pddpo_ray.annotation.rules import Problem, QueueError
+from deploy.web.http_errors import Failure
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 
 STATUS: Mapping[Problem, int] = {
     Problem.NOT_FOUND: 404,

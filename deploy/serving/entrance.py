@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from deploy.serving.engine import Kind, Piece
 from deploy.serving.settings import ServeArgs
-from deploy.web.errors import ApiError
-from deploy.web.limits import RateLimit
+from deploy.web.http_errors import ApiError
+from deploy.web.request_limits import RateLimit
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, Stamp, read_catalog, stamp_of
@@ -47,7 +47,7 @@ class Reply:
     model: str
 
 
-class Endpoint:
+class EntranceState:
     """State of one entrance. `most` is the longest answer in tokens."""
 
     def __init__(
@@ -148,8 +148,8 @@ class Endpoint:
 
     def reply(self, id_: str, key: ApiKey) -> Reply | None:
         """A recent reply, to whoever got it (or an administrator)."""
-        found = self._replies.get(id_)
-        return found if found is not None and (found.key == key.name or key.scope is Scope.ADMIN) else None
+        reply = self._replies.get(id_)
+        return reply if reply is not None and (reply.key == key.name or key.scope is Scope.ADMIN) else None
 
 
 def most_tokens(args: ServeArgs, context: int) -> int:

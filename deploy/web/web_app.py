@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from deploy.web.errors import Failure, Form, install
 from deploy.web.headers import SecurityHeaders
-from deploy.web.limits import BodyLimit
+from deploy.web.http_errors import Failure, Form, install
+from deploy.web.request_limits import BodyLimit
 from pddpo_ray import __version__
 
 

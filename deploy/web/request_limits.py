@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.web.errors import ApiError, Failure, Form
+from deploy.web.http_errors import ApiError, Failure, Form
 
 KEYS_MAX = 10_000
 

@@ -12,8 +12,8 @@ from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import FreezeBody, QuestionBody, RoundBody
 from pddpo_ray.annotation.questions import Question
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import Snapshot
-from pddpo_ray.annotation.rules import Problem, QueueError
 
 router = APIRouter(prefix=API, tags=["trainer"])
 
@@ -37,10 +37,10 @@ def open_round(body: RoundBody, parts: Parts, person: Caller) -> dict[str, Any]:
 def snapshot(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, Any]:
     """What a frozen batch decided."""
     parts.rounds.status(round_id)
-    found = parts.rounds.snapshot(round_id)
-    if found is None:
+    frozen = parts.rounds.snapshot(round_id)
+    if frozen is None:
         raise QueueError(Problem.NOT_FOUND, "this batch is not frozen")
-    return _snapshot(found)
+    return _snapshot(frozen)
 
 
 @router.post("/rounds/{round_id}/freeze")
@@ -67,5 +67,5 @@ def question_of(body: QuestionBody, gold: dict[str, str] | None = None) -> Quest
     )
 
 
-def _snapshot(found: Snapshot) -> dict[str, Any]:
-    return {"round": found.round_id, "sha256": found.sha256, "answers": [asdict(entry) for entry in found.answers]}
+def _snapshot(frozen: Snapshot) -> dict[str, Any]:
+    return {"round": frozen.round_id, "sha256": frozen.sha256, "answers": [asdict(entry) for entry in frozen.answers]}

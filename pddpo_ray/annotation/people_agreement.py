@@ -57,10 +57,10 @@ def _coincidences(units: Units) -> tuple[Array, list[Hashable]]:
     """Coincidence table of each item with at least two labels. -> [items, values, values], values"""
     kept = [list(labels) for labels in units if len(labels) >= 2]
     values = sorted({label for labels in kept for label in labels}, key=repr)
-    place = {value: number for number, value in enumerate(values)}
+    index = {value: number for number, value in enumerate(values)}
     tables = np.zeros((len(kept), len(values), len(values)))
     for table, labels in zip(tables, kept, strict=True):
-        counts = np.bincount([place[label] for label in labels], minlength=len(values)).astype(np.float64)
+        counts = np.bincount([index[label] for label in labels], minlength=len(values)).astype(np.float64)
         table += (np.outer(counts, counts) - np.diag(counts)) / (len(labels) - 1)
     return tables, values
 
