@@ -16,7 +16,7 @@ from sqlalchemy import Engine, select
 from deploy.annotation import admin, lead, problem_json, trainer_routes, work
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
 from deploy.web.http_errors import ApiError
-from deploy.web.web_app import web_app
+from deploy.web.web_app import healthy, web_app
 from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
@@ -49,6 +49,7 @@ def create_app(
     app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
     for module in (work, lead, admin, trainer_routes):
         app.include_router(module.router)
+    app.add_api_route("/healthz", healthy, methods=["GET"], tags=["operation"])
     app.add_api_route("/readyz", ready, methods=["GET"], tags=["operation"])
     app.add_api_route("/", page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/lead", page, methods=["GET"], include_in_schema=False)

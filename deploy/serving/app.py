@@ -27,7 +27,7 @@ from deploy.serving.openai_errors import KNOWN, error_body, error_reply
 from deploy.serving.requests import Call, parse
 from deploy.web.callers import address, bearer_token
 from deploy.web.http_errors import ApiError, Failure, hidden
-from deploy.web.web_app import web_app
+from deploy.web.web_app import healthy, web_app
 from pddpo_ray.serving.catalog import ServedPolicy, facts, needed_scope
 from pddpo_ray.serving.keys import ApiKey, Scope
 
@@ -59,6 +59,7 @@ def create_app(state: EntranceState) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.entrance = state
+    app.add_api_route("/healthz", healthy, methods=["GET"])
     app.add_api_route("/readyz", ready, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", model, methods=["GET"])

@@ -1,4 +1,4 @@
-"""The shell of both servers: an application with errors, limits, headers and a health check, still without routes."""
+"""The shell of both servers: an application with errors, limits and headers, still without routes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def web_app(
     further ones of FastAPI."""
     app = FastAPI(title=title, version=__version__, openapi_url=None, docs_url=None, redoc_url=None, **settings)
     install(app, form, known, malformed=malformed, busy=busy)
-    app.add_api_route("/healthz", healthy, methods=["GET"], tags=["operation"])
     app.add_middleware(BodyLimit, limit_of=body_bytes, form=form)
     app.add_middleware(SecurityHeaders)
     return app
