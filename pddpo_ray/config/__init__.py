@@ -40,6 +40,7 @@ from pddpo_ray.config.trainer import (
     GeometricRefit,
     Refit,
     SupportConfig,
+    TrainerConfig,
     UnionRefit,
 )
 from pddpo_ray.config.world import (
@@ -90,6 +91,7 @@ __all__ = [
     "TabularWorldConfig",
     "TextReferenceConfig",
     "TextWorldConfig",
+    "TrainerConfig",
     "TransformersRollout",
     "UnionRefit",
     "VllmRollout",

@@ -57,7 +57,7 @@ def model_folder(place: str) -> Path:
     path, _, version = place.partition("@")
     if (Path(path) / JOURNAL).is_file():
         return _of_run(Path(path).absolute(), version or LAST)
-    from pddpo_ray.scoring.loading import local_folder
+    from pddpo_ray.scoring.stored_scorers import local_folder
 
     folder = local_folder(place)
     if not (folder / "config.json").is_file():

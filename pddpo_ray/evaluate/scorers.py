@@ -20,7 +20,7 @@ def lazy_scorer(place: str, dtype: str = "float32", template: str | None = None)
     """Scores of (question, answer) texts; the model is in memory only while it works."""
 
     def score(texts: Sequence[tuple[str, str]]) -> Sequence[float]:
-        from pddpo_ray.scoring.loading import load_scorer
+        from pddpo_ray.scoring.stored_scorers import load_scorer
 
         scorer = load_scorer(place, ScorerConfig(template=template), dtype)
         return [float(value) for value in scorer.score_texts(texts)]

@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
-from pddpo_ray.config import (
-    BudgetRefit,
-    Config,
-    DeterminantRefit,
-    FitConfig,
-    GeometricRefit,
-    Refit,
-    UnionRefit,
-)
-from pddpo_ray.contracts import FitSettings
+from pddpo_ray.config import Config
 from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
@@ -34,7 +25,6 @@ from pddpo_ray.loop.scorer_fits import training_of
 from pddpo_ray.records import Decoding, LabelledPair, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
-from pddpo_ray.theory.refit import Budget, Determinant, Geometric, RefitPolicy, Union
 
 
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
@@ -101,39 +91,8 @@ def sizes_of(config: Config, rounds: int) -> Sizes:
 
 def fit_plan(config: Config) -> FitPlan:
     """Settings of all fits of a run."""
-    trainer = config.trainer
-
-    def settings(fit: FitConfig) -> FitSettings:
-        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support"})
-        return FitSettings(**fit.model_dump(), **every)
-
-    return FitPlan(
-        reward=settings(trainer.reward),
-        cost=settings(trainer.cost),
-        first_reward=settings(trainer.first_reward),
-        first_cost=settings(trainer.first_cost),
-        warm_start=trainer.warm_start,
-        skip_below=config.skip_below,
-        refit=refit_policy(trainer.refit),
-        merge_duplicates=trainer.merge_duplicates,
-        last_rate=trainer.last_rate,
-        ppo=config.ppo,
-        rounds=config.rounds,
-        alpha=config.explore.alpha if config.explore.loss == "xpo" else 0.0,
-    )
-
-
-def refit_policy(settings: Refit) -> RefitPolicy:
-    """How much of the past a fit sees."""
-    match settings:
-        case UnionRefit(cold=cold):
-            return Union(cold)
-        case BudgetRefit(rows=rows, per_new=per_new):
-            return Budget(rows, per_new)
-        case GeometricRefit(factor=factor, rows=rows, per_new=per_new):
-            return Geometric(factor, Budget(rows, per_new))
-        case DeterminantRefit(growth=growth, rows=rows, per_new=per_new):
-            return Determinant(growth, Budget(rows, per_new))
+    alpha = config.explore.alpha if config.explore.loss == "xpo" else 0.0
+    return FitPlan(config.trainer, config.ppo, skip_below=config.skip_below, rounds=config.rounds, alpha=alpha)
 
 
 def _scoring(

@@ -1,4 +1,4 @@
-"""The trainer as the pages see it: an objective and rows in, a stored version out.
+"""The trainer as the methods see it: an objective and rows in, a stored version out.
 
 It turns a fit into a command that holds everything (start weights, rows, settings, seed), so that a backend that died
 in the middle gives the same version when it is asked again.
@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from pddpo_ray.config import FitConfig, PpoConfig
+from pddpo_ray.config import (
+    BudgetRefit,
+    DeterminantRefit,
+    FitConfig,
+    GeometricRefit,
+    PpoConfig,
+    Refit,
+    TrainerConfig,
+    UnionRefit,
+)
 from pddpo_ray.contracts import (
     Array,
     Critics,
@@ -31,48 +40,45 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import skips_cost_stage
-from pddpo_ray.theory.refit import RefitPolicy, Union, decide, limit_rows, merge_duplicates
+from pddpo_ray.theory.refit import (
+    Budget,
+    Determinant,
+    Geometric,
+    RefitPolicy,
+    Union,
+    decide,
+    limit_rows,
+    merge_duplicates,
+)
 from pddpo_ray.theory.seeds import generator, seed_of
 
 Fit = TypeVar("Fit", bound=FitConfig)
-WarmStart = Literal["carried", "previous", "reward"]
+CARRY_MAX = 2.0
+"""Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """Settings of every fit of a run. The first fit of a stage starts far away and may take more steps."""
+    """The recipe's sections about fits, and what a run adds to them."""
 
-    reward: FitSettings
-    cost: FitSettings
-    first_reward: FitSettings
-    first_cost: FitSettings
-    warm_start: WarmStart = "carried"
-    """Start of a cost fit after the first: the new base plus last round's cost part, rescaled to the new multiplier;
-    last round's policy; or the base, as in the first fit."""
-    carry_max: float = 2.0
-    """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
-    skip_below: float = 0.0
-    """At or below this multiplier the policy is its base: the exact limit at 0 (paper.md §6)."""
-    refit: RefitPolicy = field(default_factory=Union)
-    """How much of the past a fit sees."""
-    merge_duplicates: bool = False
-    """Rows that say the same of the same texts become one weighted row."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ppo: PpoConfig = field(default_factory=PpoConfig)
     """Of updates by policy gradients."""
-    last_rate: float = 1.0
-    """Learning rates of the last round as a share of the recipe's; in between they fall linearly."""
+    skip_below: float = 0.0
+    """At or below this multiplier the policy is its base: the exact limit at 0 (paper.md §6)."""
     rounds: int = 1
     alpha: float = 0.0
     """Weight of the XPO-style term in the last cost fit of a round; 0: none."""
 
-    def settings(self, stage: str, first: bool, round_: int) -> FitSettings:
-        if stage == "reward":
-            chosen = self.first_reward if first else self.reward
-        else:
-            chosen = self.first_cost if first else self.cost
+    def settings(self, stage: Literal["reward", "cost"], first: bool, round_: int) -> FitSettings:
+        """The stage's section, at the learning rate of the round."""
+        trainer = self.trainer
+        fits = {"reward": (trainer.reward, trainer.first_reward), "cost": (trainer.cost, trainer.first_cost)}
+        chosen = fits[stage][first]
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
-        rate = chosen.learning_rate * (1.0 - (1.0 - self.last_rate) * done)
-        return chosen.model_copy(update={"learning_rate": rate})
+        rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
+        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support"})
+        return FitSettings(**{**chosen.model_dump(), **every, "learning_rate": rate})
 
 
 class TrainerController:
@@ -248,12 +254,14 @@ class TrainerController:
     ) -> tuple[tuple[PairRow, ...], tuple[float, ...], bool]:
         """What the round's fit sees: rows with their margins, and whether it starts from its base as a first fit."""
         kept, margins = tuple(rows), tuple(objective.margins)
-        if self._plan.merge_duplicates:
+        if self._plan.trainer.merge_duplicates:
             kept, margins = merge_duplicates(kept, margins)
         newest = max(row.round for row in kept)
         known = self._journal.metrics().items()
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
-        refit = decide(self._plan.refit, round_, sum(row.round == newest for row in kept), logdets)
+        refit = decide(
+            refit_policy(self._plan.trainer.refit), round_, sum(row.round == newest for row in kept), logdets
+        )
         draws = generator(self._seed, round_, objective.stage, place, "replay")
         return *limit_rows(kept, margins, refit.older, draws), refit.cold
 
@@ -272,6 +280,19 @@ class TrainerController:
         if made != (command.sequence, command.result):
             raise RunError(f"the trainer was asked for {command.result} ({command.sequence}) and returned {made}")
         return result
+
+
+def refit_policy(settings: Refit) -> RefitPolicy:
+    """How much of the past a fit sees."""
+    match settings:
+        case UnionRefit(cold=cold):
+            return Union(cold)
+        case BudgetRefit(rows=rows, per_new=per_new):
+            return Budget(rows, per_new)
+        case GeometricRefit(factor=factor, rows=rows, per_new=per_new):
+            return Geometric(factor, Budget(rows, per_new))
+        case DeterminantRefit(growth=growth, rows=rows, per_new=per_new):
+            return Determinant(growth, Budget(rows, per_new))
 
 
 def with_steps(settings: Fit, rows: int) -> Fit:
@@ -297,15 +318,15 @@ def start_of(
     objective: Objective, previous: VersionEntry | None, versions: Mapping[int, PolicyVersion], plan: FitPlan
 ) -> Start:
     """Where a fit begins. A reward fit goes on from the last one; a cost fit as the plan's warm start says."""
-    if previous is None or (objective.stage == "cost" and plan.warm_start == "reward"):
+    if previous is None or (objective.stage == "cost" and plan.trainer.warm_start == "reward"):
         return Start(objective.base)
-    if objective.stage == "reward" or plan.warm_start == "previous":
+    if objective.stage == "reward" or plan.trainer.warm_start == "previous":
         return Start(previous.version)
     before, now = previous.multiplier or 0.0, objective.multiplier or 0.0
     if skips_cost_stage(before, below=plan.skip_below) or previous.base is None:
         # Last round had no cost part to carry.
         return Start(objective.base)
-    scale = min(now / before, plan.carry_max)
+    scale = min(now / before, CARRY_MAX)
     return Start(objective.base, plus=previous.version, minus=versions[previous.base], scale=scale)
 
 

@@ -14,8 +14,8 @@ from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import ScorerTraining
 from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.scoring.linear import Features, LinearScorer, fit_cost, fit_reward
-from pddpo_ray.scoring.policies import PolicyScorer, ShiftedCosts
+from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
+from pddpo_ray.scoring.policy_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
 from pddpo_ray.theory.explicit_dual import descend

@@ -120,7 +120,7 @@ class ScorerOrder:
 
         def train() -> dict[str, Any]:
             # Imported here: a run whose models are given needs no training in this process.
-            from pddpo_ray.scoring.training import train_scorer
+            from pddpo_ray.scoring.score_fits import train_scorer
 
             path, sha256, metrics = train_scorer(
                 self.kind,
@@ -151,7 +151,7 @@ class ScorerOrder:
 
 def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
     """A score model from the artifact store, its hash compared; runs wherever the model is to live."""
-    from pddpo_ray.scoring.loading import load_scorer
+    from pddpo_ray.scoring.stored_scorers import load_scorer
 
     store = ArtifactStore(root)
     store.read_torch(path, sha256)
@@ -160,7 +160,7 @@ def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
 
 def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     """A model that the recipe names."""
-    from pddpo_ray.scoring.loading import load_scorer
+    from pddpo_ray.scoring.stored_scorers import load_scorer
 
     return load_scorer(settings.path, settings, dtype)
 

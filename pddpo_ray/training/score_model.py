@@ -97,7 +97,7 @@ def score_tensors(model: ScoreModel) -> dict[str, Tensor]:
 
 
 def write_score_config(model: ScoreModel, folder: Path, template: str) -> None:
-    """`config.json` beside the tensors; `template` says how texts become tokens (`scoring.loading`)."""
+    """`config.json` beside the tensors; `template` says how texts become tokens (`scoring.stored_scorers`)."""
     decoder: Any = model.model
     described = decoder.config.to_dict()
     described |= {

@@ -16,8 +16,8 @@ from actors.scorer import ScorerHandle
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Pair, Prompt, Response
 from pddpo_ray.scoring.interface import Array, TextPair
-from pddpo_ray.scoring.loading import load_scorer
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.scoring.stored_scorers import load_scorer
 from tests.ray_session import session
 from tests.unit.scoring.test_loading import TEXTS, beaver
 

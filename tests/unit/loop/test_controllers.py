@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.config import TrainerConfig
 from pddpo_ray.contracts import Count, Delivery, FitCommand, FitResult, FitSettings, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry, read_journal
 from pddpo_ray.loop.dual_step import DualController, LocalDual
-from pddpo_ray.loop.fitting import FitPlan, TrainerController, limit_rows, start_of
+from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, limit_rows, start_of
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import Preferences, cost_rows, reward_rows
 from pddpo_ray.loop.prompts import Prompts
@@ -262,7 +263,7 @@ def test_a_restored_dual_variable_goes_on_where_the_journal_stops(tmp_path: Path
 # --- trainer ------------------------------------------------------------------------------------------------------
 
 REWARD, POLICY, BASE = (PolicyVersion(n, f"v{n}", f"{n}" * 64, f"v{n}") for n in (3, 2, 1))
-PLAN = FitPlan(FitSettings(), FitSettings(), FitSettings(), FitSettings(), skip_below=0.01)
+PLAN = FitPlan(skip_below=0.01)
 
 
 def entry(version: PolicyVersion, multiplier: float | None, base: int = 1) -> VersionEntry:
@@ -278,7 +279,7 @@ def test_a_cost_fit_carries_last_rounds_cost_part_rescaled_to_the_new_multiplier
     start = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, PLAN)
     assert (start.policy, start.plus, start.minus) == (REWARD, POLICY, BASE)
     assert start.scale == pytest.approx(1.5)
-    assert start_of(cost_objective(4.0), entry(POLICY, 0.4), versions, PLAN).scale == PLAN.carry_max
+    assert start_of(cost_objective(4.0), entry(POLICY, 0.4), versions, PLAN).scale == CARRY_MAX
 
 
 def test_a_cost_fit_begins_at_its_base_where_there_is_nothing_to_carry() -> None:
@@ -286,9 +287,13 @@ def test_a_cost_fit_begins_at_its_base_where_there_is_nothing_to_carry() -> None
     for previous in (None, entry(POLICY, 0.005)):
         start = start_of(cost_objective(0.6), previous, versions, PLAN)
         assert (start.policy, start.plus) == (REWARD, None)
-    previous_policy = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, warm_start="previous"))
+    previous_policy = start_of(
+        cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, trainer=TrainerConfig(warm_start="previous"))
+    )
     assert (previous_policy.policy, previous_policy.plus) == (POLICY, None)
-    from_reward = start_of(cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, warm_start="reward"))
+    from_reward = start_of(
+        cost_objective(0.6), entry(POLICY, 0.4), versions, replace(PLAN, trainer=TrainerConfig(warm_start="reward"))
+    )
     assert from_reward.policy == REWARD
 
 

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logit
 
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Response, Verdict
-from pddpo_ray.scoring.linear import LinearScorer, fit_cost, fit_reward
+from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.merging import merge_versions, merged_tables, merged_weights
 from pddpo_ray.theory.explicit_dual import descend, dual_slope, dual_value

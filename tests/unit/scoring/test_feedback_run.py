@@ -13,8 +13,8 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.records import Verdict
-from pddpo_ray.scoring.loading import load_scorer
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.theory.seeds import seed_of

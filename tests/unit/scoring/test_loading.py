@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
-from pddpo_ray.scoring.loading import encoded, label_index, load_scorer, log_odds
+from pddpo_ray.scoring.stored_scorers import encoded, label_index, load_scorer, log_odds
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import (
     ScoreModel,

@@ -88,7 +88,7 @@ class NeuralScorer:
         return {name: [values[0], *values[len(values) - self._max_tokens + 1 :]] for name, values in row.items()}
 
 
-def load_scorer(place: str | Path, settings: ScorerConfig | None = None, dtype: str = "float32") -> NeuralScorer:
+def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype: str = "float32") -> NeuralScorer:
     """The scorer in a folder, or of that name on the Hugging Face hub, on a GPU where there is one.
 
     Raises UserError for a folder that holds none, pickled weights, an unknown label or a template without a slot.
@@ -96,7 +96,7 @@ def load_scorer(place: str | Path, settings: ScorerConfig | None = None, dtype: 
     from transformers import AutoConfig
 
     settings = settings or ScorerConfig()
-    folder = local_folder(place)
+    folder = local_folder(source)
     safetensors_files(folder)
     config = AutoConfig.from_pretrained(folder)
     architecture = (getattr(config, "architectures", None) or [""])[0]
@@ -108,28 +108,28 @@ def load_scorer(place: str | Path, settings: ScorerConfig | None = None, dtype: 
         template = "chat" if tokenizer.chat_template else "pair"
     else:
         raise UserError(
-            f"{place}: {architecture or 'a model without a stated architecture'} is no scorer; give a model with a"
+            f"{source}: {architecture or 'a model without a stated architecture'} is no scorer; give a model with a"
             " score head (…ForScore) or a sequence classifier (…ForSequenceClassification)"
         )
     template = settings.template or template
-    check_template(template, tokenizer, place)
-    return NeuralScorer(str(place), tokenizer, forward, template, settings, _limit(settings, config, tokenizer))
+    check_template(template, tokenizer, source)
+    return NeuralScorer(str(source), tokenizer, forward, template, settings, _limit(settings, config, tokenizer))
 
 
-def local_folder(place: str | Path) -> Path:
+def local_folder(source: str | Path) -> Path:
     """The folder itself, or a hub model's files, downloaded into the hub's cache."""
-    if Path(place).is_dir():
-        return Path(place)
-    if Path(place).is_absolute() or str(place).count("/") != 1:
-        raise UserError(f"{place}: there is no such folder, and a hub name reads owner/model")
+    if Path(source).is_dir():
+        return Path(source)
+    if Path(source).is_absolute() or str(source).count("/") != 1:
+        raise UserError(f"{source}: there is no such folder, and a hub name reads owner/model")
     from huggingface_hub import snapshot_download
 
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(str(place), allow_patterns=wanted))
+        return Path(snapshot_download(str(source), allow_patterns=wanted))
     except Exception as error:
         raise UserError(
-            f"{place}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
+            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
         ) from error
 
 
@@ -153,15 +153,15 @@ def encoded(tokenizer: Any, template: str, prompt: str, answer: str) -> Encoded:
     return {"input_ids": ids if end is None or ids[-1:] == [end] else [*ids, end]}
 
 
-def check_template(template: str, tokenizer: Any, place: str | Path) -> None:
+def check_template(template: str, tokenizer: Any, source: str | Path) -> None:
     """Raises UserError where this tokenizer cannot fill the template."""
     if template == "chat" and not tokenizer.chat_template:
-        raise UserError(f"{place}: template chat needs a tokenizer with a chat template; choose another template")
+        raise UserError(f"{source}: template chat needs a tokenizer with a chat template; choose another template")
     if template in ("tokens", "safe-rlhf") and tokenizer.eos_token_id is None:
-        raise UserError(f"{place}: template {template} ends with the end of sequence, which the tokenizer lacks")
+        raise UserError(f"{source}: template {template} ends with the end of sequence, which the tokenizer lacks")
     known = ("tokens", "safe-rlhf", "chat", "pair")
     if template not in known and not ("{prompt}" in template and "{answer}" in template):
-        raise UserError(f"{place}: template {template!r} is no known name and lacks {{prompt}} or {{answer}}")
+        raise UserError(f"{source}: template {template!r} is no known name and lacks {{prompt}} or {{answer}}")
 
 
 # --- the two kinds of model ---------------------------------------------------------------------------------------
@@ -185,18 +185,18 @@ def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> 
         folder, dtype=getattr(torch, dtype), use_safetensors=True
     )
     model = model.eval().to(_device())
-    place = label_index(model.config.id2label, label, folder)
+    column = label_index(model.config.id2label, label, folder)
 
     def together(rows: list[Encoded]) -> Tensor:
         batch = tokenizer.pad(rows, return_tensors="pt", padding_side="right")
-        return log_odds(model(**batch.to(model.device)).logits.float(), place)
+        return log_odds(model(**batch.to(model.device)).logits.float(), column)
 
     def forward(rows: list[Encoded]) -> Tensor:
         if tokenizer.pad_token_id is not None and model.config.pad_token_id == tokenizer.pad_token_id:
             return together(rows)
         # Without a padding token of its own a decoder cannot tell where a padded text ends: one at a time.
         single = [{name: torch.tensor([values]).to(model.device) for name, values in row.items()} for row in rows]
-        return torch.cat([log_odds(model(**row).logits.float(), place) for row in single])
+        return torch.cat([log_odds(model(**row).logits.float(), column) for row in single])
 
     return forward
 
@@ -207,18 +207,18 @@ def label_index(names: dict[int, str], wanted: str | None, folder: Path) -> int 
         if len(names) > 2:
             raise UserError(f"{folder} has {len(names)} labels ({', '.join(names.values())}): say which with `label`")
         return 1 if len(names) == 2 else None
-    found = [int(index) for index, name in names.items() if name.lower() == wanted.lower()]
-    if not found:
+    indices = [int(index) for index, name in names.items() if name.lower() == wanted.lower()]
+    if not indices:
         raise UserError(f"{folder} has no label {wanted}; it has {', '.join(names.values())}")
-    return found[0] if len(names) > 1 else None
+    return indices[0] if len(names) > 1 else None
 
 
-def log_odds(logits: Tensor, place: int | None) -> Tensor:
+def log_odds(logits: Tensor, column: int | None) -> Tensor:
     """log p(label) / p(other labels) of softmax outputs, or the only output itself. [n, k] -> [n]"""
-    if place is None:
+    if column is None:
         return logits[:, 0]
-    others = [index for index in range(logits.shape[1]) if index != place]
-    return logits[:, place] - torch.logsumexp(logits[:, others], dim=1)
+    others = [index for index in range(logits.shape[1]) if index != column]
+    return logits[:, column] - torch.logsumexp(logits[:, others], dim=1)
 
 
 def _tokenizer(folder: Path) -> Any:

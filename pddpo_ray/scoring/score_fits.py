@@ -15,7 +15,7 @@ from torch import Tensor
 from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Response, Verdict
-from pddpo_ray.scoring.losses import cost_loss, score_ridge
+from pddpo_ray.scoring.score_losses import cost_loss, score_ridge
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import collate, minibatches
