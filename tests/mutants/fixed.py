@@ -188,8 +188,8 @@ FIXED = (
     mutant(
         "the carried cost part is rescaled the wrong way round",
         "loop/fitting start_of",
-        "min(now / before, plan.carry_max)",
-        "min(before / now, plan.carry_max)",
+        "min(now / before, CARRY_MAX)",
+        "min(before / now, CARRY_MAX)",
         "test_a_cost_fit_carries_last_rounds_cost_part_rescaled_to_the_new_multiplier",
     ),
     mutant(

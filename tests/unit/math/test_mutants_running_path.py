@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective, weighed_objective
-from pddpo_ray.contracts import FitCommand, FitResult, FitSettings
+from pddpo_ray.config import BudgetRefit, TrainerConfig
+from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
 from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.refit import Budget
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
@@ -95,7 +95,7 @@ class Remembering(TabularTrainer):
 
 def test_fits_of_different_rounds_and_stages_draw_differently(journal: Journal, tmp_path: Path) -> None:
     backend = Remembering(WORLD, ArtifactStore(tmp_path / "store"))
-    plan = FitPlan(FitSettings(), FitSettings(), FitSettings(), FitSettings(), refit=Budget(5, 0.0))
+    plan = FitPlan(TrainerConfig(refit=BudgetRefit(rows=5, per_new=0.0)))
     trainer = TrainerController(backend, journal, plan, seed=7)
     rows = [PairRow(f"p{i}", (i % 4,), (0,), (1,), round=i // 20) for i in range(60)]
     journal.add_version(backend.reference, "reference")
