@@ -76,7 +76,7 @@ def first_token_of_ours(folder: Path) -> int:
 
 
 def first_token_of_vllm(folder: Path) -> int:
-    from pddpo_ray.rollout.vllm_engine import prepare_process
+    from pddpo_ray.rollout.vllm_start import prepare_process
 
     prepare_process(1)
     from vllm import LLM, SamplingParams

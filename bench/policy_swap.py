@@ -23,8 +23,9 @@ from bench.workload import ALPHA, RANK, Shape, preference_rows, trained_weights
 from pddpo_ray.config import LoraParameters, SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.records import Objective, PolicyVersion
-from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine

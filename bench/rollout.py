@@ -28,7 +28,8 @@ from bench.workload import Shape, endless, prompts_of
 from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
-from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts

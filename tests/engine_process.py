@@ -39,7 +39,8 @@ class EngineManager(BaseManager):
 
 
 def make_vllm(name: str, model: Path, store: str) -> Any:
-    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+    from pddpo_ray.rollout.vllm_start import prepare_process
 
     prepare_process()
     return VllmEngine(name, model, ArtifactStore(store), VllmSettings(max_model_len=128, kv_cache_gib=0.1))
@@ -47,8 +48,9 @@ def make_vllm(name: str, model: Path, store: str) -> Any:
 
 def make_adapters(name: str, model: Path, store: str, rank: int, alpha: float) -> Any:
     from pddpo_ray.config import LoraParameters
-    from pddpo_ray.rollout.vllm_engine import VllmSettings, prepare_process
+    from pddpo_ray.rollout.vllm_engine import VllmSettings
     from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
+    from pddpo_ray.rollout.vllm_start import prepare_process
 
     prepare_process()
     settings = VllmSettings(max_model_len=128, kv_cache_gib=0.1)

@@ -19,18 +19,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from deploy.serving.gate import Gate
 from deploy.serving.settings import EngineSettings
+from deploy.serving.watched_vllm import watched_engine
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.checkpoint import (
-    check_shapes,
-    check_tokenizer,
+    check_version,
     model_tensors,
-    stored_shapes,
     stored_tensors,
     tokenizer_fingerprint,
 )
-from pddpo_ray.rollout.vllm_native import adapter_options
+from pddpo_ray.rollout.delivery_check import check_canaries, check_hash
+from pddpo_ray.rollout.vllm_engine import prompt_log_prob
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
@@ -46,6 +49,7 @@ PLAIN_TEMPLATE = (
     "{{ ' ' if bos_token or not loop.first }}{{ message['content'] }}{% endfor %}"
 )
 """For models without a chat template: the messages one after another, as plain text."""
+STOP = " Nothing is served from it."
 VERIFIED_FOR_S = 10.0
 """A verified answer younger than this is as good as a health check of its own."""
 
@@ -67,7 +71,7 @@ class PolicyEngine:
     @classmethod
     async def start(cls, settings: EngineSettings) -> PolicyEngine:
         """Starts vLLM (tens of seconds). Call it where the engine's event loop runs."""
-        prepare_environment(settings.threads)
+        prepare_process(settings.threads)
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -116,8 +120,8 @@ class PolicyEngine:
                 reply = await self._completion.create_completion(CompletionRequest.model_validate(body))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            return _failure(400, f"{place}: {first['msg']}" if place else str(first["msg"]))
+            field = ".".join(str(part) for part in first["loc"])
+            return _failure(400, f"{field}: {first['msg']}" if field else str(first["msg"]))
         except Exception as error:
             reply = create_error_response(error)
         if isinstance(reply, ErrorResponse):
@@ -209,29 +213,26 @@ class PolicyEngine:
 
     def _compare_files(self, policy: ServedPolicy, folder: Path) -> None:
         version = policy.version
-        check_shapes(self._shapes, stored_shapes(folder), engine="serving", version=version.number)
-        check_tokenizer(self._tokenizer, folder, engine="serving", version=version.number)
-        found = tensors_sha256(stored_tensors(folder))
-        if found != version.sha256:
-            raise RunError(
-                f"{version.name}: its file has hash {found[:12]}, the journal says {version.sha256[:12]}; nothing is"
-                " served from it"
-            )
+        check_version(self._shapes, self._tokenizer, folder, engine="serving", version=version.number)
+        tensors = dict(stored_tensors(folder))
+        check_hash(tensors_sha256(tensors.items()), version, len(tensors), what=f"{version.name}: ", stop=STOP)
 
     async def _compare_canaries(self, policy: ServedPolicy, adapter: Any) -> None:
         """Log-probabilities of answers that the run drew from this policy, against what the journal says of them."""
-        worst = 0.0
+        if not policy.canaries:
+            return
+        scores = []
         for canary in policy.canaries:
             output = await self._generate([*canary.prompt, *canary.answer], adapter, prompt_logprobs=0)
-            scores = zip(canary.answer, output.prompt_logprobs[len(canary.prompt) :], strict=True)
-            total = sum(entry[token].logprob for token, entry in scores)
-            worst = max(worst, abs(total - canary.log_prob) / len(canary.answer))
-        if not worst <= self._settings.tolerance:
+            scores.append(prompt_log_prob(output, len(canary.prompt)))
+        expected = np.array([canary.log_prob for canary in policy.canaries])
+        lengths = [len(canary.answer) for canary in policy.canaries]
+        what, tolerance = f"{policy.version.name}: ", self._settings.tolerance
+        try:
+            check_canaries(np.array(scores), expected, lengths, tolerance, what=what, stop=STOP)
+        except RunError:
             self._llm.holds(None)
-            raise RunError(
-                f"{policy.version.name}: log-probabilities in the serving engine differ from the run's by {worst:.3g}"
-                f" per token (tolerance {self._settings.tolerance:.3g}); nothing is served from it"
-            )
+            raise
 
     async def _generate(self, prompt: list[int], adapter: Any, **options: Any) -> Any:
         """One token."""
@@ -245,75 +246,6 @@ class PolicyEngine:
         if not outputs or not outputs[-1].outputs[0].token_ids:
             raise RunError("the engine gave no token")
         return outputs[-1]
-
-
-def prepare_environment(threads: int) -> None:
-    """What vLLM reads while it is imported, here and in the process that it starts."""
-    import os
-
-    from pddpo_ray.rollout.vllm_engine import prepare_process
-
-    prepare_process(threads)
-    import torch
-
-    if not torch.cuda.is_available():
-        # On a CPU nothing is compiled but a counter for log-probabilities, and that takes half a minute.
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"
-
-
-def watched_engine(settings: EngineSettings) -> Any:
-    """vLLM's asynchronous engine, which refuses an answer whose tokens came from other weights than it holds."""
-    import torch
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    class WatchedEngine(AsyncLLM):  # type: ignore[misc]
-        verified_at = -1e9
-        _held: str | None = None
-
-        def holds(self, version: str | None) -> None:
-            self._held = version
-
-        async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            held = self._held
-            async for output in super().generate(*args, **kwargs):
-                if output.finished:
-                    demand_version(output, held)
-                    self.verified_at = time.monotonic()
-                yield output
-
-    options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory}
-    if not torch.cuda.is_available():
-        options = {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
-    if settings.tensor_parallel == 1:
-        options["distributed_executor_backend"] = "uni"
-    if settings.weights == "adapters":
-        options |= {"max_loras": 16, "max_cpu_loras": 256}
-        options |= adapter_options(Path(settings.model), settings.adapter_rank)
-    arguments = AsyncEngineArgs(
-        model=settings.model,
-        dtype=settings.dtype,
-        # Sampling defaults are those of the API, whatever the model's folder suggests.
-        generation_config="vllm",
-        max_model_len=settings.max_model_len,
-        tensor_parallel_size=settings.tensor_parallel,
-        seed=0,
-        trust_remote_code=False,
-        disable_log_stats=True,
-        enable_log_requests=False,
-        **options,
-    )
-    return WatchedEngine.from_engine_args(arguments)
-
-
-def demand_version(output: Any, held: str | None) -> None:
-    """Raise RunError where a finished answer names another weight version than the engine was given."""
-    if held is None:
-        return
-    for completion in output.outputs:
-        versions = {span.version for span in completion.weight_versions or ()}
-        if versions - {held}:
-            raise RunError(f"an answer came from weight version {sorted(versions)}, the engine holds {held}")
 
 
 def _failure(status: int, message: str) -> dict[str, Any]:

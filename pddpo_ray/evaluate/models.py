@@ -136,7 +136,8 @@ class Speaker:
 def _engine(kind: str, folder: Path, dtype: str, max_model_len: int) -> RolloutEngine:
     store = ArtifactStore(folder.parent)
     if kind == "vllm":
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+        from pddpo_ray.rollout.vllm_start import prepare_process
 
         prepare_process(1)
         return VllmEngine("evaluate", folder, store, VllmSettings(dtype=dtype, max_model_len=max_model_len))

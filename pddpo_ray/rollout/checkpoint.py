@@ -75,6 +75,12 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, file.get_tensor(name)
 
 
+def check_version(model: ModelTensors, tokenizer: str, folder: Path, *, engine: str, version: int) -> None:
+    """Raise RunError unless a version's folder holds the model's tensors and the tokenizer with this fingerprint."""
+    check_shapes(model, stored_shapes(folder), engine=engine, version=version)
+    check_tokenizer(tokenizer, folder, engine=engine, version=version)
+
+
 def check_shapes(model: ModelTensors, delivered: Shapes, *, engine: str, version: int) -> None:
     """Raise RunError naming engine and version unless both lists agree in names, shapes and count."""
     expected = model.shapes

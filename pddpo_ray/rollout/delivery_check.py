@@ -56,26 +56,35 @@ def verify(
             f"{what}tokenizer {delivery.tokenizer[:12] or 'none'} in the engine, {tokenizer[:12] or 'none'} in the"
             f" trainer; token ids would mean other words.{stop}"
         )
-    if delivery.sha256 != expected.sha256:
-        raise RunError(
-            f"{what}the engine consumed {delivery.tensors} tensors with hash {delivery.sha256[:12]}, the trainer made"
-            f" {expected.sha256[:12]}: stale, partial or altered weights.{stop}"
-        )
-    difference = _canary_difference(engine, canaries, trainer_log_probs)
+    check_hash(delivery.sha256, expected, delivery.tensors, what=what, stop=stop)
+    if not canaries or len(canaries) != len(trainer_log_probs):
+        raise RunError(f"engine {engine.name}: {len(canaries)} canaries, {len(trainer_log_probs)} log-probs to compare")
+    answers = [canary.token_ids for canary in canaries]
+    scores = engine.score([canary.prompt for canary in canaries], answers)
+    difference = check_canaries(scores, trainer_log_probs, list(map(len, answers)), tolerance, what=what, stop=stop)
+    return VerifiedDelivery(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
+
+
+def check_canaries(
+    scores: Array, expected: Array, lengths: Sequence[int], tolerance: float, *, what: str, stop: str
+) -> float:
+    """Largest difference of log-probabilities per token; RunError above the tolerance. [n], [n], n lengths"""
+    difference = float(np.max(np.abs(scores - expected) / np.maximum(1, lengths)))
     if not difference <= tolerance:
         raise RunError(
             f"{what}canary log-probabilities differ by {difference:.3g} per token (tolerance {tolerance:.3g}): the"
             f" hash agrees, but the engine computes with other weights than the trainer.{stop}"
         )
-    return VerifiedDelivery(engine.name, expected.number, delivery.sha256, delivery.tensors, len(canaries), difference)
+    return difference
 
 
-def _canary_difference(engine: RolloutEngine, canaries: Sequence[Response], trainer_log_probs: Array) -> float:
-    if not canaries or len(canaries) != len(trainer_log_probs):
-        raise RunError(f"engine {engine.name}: {len(canaries)} canaries, {len(trainer_log_probs)} log-probs to compare")
-    scores = engine.score([canary.prompt for canary in canaries], [canary.token_ids for canary in canaries])
-    lengths = np.array([max(1, len(canary.token_ids)) for canary in canaries])
-    return float(np.max(np.abs(scores - trainer_log_probs) / lengths))
+def check_hash(consumed: str, expected: PolicyVersion, tensors: int, *, what: str, stop: str) -> None:
+    """RunError unless the tensors that an engine takes have the hash that the trainer stated."""
+    if consumed != expected.sha256:
+        raise RunError(
+            f"{what}the engine consumed {tensors} tensors with hash {consumed[:12]}, the trainer made"
+            f" {expected.sha256[:12]}: stale, partial or altered weights.{stop}"
+        )
 
 
 class DeliveryCheck:

@@ -17,7 +17,8 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
     if isinstance(rollout, VllmRollout):
         import torch
 
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings, prepare_process
+        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+        from pddpo_ray.rollout.vllm_start import prepare_process
 
         prepare_process(rollout.threads)
         on_gpu = torch.cuda.is_available()

@@ -17,12 +17,10 @@ from pddpo_ray.contracts import Array, Count, Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
-    check_shapes,
-    check_tokenizer,
+    check_version,
     fingerprint,
     load_tokenizer,
     model_tensors,
-    stored_shapes,
     stored_tensors,
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
@@ -65,8 +63,7 @@ class TransformersEngine:
         begin = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_shapes(self._expected, stored_shapes(folder), engine=self.name, version=policy.number)
-        check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         own = self._model.state_dict()
         consumed = []
         with torch.no_grad():

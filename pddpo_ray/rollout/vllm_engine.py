@@ -7,7 +7,6 @@ read back.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,15 +19,14 @@ from pddpo_ray.contracts import Array, Count, Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
-    check_shapes,
-    check_tokenizer,
+    check_version,
     fingerprint,
     load_tokenizer,
     model_tensors,
-    stored_shapes,
     stored_tensors,
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
+from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:
@@ -46,22 +44,6 @@ class VllmSettings(VllmRollout):
     dtype: str = "float32"
     sleeps: bool = False
     """Whether the engine shares its GPU and has to be able to sleep."""
-
-
-def prepare_process(threads: int = 1) -> None:
-    """Environment that vLLM reads while it is imported; call it first in a process that will hold an engine.
-
-    One process per engine (no engine core of its own: that costs a second start); no thread binding, because several
-    engines and trainers share the cores; no usage report to anyone.
-    """
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_NO_USAGE_STATS="1",
-        TOKENIZERS_PARALLELISM="false",
-    )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 class VllmEngine:
@@ -112,8 +94,7 @@ class VllmEngine:
         begin = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_shapes(self._expected, stored_shapes(folder), engine=self.name, version=policy.number)
-        check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         consumed = self._reload(stored_tensors(folder))
         self._version = policy.number
         self._llm.llm_engine.set_weight_version(str(policy.number))
@@ -165,7 +146,7 @@ class VllmEngine:
         parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._generate(requests, parameters) if requests else []
         return np.array(
-            [_prompt_log_prob(output, len(prompt.token_ids)) for prompt, output in zip(prompts, outputs, strict=True)]
+            [prompt_log_prob(output, len(prompt.token_ids)) for prompt, output in zip(prompts, outputs, strict=True)]
         )
 
     def close(self) -> None:
@@ -206,33 +187,17 @@ def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
     import torch
     from vllm import LLM
 
-    options = dict(further)
+    options = vllm_options(model, settings, settings.dtype) | {"max_num_seqs": settings.max_sequences}
     if torch.cuda.is_available():
-        options |= {"gpu_memory_utilization": settings.gpu_memory, "enable_sleep_mode": settings.sleeps}
+        options["enable_sleep_mode"] = settings.sleeps
     else:
-        # Nothing here is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute.
-        torch._dynamo.config.disable = True
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
         # A prompt that is cut between two steps makes vLLM rewind its generator, which a CPU generator cannot do.
         options["enable_chunked_prefill"] = False
-    if settings.tensor_parallel == 1:
-        options["distributed_executor_backend"] = "uni"
-    return LLM(
-        model=str(model),
-        dtype=settings.dtype,
-        load_format=options.pop("load_format", "dummy"),
-        generation_config="vllm",
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_sequences,
-        tensor_parallel_size=settings.tensor_parallel,
-        seed=0,
-        trust_remote_code=False,
-        disable_log_stats=True,
-        **options,
-    )
+    return LLM(**{"load_format": "dummy", **options, **further})
 
 
-def _prompt_log_prob(output: Any, prompt_tokens: int) -> float:
+def prompt_log_prob(output: Any, prompt_tokens: int) -> float:
+    """Sum log-probability of what follows the prompt's tokens in a request that asked for `prompt_logprobs`."""
     tokens = output.prompt_token_ids[prompt_tokens:]
     entries = output.prompt_logprobs[prompt_tokens:]
     return float(sum(entry[token].logprob for token, entry in zip(tokens, entries, strict=True)))

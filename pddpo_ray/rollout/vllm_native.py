@@ -15,7 +15,7 @@ from pddpo_ray.config import LoraParameters
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.rollout.checkpoint import check_shapes, check_tokenizer, stored_shapes, stored_tensors
+from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes, stored_tensors
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
 from pddpo_ray.storage.adapters import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream, tensors_sha256
@@ -86,8 +86,7 @@ class TransferVllmEngine(VllmEngine):
         self._began = time.monotonic()
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
-        check_shapes(self._expected, stored_shapes(folder), engine=self.name, version=policy.number)
-        check_tokenizer(self.tokenizer, folder, engine=self.name, version=policy.number)
+        check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         self._llm.collective_rpc("watch_delivery")
 
     def init_weight_transfer_engine(self, request: Any) -> None:

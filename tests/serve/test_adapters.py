@@ -31,6 +31,6 @@ def test_each_adapter_answers_as_its_merged_weights_and_a_wrong_one_is_refused(t
         greedy = model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=6, do_sample=False)[0, 3:]
         assert [text.split() for text in texts] == [word_tokenizer().decode(greedy, skip_special_tokens=True).split()]
     assert len({text for texts in told["texts"] for text in texts}) == 3
-    assert "the journal says 000000" in told["refused"][0]
-    assert "nothing is served from it" in told["refused"][1]
+    assert "the trainer made 000000" in told["refused"][0]
+    assert "Nothing is served from it" in told["refused"][1]
     assert told["health"] == 1

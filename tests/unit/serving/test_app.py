@@ -15,10 +15,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import Kind, Piece, demand_version
+from deploy.serving.engine import Kind, Piece
 from deploy.serving.entrance import EntranceState
 from deploy.serving.requests import parse
 from deploy.serving.settings import ServeArgs
+from deploy.serving.watched_vllm import demand_version
 from deploy.web.http_errors import ApiError
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database

@@ -1,0 +1,65 @@
+"""How vLLM is started, for the run's engines and for the served endpoint: environment and common arguments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Resources(Protocol):
+    """What a recipe or an endpoint's settings say about an engine."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def kv_cache_gib(self) -> float: ...
+
+    @property
+    def gpu_memory(self) -> float: ...
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+
+def prepare_process(threads: int = 1) -> None:
+    """Environment that vLLM reads while it is imported; call it first in a process that will hold an engine.
+
+    One process per engine (no engine core of its own: that costs a second start); no thread binding, because several
+    engines and trainers share the cores; no usage report to anyone.
+    """
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]:
+    """Arguments of every vLLM engine; call it after `prepare_process`."""
+    import torch
+
+    options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory}
+    if not torch.cuda.is_available():
+        # Nothing is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute: neither in
+        # this process nor in one that vLLM starts.
+        torch._dynamo.config.disable = True
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        options = {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
+    if settings.tensor_parallel == 1:
+        options["distributed_executor_backend"] = "uni"
+    return options | {
+        "model": str(model),
+        "dtype": dtype,
+        # Sampling settings come with every request, whatever the model's folder suggests.
+        "generation_config": "vllm",
+        "max_model_len": settings.max_model_len,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "seed": 0,
+        "trust_remote_code": False,
+        "disable_log_stats": True,
+    }
