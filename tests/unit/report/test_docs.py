@@ -15,15 +15,16 @@ import yaml
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load, recipe_names
+from pddpo_ray.limits.reading import read_limits
 
 ROOT = Path(__file__).parents[3]
-METHODS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of every fenced block of a language."""
     found = []
-    for page in METHODS:
+    for page in PAGES:
         for text in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
             found.append((page.name, text))
     return found
@@ -65,7 +66,7 @@ def test_documented_commands_parse(page: str, words: list[str]) -> None:
 
 def test_make_targets_that_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = {name for page in METHODS for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
     named |= {words[1] for _, words in commands() if words[0] == "make"}
     assert named
     assert named <= targets
@@ -79,13 +80,23 @@ def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
-def test_recipes_in_pages_load(page: str, text: str, tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
+def test_recipes_and_limits_in_pages_load(
+    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, given = tmp_path / "recipe.yaml", yaml.safe_load(text)
     path.write_text(text, encoding="utf-8")
-    assert load(str(path)).about == yaml.safe_load(text)["about"]
+    if "limits" not in given:
+        assert load(str(path)).about == given["about"]
+        return
+    (tmp_path / "answer.json").write_text("{}")
+    (tmp_path / "pii.txt").write_text("@")
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "measures.py").write_text("def tone(prompt, response, row): return 0.5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [one.limit.name for one in read_limits(path)] == list(given["limits"])
 
 
-@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     for link in re.findall(r"\[[^]\n]+\]\(([^)\s]+)\)", prose):
