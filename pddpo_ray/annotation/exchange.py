@@ -1,11 +1,11 @@
 """Questions out and answers in, for other tools and for files. The queue's own rules decide about every answer.
 
-    questions = open_questions(store)                     # what lacks labels now
+    questions = open_questions(store)                     # questions that still need labels
     report = take_answers(store, rules, "argilla", answers)   # each counted, surplus, repeated or refused, and why
     examples(store)                                       # finished labels as rows for training
 
-Both ways are idempotent: a question is known by an id that follows from its content, an answer by a key that follows
-from who gave which answer to which question.
+Repeating either direction changes nothing: the id of a question is a hash of its content, the key of an answer a hash
+of who gave which answer to which question.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLACES = {"first": 0, "second": 1}
 
 @dataclass(frozen=True)
 class OpenQuestion:
-    """A question that lacks labels. `id` names its content and its round; `wanted` more people are needed."""
+    """A question that still needs labels by `wanted` more people. Its `id` names its content and its round."""
 
     id: str
     kind: str
@@ -65,12 +65,12 @@ class Taken:
 
 
 def open_questions(store: Store) -> list[OpenQuestion]:
-    """Questions of the run's open batches that lack labels, in order; control questions stay here."""
+    """Questions of the run's open batches that still need labels, in order; no control questions."""
     return _questions(store, question_round.c.state == "open", task.c.state == "open", task.c.seats < task.c.needed)
 
 
 def all_questions(store: Store) -> list[OpenQuestion]:
-    """Every question that the run ever asked, in order; control questions stay here."""
+    """Every question that the run ever asked, in order; no control questions."""
     return _questions(store)
 
 

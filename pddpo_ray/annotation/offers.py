@@ -1,7 +1,7 @@
-"""The statements that hand questions out, made once: building and compiling one takes longer than running it.
+"""The SQL statements that choose and hand out questions; each is compiled once, which takes longer than to run it.
 
-Each reads `ix_task_offer` backwards from its most urgent end and stops at the first question that the person has not
-met, so its cost grows with what that person has seen there and not with how many questions wait.
+A statement reads the index `ix_task_offer` from its most urgent end and stops at the first question that the person has
+not seen. Its cost grows with the number of questions that this person has seen, not with the number that wait.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class Rounds:
         return self._store.write(apply)
 
     def cancel(self, id_: str, *, by: str) -> None:
-        """Nothing of the batch is asked any more; what was answered stays stored."""
+        """Stops asking the questions of a batch; the answers that were given stay stored."""
 
         def apply(connection: Connection) -> None:
             self._lock_open(connection, id_)

@@ -53,7 +53,7 @@ def _sqlite(url: URL) -> Engine:
     if not path.is_file():
         raise UserError(f"there is no journal at {path}: give the folder of a run that was started")
     if _log_of(path).exists() and not _index_of(path).exists() and _log_of(path).stat().st_size:
-        # What the log holds can only be read with its index, which SQLite would write beside it.
+        # SQLite reads the log only through an index file, and would write the missing one beside it.
         return _copy(path)
     # A connection for each snapshot: whether a driver is at work may have changed since the last one.
     engine = create_engine("sqlite://", creator=lambda: _connect(path), poolclass=NullPool)
@@ -66,8 +66,8 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # SQLite opens a database with a write-ahead log only together with it, and creates it where it lacks. Where no log
-    # is there nobody writes, and the file alone is the whole database.
+    # SQLite creates a missing write-ahead log even for a reader, unless it is told that nobody writes (immutable).
+    # Where there is no log nobody writes, and the file alone is the whole database.
     alone = "" if _index_of(path).exists() else "&immutable=1"
     uri = f"file:{quote(str(path.absolute()))}?mode=ro{alone}"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)

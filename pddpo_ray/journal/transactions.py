@@ -23,11 +23,11 @@ RETRIED_STATES = ("40001", "40P01")
 
 
 class Store:
-    """The database of one run's queue and the clock it goes by.
+    """The database of one run's queue, and the clock that its times are read from.
 
-    SQLite lets one writer in at a time and makes the others poll; with many threads that poll is unfair and slow, so
-    they queue here instead, in front of the database. One of them leads: it does what all that wait ask for in one
-    transaction, so the disk is waited for once, while those who come meanwhile gather for the next.
+    SQLite lets one writer in at a time and makes the others poll, which is unfair and slow with many threads. So the
+    threads of a process wait here instead. One of them leads: it runs the work of all waiting threads in one
+    transaction, with one flush to disk. Threads that arrive meanwhile form the next transaction.
     """
 
     def __init__(self, engine: Engine, run: str, clock: Clock = now_ms) -> None:
@@ -40,12 +40,12 @@ class Store:
         self._led = False
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
-        """Runs `work` in one write transaction, committed to disk when this returns."""
+        """Runs `work` in a write transaction, which is on disk when this returns."""
         for attempt in range(ATTEMPTS):
             try:
                 return self._once(work)
             except IntegrityError:
-                # Two requests of one kind met (a key, a seat, an audit link): the second look sees the first's row.
+                # Two requests wrote the same key, seat or audit link; the next attempt sees the row of the first.
                 if attempt == ATTEMPTS - 1:
                     raise
             except DBAPIError as error:
@@ -77,7 +77,7 @@ class Store:
         return cast(Result, turn.result)
 
     def _lead(self) -> None:
-        """Does what all that wait ask for, and leaves the lead to one of those who came meanwhile."""
+        """Runs the work of all waiting threads, then hands the lead to one that arrived meanwhile."""
         with self._door:
             turns, self._waiting = self._waiting, []
         try:
@@ -115,7 +115,7 @@ class _Turn:
     called: threading.Lock = field(default_factory=threading.Lock)
     """Held until the work is done, or until its thread is to lead."""
     leads: bool = False
-    """It does the work of all that wait, or will as soon as it is called."""
+    """Whether its thread runs the work of all waiting threads, now or as soon as it is called."""
     result: Any = None
     error: BaseException | None = None
 

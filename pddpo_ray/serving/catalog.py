@@ -144,7 +144,7 @@ def stamp_of(store: Store) -> Stamp:
 
 
 def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
-    """The run as it is now. `mixture_max`: the mixture draws from no more than so many rounds, the last ones."""
+    """The run as it is now. The mixture draws from the last `mixture_max` rounds (None: from all)."""
     # The stamp first: what changes while the rest is read is then seen as a change the next time.
     stamp = stamp_of(store)
     journal = JournalReader(store.engine, store.run)

@@ -51,7 +51,7 @@ class Released:
 
 
 def replay(history: Sequence[ReleaseEntry]) -> Released:
-    """A release goes on top of those before it, a rollback takes the top away, a refusal changes nothing else."""
+    """The state after these entries: a release goes on a stack, a rollback takes it off, a refusal changes no other."""
     stack: list[int] = []
     states: dict[int, str] = {}
     reasons: dict[int, str] = {}

@@ -28,7 +28,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 PREFIX = "base_model.model."
 KEPT, KEPT_S = 4, 600.0
-"""Whole weights: the newest so many are kept, and younger ones than so many seconds."""
+"""How many whole weights are kept at least, the newest; older ones are removed after these seconds."""
 
 
 def merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

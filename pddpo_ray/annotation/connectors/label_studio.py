@@ -128,7 +128,7 @@ def _data(question: OpenQuestion) -> dict[str, str]:
 
 
 def _answers(task: Mapping[str, Any]) -> Iterator[GivenElsewhere]:
-    """Annotations of a task that is ours. What is not a whole answer goes on as it is, to be refused with a reason."""
+    """Annotations of one of our tasks. An incomplete answer is passed on; the queue refuses it with a reason."""
     question = task["data"].get(QUESTION)
     if question is None:
         return
