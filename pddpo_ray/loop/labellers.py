@@ -71,14 +71,9 @@ Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
 
 
 def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
-    """From labels to an estimate; where models answer, alone or with people, their part knows how."""
+    """From labels to an estimate of the recipe's signal (paper.md §5); models, alone or with people, have their own."""
     if isinstance(feedback, MixedFeedbackController | ScoredFeedbackController):
         return feedback.estimate_cost
-    return cost_estimator(config)
-
-
-def cost_estimator(config: Config) -> Estimate:
-    """The recipe's signal from safety labels to an estimate (paper.md §5)."""
 
     def estimate(labels: Sequence[SafetyLabels]) -> CostEstimate:
         return estimate_cost(

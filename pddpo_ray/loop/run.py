@@ -36,6 +36,7 @@ from pddpo_ray.algorithms import (
 from pddpo_ray.config import Config, FeedbackCommon, TabularWorldConfig, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import build_parts, sizes_of
 from pddpo_ray.loop.outcome import outcome_of
@@ -142,7 +143,7 @@ def run_recipe(
             raise UserError(f"{state.format(journal.run_id)}: {advice}")
         tell(RunStarted(journal.run_id, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
         began = time.monotonic()
-        backends = (make_backends or _in_process())(config, run_dir)
+        backends = (make_backends or in_process.make_backends)(config, run_dir)
         try:
             _add_seconds(journal, START, time.monotonic() - began)
             began = time.monotonic()
@@ -245,13 +246,6 @@ def _demand_place(run_dir: Path, place: str | Path, resume: bool) -> None:
     if there and not resume:
         raise UserError(f"{run_dir} holds a run already: continue it with --resume, or choose another --run")
     run_dir.mkdir(parents=True, exist_ok=True)
-
-
-def _in_process() -> MakeBackends:
-    # Imported here: a run on Ray does not need this process to load models or worlds.
-    from pddpo_ray.loop.in_process import make_backends
-
-    return make_backends
 
 
 def _add_seconds(journal: Journal, name: str, seconds: float) -> None:

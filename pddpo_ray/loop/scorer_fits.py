@@ -151,6 +151,7 @@ class ScorerOrder:
 
 def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
     """A score model from the artifact store, its hash compared; runs wherever the model is to live."""
+    # Imported here: models are loaded where they live, which need not be this process.
     from pddpo_ray.scoring.stored_scorers import load_scorer
 
     store = ArtifactStore(root)
@@ -160,6 +161,7 @@ def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:
 
 def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
     """A model that the recipe names."""
+    # Imported here: models are loaded where they live, which need not be this process.
     from pddpo_ray.scoring.stored_scorers import load_scorer
 
     return load_scorer(settings.path, settings, dtype)

@@ -19,6 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.plan.machine import GIB, Machine
 from pddpo_ray.rollout.delivery import Device
 from pddpo_ray.training.memory import Sizes, memory_need
+from pddpo_ray.worlds.grammar import Grammar
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""
@@ -213,8 +214,6 @@ def model_shape(config: Config) -> ModelShape | None:
     if config.world.kind == "none":
         vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
     else:
-        from pddpo_ray.worlds.grammar import Grammar
-
         grammar = Grammar()
         vocabulary = len(grammar.vocabulary)
         text_tokens = max(map(len, grammar.prompt_ids)) + max(map(len, grammar.answer_ids))
