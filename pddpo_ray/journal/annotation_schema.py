@@ -7,6 +7,7 @@ its keys make "at most `needed` people, all distinct" a rule of the database and
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Boolean,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
 )
 
 from pddpo_ray.journal.schema import metadata
@@ -88,8 +90,10 @@ question_round = Table(
 """One batch of questions of a round of the run. `state` is open, frozen or cancelled."""
 
 BALANCE = "CASE WHEN state = 'open' AND gold IS NULL THEN seats + leased - needed ELSE 0 END"
-"""Below zero by as many people as can still be asked. A column, since SQLite uses no index over the expression; below
-zero, so that one plain index, read backwards, has the most urgent question first."""
+"""Below zero by as many people as can still be asked, so that an index read backwards has the most urgent one first.
+
+A column, since SQLite uses no index over the expression, and a stored one, since PostgreSQL indexes no other.
+"""
 
 task = Table(
     "task",
@@ -111,7 +115,7 @@ task = Table(
     Column("leased", Integer, nullable=False),
     Column("refusals", Integer, nullable=False),
     Column("state", String(20), nullable=False),
-    Column("balance", Integer, Computed(BALANCE)),
+    Column("balance", Integer, Computed(BALANCE, persisted=True)),
     UniqueConstraint("question_round", "position", name="uq_task_position"),
     UniqueConstraint("id", "needed", name="uq_task_needed"),
     CheckConstraint("seats >= 0 AND leased >= 0 AND seats + leased <= needed", name="ck_task_capacity"),
@@ -214,4 +218,24 @@ audit_event = Table(
 )
 """Who changed people, guidelines, rounds and labels. Each row hashes the one before, so a gap shows."""
 
-APPEND_ONLY = ("answer", "withdrawal", "snapshot", "audit_event")
+APPEND_ONLY = (answer, withdrawal, snapshot, audit_event)
+
+
+def _forbid_changes(table: Table) -> None:
+    """Rows of this table can be added, never changed or removed, whatever program asks."""
+    name = table.name
+    for change in ("update", "delete"):
+        trigger = f"CREATE TRIGGER {name}_no_{change} BEFORE {change.upper()} ON {name}"
+        refusal = DDL(f"{trigger} BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END")
+        event.listen(table, "after_create", refusal.execute_if(dialect="sqlite"))
+    for statement in (
+        f"CREATE FUNCTION {name}_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN RAISE EXCEPTION '{name} is append-only'; END $$",
+        f"CREATE TRIGGER {name}_no_change BEFORE UPDATE OR DELETE ON {name}"
+        f" FOR EACH ROW EXECUTE FUNCTION {name}_is_append_only()",
+    ):
+        event.listen(table, "after_create", DDL(statement).execute_if(dialect="postgresql"))
+
+
+for _table in APPEND_ONLY:
+    _forbid_changes(_table)

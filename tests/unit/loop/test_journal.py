@@ -290,12 +290,17 @@ def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_th
     with sqlite3.connect(tmp_path / "old.sqlite") as connection:
         connection.executescript(TABLES_OF_0_1.read_text())
     connection.close()
+    triggers = []
     for name in ("new.sqlite", "old.sqlite"):
         engine = open_database(tmp_path / name)
         with engine.connect() as connected:
+            made = connected.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+            triggers.append({row.name: row.sql for row in made})
             assert compare_metadata(MigrationContext.configure(connected), metadata) == []
             assert connected.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
         engine.dispose()
+    assert triggers[0] == triggers[1]
+    assert len(triggers[0]) == 8, "an update and a deletion are forbidden in each of four tables"
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
 
 
