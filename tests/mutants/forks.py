@@ -9,6 +9,7 @@ The parent runs no test because torch refuses a backward pass in the child of a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any
 
 import pytest
 
-FAST = "not (ray or vllm or deepspeed or browser or postgres or gpu or slow or chaos)"
+FAST = "not (ray or vllm or deepspeed or browser or postgres or gpu or slow or chaos or full)"
 DIED = "(the process died or ran out of time)"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 """A pool of threads does not survive a fork; the process that forks must have been started with these."""
@@ -80,6 +81,7 @@ class Forks:
         cpu_s: int = 300,
     ) -> Outcome:
         """Runs tests in a child after `before`, up to the first failure. `reach_of`: files whose lines are noted."""
+        gc.freeze()  # a collection in the child would copy every page of what it shares with its parent
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -127,6 +129,7 @@ def _reach(files: Sequence[str], reached: dict[str, dict[str, list[int]]]) -> It
     from coverage import Coverage
 
     trace = Coverage(data_file=None, include=list(files), config_file=False)
+    trace.set_option("run:disable_warnings", ["no-data-collected"])
     trace.start()
     yield trace.switch_context
     trace.stop()
