@@ -92,10 +92,10 @@ class Source:
     def names(self) -> list[str]:
         """What each mutant changes; the same change of the same statement a second time has a number."""
         counts: Counter[str] = Counter()
-        names = []
+        lines, names = self.text.splitlines(), []
         for mutation, statement in self.mutations:
             changed = [self._module.code_for_node(node) for node in (mutation.original_node, mutation.mutated_node)]
-            name = "\0".join([ast.get_source_segment(self.text, statement) or "", *changed])
+            name = "\0".join([*lines[statement.lineno - 1 : statement.end_lineno], *changed])
             counts[name] += 1
             names.append(f"{name}\0{counts[name]}")
         return names
