@@ -131,7 +131,7 @@ def _run(folder: Path, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[st
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    with read_journal(folder / "journal.sqlite", folder.name) as journal:
+    with read_journal(folder / "journal.sqlite") as journal:
         steps, metrics = journal.dual_steps(), journal.metrics()
     half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
     gaps = {number: values["exact/gap_policy"] for number, values in metrics.items() if "exact/gap_policy" in values}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
 
 MERGED_MIXTURE = 4
@@ -93,24 +93,22 @@ class Place(BaseModel):
     folder: Path
     journal: str
     config: Config
-
-    @property
-    def run(self) -> str:
-        return self.folder.name
+    run: str
+    """Its identity."""
 
 
 def find(args: ServeArgs) -> Place:
     """The run of these arguments. Raises UserError where there is none, or nothing that speaks."""
     folder = Path(args.run).expanduser().absolute()
     journal = args.journal or str(folder / JOURNAL)
-    with read_journal(journal, folder.name) as opened:
+    with open_folder(folder, args.journal) as opened:
         config = Config.model_validate(opened.recipe)
-        made = any(entry.stage == "reference" for entry in opened.versions())
+        run, made = opened.run_id, any(entry.stage == "reference" for entry in opened.versions())
     if config.world.kind == "tabular":
         raise UserError(f"the policies of {folder} are tables, not language models: there is nothing to serve")
     if not made:
         raise UserError(f"the run in {folder} has not stored its reference yet: serve it once round 1 has begun")
-    return Place(folder=folder, journal=journal, config=config)
+    return Place(folder=folder, journal=journal, config=config, run=run)
 
 
 def engine_settings(args: ServeArgs, place: Place, reference_path: str) -> EngineSettings:

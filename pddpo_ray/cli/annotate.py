@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def annotate(
     """Serve the page on which people label for a run."""
     run = run.expanduser().absolute()
     refuse_open_network(host, behind_proxy, "tokens")
-    config, place = recipe_of(run, journal, wait=wait)
+    found = find_run(run, journal, wait=wait)
+    config = found.config
     from pddpo_ray.annotation.people import People
     from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
@@ -50,8 +51,8 @@ def annotate(
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.loop.people_labelling import rules_of
 
-    engine = open_database(place)
-    people = People(Store(engine, run.name))
+    engine = open_database(found.database)
+    people = People(Store(engine, found.id))
     if add is not None:
         _add(people, add, role, as_json)
         return
@@ -64,11 +65,11 @@ def annotate(
     if resume_when_ready:
         from pddpo_ray.cli.resuming import Resumer
 
-        Resumer(engine, config, run).start()
+        Resumer(engine, found.id, config, run).start()
     # Imported here: the web server takes a second to load, and --add does without it.
     from deploy.annotation.app import serve
 
-    serve(engine, run.name, rules, host=host, port=port, behind_proxy=behind_proxy)
+    serve(engine, found.id, rules, host=host, port=port, behind_proxy=behind_proxy)
 
 
 def _add(people: People, handle: str, role: str, as_json: bool) -> None:

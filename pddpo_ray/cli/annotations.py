@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def export(
         raise UserError(f"--to {to} is unknown: use {', '.join(WRITABLE)}")
     prompt = rendering("plain", None, None).prompt
     left_out = contradictory = 0
-    with _queue_of(run, journal) as (store, _), Sink(out, to, dimension.value) as sink:
+    with _queue_of(run, journal, to_read=True) as (store, _), Sink(out, to, dimension.value) as sink:
         for example in examples(store, round_=round_):
             if _contradicts_itself(example):
                 contradictory += 1
@@ -119,7 +119,7 @@ def push(
     """Put the run's open questions into another tool. The key comes from LABEL_STUDIO_API_KEY or ARGILLA_API_KEY."""
     from pddpo_ray.annotation.exchange import open_questions
 
-    with _queue_of(run, journal) as (store, _), _connected(tool, url, workspace, store.run) as connector:
+    with _queue_of(run, journal, to_read=True) as (store, _), _connected(tool, url, workspace, store.run) as connector:
         questions = open_questions(store)
         added = connector.push(questions)
     _show({"open": len(questions), "added": added}, as_json)
@@ -150,21 +150,15 @@ def _contradicts_itself(example: Any) -> bool:
 
 
 @contextmanager
-def _queue_of(run: Path, journal: str | None) -> Iterator[tuple[Store, Rules]]:
+def _queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
     from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
-    from pddpo_ray.journal.database import open_database
-    from pddpo_ray.journal.transactions import Store
     from pddpo_ray.loop.people_labelling import rules_of
 
-    run = run.expanduser().absolute()
-    config, place = recipe_of(run, journal)
-    engine = open_database(place)
-    try:
-        rules = rules_of(config.feedback) if isinstance(config.feedback, AskedPeople) else Rules()
-        yield Store(engine, run.name), rules
-    finally:
-        engine.dispose()
+    found = find_run(run, journal)
+    feedback = found.config.feedback
+    with store_of(found, to_read=to_read) as store:
+        yield store, rules_of(feedback) if isinstance(feedback, AskedPeople) else Rules()
 
 
 @contextmanager

@@ -95,14 +95,13 @@ def _exact(models: Sequence[str], journal: str | None, *, as_json: bool) -> None
     """A run on a world, from its tables."""
     if len(models) != 1 or not Path(models[0]).is_dir():
         raise UserError("models need questions: add --set FILE (or name one run on a world alone)")
-    from pddpo_ray.cli.recipe_of_run import recipe_of
+    from pddpo_ray.config import Config
     from pddpo_ray.evaluate.world import evaluate_run, summary
-    from pddpo_ray.journal import read_journal
+    from pddpo_ray.journal.identity import open_folder
 
     run = Path(models[0]).absolute()
-    config, place = recipe_of(run, journal)
-    with read_journal(place, run.name) as opened:
-        values = evaluate_run(config, run, opened)
+    with open_folder(run, journal) as opened:
+        values = evaluate_run(Config.model_validate(opened.recipe), run, opened)
     if as_json:
         print_json({"run": str(run), "values": values})
     else:

@@ -1,8 +1,11 @@
-"""The recipe of a run that exists, as its journal keeps it."""
+"""A run that exists, as its folder says: its recipe, its database and its identity there."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,41 +14,47 @@ from pddpo_ray.storage.folders import JOURNAL
 
 if TYPE_CHECKING:
     from pddpo_ray.config import Config
+    from pddpo_ray.journal.transactions import Store
 
 LOOK_S = 0.3
 
 
-def recipe_of(run: Path, journal: str | None, *, wait: bool = False) -> tuple[Config, str]:
-    """Recipe and journal's place of the run in this folder; `wait`: until it begins. UserError if there is none."""
+@dataclass(frozen=True)
+class FoundRun:
+    """A run and where its journal is."""
+
+    folder: Path
+    id: str
+    config: Config
+    database: str
+
+
+def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
+    """The run in this folder; `wait`: until it begins. Raises UserError if there is none."""
     from pddpo_ray.config import Config
-    from pddpo_ray.journal import read_journal
+    from pddpo_ray.journal.identity import open_folder
 
-    place = journal or str(run / JOURNAL)
-    while wait and not _has_begun(run, journal):
-        time.sleep(LOOK_S)
-    if journal is None and not (run / JOURNAL).is_file():
-        raise UserError(
-            f"there is no run in {run}: name the folder given to `pddpo train --run`, or its database with --journal"
-        )
-    with read_journal(place, run.name) as opened:
-        return Config.model_validate(opened.recipe), place
+    folder = run.expanduser().absolute()
+    while True:
+        try:
+            with open_folder(folder, journal) as opened:
+                config = Config.model_validate(opened.recipe)
+                return FoundRun(folder, opened.run_id, config, journal or str(folder / JOURNAL))
+        except UserError:
+            if not wait:
+                raise
+            time.sleep(LOOK_S)
 
 
-def _has_begun(run: Path, journal: str | None) -> bool:
-    """Looks without opening the journal as such: that would create it, or bring its schema up to date."""
-    from sqlalchemy import create_engine, select
-    from sqlalchemy.exc import DBAPIError
+@contextmanager
+def store_of(found: FoundRun, *, to_read: bool = False) -> Iterator[Store]:
+    """The run's database while the block lasts; `to_read`: nothing in the folder is written."""
+    from pddpo_ray.journal.database import open_database
+    from pddpo_ray.journal.read_only import open_to_read
+    from pddpo_ray.journal.transactions import Store
 
-    from pddpo_ray.journal.schema import run as table
-
-    if journal is None and not (run / JOURNAL).is_file():
-        return False
-    url = f"sqlite:///{run / JOURNAL}" if journal is None else journal.replace("postgresql://", "postgresql+psycopg://")
-    engine = create_engine(url)
+    engine = (open_to_read if to_read else open_database)(found.database)
     try:
-        with engine.connect() as connection:
-            return connection.execute(select(table.c.id).where(table.c.id == run.name)).first() is not None
-    except DBAPIError:
-        return False
+        yield Store(engine, found.id)
     finally:
         engine.dispose()

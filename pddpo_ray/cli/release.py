@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,27 +34,25 @@ def release(
     as_json: JSON = False,
 ) -> None:
     """Release a round by hand, or show what was released and refused so far."""
-    releases = _releases(run, journal)
-    if round_ is not None:
-        releases.release(round_, by=_who(), reason=reason, force=force)
-    _show(releases, as_json)
+    with _releases(run, journal, to_read=round_ is None) as releases:
+        if round_ is not None:
+            releases.release(round_, by=_who(), reason=reason, force=force)
+        _show(releases, as_json)
 
 
 def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: JSON = False) -> None:
     """Take the released round back; the one released before it serves again."""
-    releases = _releases(run, journal)
-    releases.rollback(by=_who(), reason=reason)
-    _show(releases, as_json)
+    with _releases(run, journal) as releases:
+        releases.rollback(by=_who(), reason=reason)
+        _show(releases, as_json)
 
 
-def _releases(run: Path, journal: str | None) -> Releases:
-    run = run.expanduser().absolute()
-    _, place = recipe_of(run, journal)
-    from pddpo_ray.journal.database import open_database
-    from pddpo_ray.journal.transactions import Store
+@contextmanager
+def _releases(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[Releases]:
     from pddpo_ray.serving.releases import Releases
 
-    return Releases(Store(open_database(place), run.name))
+    with store_of(find_run(run, journal), to_read=to_read) as store:
+        yield Releases(store)
 
 
 def _who() -> str:

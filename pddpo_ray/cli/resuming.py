@@ -30,11 +30,12 @@ DONE, PARKED = 0, 3
 class Resumer:
     """Watches one run from a thread. It gives up, aloud, when a resumed run ends in any way but done or parked."""
 
-    def __init__(self, engine: Engine, config: Config, run_dir: Path, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, engine: Engine, run_id: str, config: Config, run_dir: Path, *, look_s: float = LOOK_S) -> None:
         self._engine = engine
+        self._run_id = run_id
         self._run_dir = run_dir
         self._config = config
-        self._rounds = Rounds(Store(engine, run_dir.name), Rules())
+        self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="resume", daemon=True)
@@ -57,7 +58,7 @@ class Resumer:
         """Nobody drives the run, and all that it asked is answered."""
         waiting = [status for status in self._rounds.all() if status.state == "open"]
         answered = bool(waiting) and all(status.complete for status in waiting)
-        return answered and not is_driven(self._engine, self._run_dir.name)
+        return answered and not is_driven(self._engine, self._run_id)
 
     def _watch(self) -> None:
         while not self._ending.wait(self._look_s):

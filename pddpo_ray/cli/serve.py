@@ -10,7 +10,7 @@ import typer
 
 from pddpo_ray.cli.annotate import refuse_open_network
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def serve(
     refuse_open_network(host, behind_proxy, "keys")
     if weights not in ("auto", "merged", "adapters"):
         raise UserError(f"--weights {weights}: choose auto, merged or adapters")
-    _, place = recipe_of(run, journal)
-    keys = _keys(run, place)
+    keys = _keys(find_run(run, journal))
     if add_key is not None:
         _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, as_json)
         return
@@ -82,12 +81,12 @@ def serve(
     serve_forever(ServeArgs(**settings), host=host, port=port, address=address)
 
 
-def _keys(run: Path, place: str) -> ApiKeys:
+def _keys(found: FoundRun) -> ApiKeys:
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.serving.keys import ApiKeys
 
-    return ApiKeys(Store(open_database(place), run.name))
+    return ApiKeys(Store(open_database(found.database), found.id))
 
 
 def _add(keys: ApiKeys, name: str, scope: str, requests: float, tokens: float, as_json: bool) -> None:

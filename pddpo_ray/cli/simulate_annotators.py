@@ -9,7 +9,7 @@ import typer
 
 from pddpo_ray.cli.annotate import ADMIN_TOKEN
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import recipe_of
+from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.errors import UserError
 
 
@@ -34,7 +34,7 @@ def simulate_annotators(
     run = run.expanduser().absolute()
     if lazy > people:
         raise UserError(f"--lazy {lazy} of --people {people}: there are not so many")
-    config, _ = recipe_of(run, journal, wait=wait)
+    config = find_run(run, journal, wait=wait).config
     from pddpo_ray.annotation.simulation import Manner, enlist, simulate, wait_for_service
     from pddpo_ray.annotation.world_truth import truth_of
 

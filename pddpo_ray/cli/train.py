@@ -32,6 +32,9 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    new_id: Annotated[
+        bool, typer.Option("--new-id", help="With --resume on a copied run folder: make it a run of its own.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe, resources, memory and labels; run nothing.")
     ] = False,
@@ -54,6 +57,10 @@ def train(
     machine = inspect_machine()
     check_resources(config, machine)
     quieten_libraries(machine)
+    if resume:
+        look_before_resuming(config, run_dir, new_id=new_id)
+    elif new_id:
+        raise UserError("--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run")
     with ExitStack() as stack:
         if annotate or simulate:
             from pddpo_ray.cli.crowd import crowd_beside
@@ -65,7 +72,7 @@ def train(
     if as_json:
         print_json({"run": str(run_dir), **result})
     else:
-        show_result(result, run_dir, page)
+        show_result(config, result, run_dir, page)
 
 
 def quieten_libraries(machine: Machine) -> None:
@@ -91,6 +98,16 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     if used and not resume:
         raise UserError(f"--run {run} is not empty; add --resume to go on with it, or name another folder")
     return run
+
+
+def look_before_resuming(config: Config, run_dir: Path, *, new_id: bool) -> None:
+    """Refuses what cannot go on before anything in the folder is touched; `new_id`: a copy becomes its own run."""
+    from pddpo_ray.loop.beginning import resumed_run, take_new_identity
+
+    if new_id:
+        typer.echo(f"a run of its own: {take_new_identity(config, run_dir)}", err=True)
+    else:
+        resumed_run(config, run_dir)
 
 
 def check_resources(config: Config, machine: Machine) -> None:
@@ -152,8 +169,9 @@ def show_plan(config: Config, *, as_json: bool) -> None:
         raise UserError(problem)
 
 
-def show_result(result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
+def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:
     """The outcome in words, what to do next, and the few numbers that say how well the run went."""
+    from pddpo_ray.loop.beginning import fixed_for_its_rounds
     from pddpo_ray.loop.outcome import Outcome
     from pddpo_ray.report.readable import seconds, short
 
@@ -162,13 +180,15 @@ def show_result(result: Mapping[str, Any], run_dir: Path, page: Path | None) -> 
     for limit in outcome.limits:
         typer.echo(f"  {limit}")
     typer.echo(f"  {outcome.statement}")
+    resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"
+    more = f"more rounds ({resumed} rounds={2 * config.rounds}), or `pddpo release {run_dir} ROUND --force`"
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
         ("load", outcome.load(run_dir)),
         ("serve", outcome.serve(run_dir)),
         ("report", str(page) if page else None),
-        ("next", None if outcome.round else f"more rounds: add --resume rounds={2 * result['rounds']}"),
+        ("next", None if outcome.round else more),
     ]
     if result["gap_last"] is not None:
         gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}

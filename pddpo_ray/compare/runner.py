@@ -24,7 +24,7 @@ from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_ray.compare.suite import HeldOutEntry, Suite
 from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -122,7 +122,7 @@ def arm_folder(folder: Path, name: str, seed: int) -> Path:
 
 def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> Row:
     """What the page needs of a finished run: result.json, its traces and its budget."""
-    with read_journal(config.journal or run_dir / JOURNAL, run_dir.name) as journal:
+    with open_folder(run_dir, config.journal) as journal:
         metrics, steps, budget = journal.metrics(), journal.dual_steps(), budget_of(journal)
     rounds = sorted(number for number, values in metrics.items() if "exact/f_policy" in values)
     last = metrics[rounds[-1]] if rounds else {}
@@ -172,7 +172,7 @@ class _Shared:
         """Judges the last policy of a finished run; None on worlds."""
         if self._common is None or not isinstance(config.world, NoWorldConfig):
             return None
-        with read_journal(config.journal or run_dir / JOURNAL, run_dir.name) as journal:
+        with open_folder(run_dir, config.journal) as journal:
             return self._common.judge(config, self._held_out).of(journal.policies[-1])
 
     def close(self) -> None:

@@ -14,10 +14,10 @@ INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
 
 def rows_of_run(run: Path, labels: Literal["pairs", "safety"], journal: str | None = None) -> Iterator[Row | Fault]:
     """Rows of a run's folder, round by round. UserError if there is no run."""
-    from pddpo_ray.journal import read_journal
+    from pddpo_ray.journal.identity import open_folder
 
     run = run.expanduser().absolute()
-    with read_journal(journal or str(run / "journal.sqlite"), run.name) as opened:
+    with open_folder(run, journal) as opened:
         rounds = range(opened.next_round + 1)
         number = 0
         for round_ in rounds:

@@ -16,7 +16,7 @@ from pddpo_ray.contracts import Array, RolloutEngine
 from pddpo_ray.data.example import Message
 from pddpo_ray.data.templates import template_named
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -66,7 +66,7 @@ def model_folder(place: str) -> Path:
 
 
 def _of_run(run: Path, version: str) -> Path:
-    with read_journal(run / JOURNAL, run.name) as journal:
+    with open_folder(run) as journal:
         entries = {entry.version.name: entry.version for entry in journal.versions()}
         policies = journal.policies
     chosen = entries.get(version) if version != LAST else (policies[-1] if policies else None)

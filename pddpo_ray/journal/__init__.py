@@ -3,7 +3,15 @@
 # The tables of the queue and of serving belong to the database's metadata, whoever opens it.
 from pddpo_ray.journal import annotation_schema as annotation_schema
 from pddpo_ray.journal import serving_schema as serving_schema
-from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, JournalEvent, PairEntry, PhaseEntry, VersionEntry
+from pddpo_ray.journal.entries import (
+    DeliveryEntry,
+    DualEntry,
+    JournalEvent,
+    PairEntry,
+    PhaseEntry,
+    RunEntry,
+    VersionEntry,
+)
 from pddpo_ray.journal.journal import Journal
 from pddpo_ray.journal.reading import JournalReader, read_journal
 
@@ -15,6 +23,7 @@ __all__ = [
     "JournalReader",
     "PairEntry",
     "PhaseEntry",
+    "RunEntry",
     "VersionEntry",
     "read_journal",
 ]

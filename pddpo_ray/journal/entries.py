@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,21 @@ class PhaseEntry:
     @property
     def seconds(self) -> float:
         return (self.finished_ms - self.started_ms) / 1000
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """What the journal knows of a run as a whole; `home` and `sittings` as they were written by who drove it."""
+
+    id: str
+    name: str
+    recipe: Any
+    fixed_settings: Any
+    created_ms: int
+    part_of: str | None
+    parent: str | None
+    home: Mapping[str, Any] | None
+    sittings: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

@@ -61,18 +61,22 @@ class Journal(JournalReader):
         *,
         fixed: Mapping[str, Json] | None = None,
         listener: Listener | None = None,
+        name: str | None = None,
+        part_of: str | None = None,
     ) -> Journal:
         """Begins or resumes a run; `create` is its resolved recipe.
 
         `fixed` is the part of the recipe that a resumed run must share (all of it by default): what decides the
-        numbers. What the run shows and where it runs may change.
+        numbers. What the run shows and where it runs may change. A new run is called `name` (as its identity by
+        default) and belongs to the run `part_of` if it is that one's comparison.
 
         Raises UserError if the run has another recipe or if another process drives it.
         """
         engine = open_database(url_or_path)
         try:
             recipe = json.loads(json.dumps(create))
-            is_new = _create_run(engine, run_id, recipe, recipe if fixed is None else json.loads(json.dumps(fixed)))
+            decisive = recipe if fixed is None else json.loads(json.dumps(fixed))
+            is_new = _create_run(engine, run_id, recipe, decisive, name or run_id, part_of)
             journal = cls(engine, run_id, listener)
             journal.is_new = is_new
             return journal
@@ -83,6 +87,13 @@ class Journal(JournalReader):
     def close(self) -> None:
         self._lock.release()
         super().close()
+
+    def note_sitting(self, sitting: Mapping[str, Json], home: Mapping[str, Json], *, recipe: Json, fixed: Json) -> None:
+        """Keeps who drives the run, where it lives, and the recipe as it is driven now, with more rounds perhaps."""
+        values = {"sittings": [*self.about.sittings, sitting], "home": home, "recipe": recipe, "fixed_settings": fixed}
+        with self.engine.begin() as connection:
+            self._lock.check(connection)
+            connection.execute(update(schema.run).where(schema.run.c.id == self.run_id).values(**values))
 
     # --- rounds and phases --------------------------------------------------------------------------------------
 
@@ -274,25 +285,26 @@ class Journal(JournalReader):
         self._listener(JournalEvent(what, self.round, phase, seconds))
 
 
-def _create_run(engine: Engine, run_id: str, recipe: Json, fixed: Json) -> bool:
+def _create_run(engine: Engine, run_id: str, recipe: Json, fixed: Json, name: str, part_of: str | None) -> bool:
     """Whether the run is new. Raises UserError if it is not and has other fixed settings."""
     with engine.begin() as connection:
         stored = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
         if stored is None:
-            entry = {"id": run_id, "recipe": recipe, "fixed_settings": fixed, "created_ms": now_ms()}
-            connection.execute(insert(schema.run).values(**entry))
+            entry = {"id": run_id, "name": name, "recipe": recipe, "fixed_settings": fixed, "created_ms": now_ms()}
+            connection.execute(insert(schema.run).values(**entry, part_of=part_of, sittings=[]))
         elif stored.fixed_settings != fixed:
             raise UserError(
-                f"run {run_id} belongs to another recipe ({_first_difference(stored.fixed_settings, fixed)}): choose"
+                f"run {run_id} belongs to another recipe ({first_difference(stored.fixed_settings, fixed)}): choose"
                 " another run folder, or resume with the recipe it was started with"
             )
         return stored is None
 
 
-def _first_difference(old: Json, new: Json, path: str = "") -> str:
+def first_difference(old: Json, new: Json, path: str = "") -> str:
+    """The first setting in which two trees differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
-        return _first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     return f"{path} is {old!r} there and {new!r} here"
 
 

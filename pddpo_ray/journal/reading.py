@@ -14,7 +14,7 @@ from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, VersionEntry
+from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
@@ -56,9 +56,13 @@ class JournalReader:
         return query if round_ is None else query.where(table.c.round == round_)
 
     @property
+    def about(self) -> RunEntry:
+        return RunEntry(**self._read(select(schema.run).where(schema.run.c.id == self.run_id))[0]._mapping)
+
+    @property
     def recipe(self) -> Json:
         """The resolved recipe that the run was created with."""
-        return self._read(select(schema.run.c.recipe).where(schema.run.c.id == self.run_id))[0].recipe
+        return self.about.recipe
 
     def versions(self) -> list[VersionEntry]:
         """All versions, by number."""
@@ -214,9 +218,10 @@ class JournalReader:
 
 
 def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalReader:
-    """Opens a run to read it and writes nothing; without a `run_id` the one run that the database holds.
+    """Opens a run to read it and writes nothing: by its identity, by its name where only one is called so, or, without
+    a `run_id`, the one run that the database holds.
 
-        with read_journal("runs/demo/journal.sqlite", "demo") as journal:
+        with read_journal("runs/demo/journal.sqlite") as journal:
             print(journal.metrics())
 
     Raises UserError if there is no journal, if it has no such run, or several and none was named.
@@ -229,14 +234,15 @@ def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalR
         raise
 
 
-def _stored_run(engine: Engine, run_id: str | None) -> str:
+def _stored_run(engine: Engine, wanted: str | None) -> str:
     with reading(engine) as connection:
-        known = [row.id for row in connection.execute(select(schema.run.c.id).order_by(schema.run.c.id))]
-    if run_id is None and len(known) == 1:
-        return str(known[0])
-    if run_id is None and known:
-        raise UserError(f"the journal has several runs ({', '.join(known)}): name one of them")
-    if run_id is None or run_id not in known:
-        wanted = "no run" if run_id is None else f"no run {run_id!r}"
-        raise UserError(f"the journal has {wanted}; it has {', '.join(known) or 'none'}")
-    return run_id
+        rows = connection.execute(select(schema.run.c.id, schema.run.c.name, schema.run.c.part_of)).all()
+    whole = [row.id for row in rows if row.part_of is None]
+    matching = whole if wanted is None else [row.id for row in rows if row.id == wanted]
+    matching = matching or [row.id for row in rows if row.name == wanted]
+    if len(matching) == 1:
+        return str(matching[0])
+    known = ", ".join(sorted(row.name for row in rows)) or "none"
+    if matching:
+        raise UserError(f"the journal has several runs ({known}): name one of them by its identity")
+    raise UserError(f"the journal has no run{'' if wanted is None else f' {wanted!r}'}; it has {known}")

@@ -45,7 +45,14 @@ run = Table(
     Column("recipe", JSON, nullable=False),
     Column("fixed_settings", JSON, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("part_of", String(200)),
+    Column("parent", String(200)),
+    Column("home", JSON(none_as_null=True)),
+    Column("sittings", JSON, nullable=False),
 )
+"""`id` is the run's identity and `name` what its folder was called first. `part_of`: the run that this one is compared
+with. `parent`: the run that it was copied from. `home` is where it lives, `sittings` the processes that drove it."""
 
 driver = Table(
     "driver",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.outcome import Outcome
+from pddpo_ray.storage.folders import RESULT
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 
 WALL = "time/wall"
@@ -43,6 +46,17 @@ def result_of(
         "slope_cost": last.get("fit/slope_cost"),
     }
     return {name: _finite(value) for name, value in result.items()}
+
+
+def read_result(run_dir: Path) -> dict[str, Any]:
+    """result.json of a run's folder, empty where there is none yet; names of version 0.1 are those of today."""
+    path = run_dir / RESULT
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {_today(name): value for name, value in stored.items()} if isinstance(stored, dict) else {}
+
+
+def _today(name: str) -> str:
+    return "weights_verified" if name == "weights_proven" else name.replace("merit_", "gap_", 1)
 
 
 def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Evaluation | None) -> dict[str, Any]:

@@ -9,8 +9,10 @@ default) or by Ray groups.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +38,13 @@ from pddpo_ray.algorithms import (
 from pddpo_ray.config import Config, FeedbackCommon, TabularWorldConfig, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
+from pddpo_ray.journal.identity import home_of, keep_identity
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
 from pddpo_ray.loop.outcome import outcome_of
+from pddpo_ray.loop.provenance import provenance_of, sitting
 from pddpo_ray.loop.release import decide as decide_release
 from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
@@ -131,40 +136,45 @@ def run_recipe(
     Raises UserError if the folder holds a run already (or, with `resume`, none, or one of another recipe), RunError if
     a delivery check or a deadline fails on the way.
     """
-    run_dir = Path(run_dir).absolute()
-    place = config.journal or run_dir / JOURNAL
-    _demand_place(run_dir, place, resume)
+    run_dir, name = Path(run_dir).absolute(), Path(run_dir).absolute().name
+    fixed = config.fixed_settings()
+    run_id, shared = resumed_run(config, run_dir) if resume else (new_run(config, run_dir), fixed)
     tell: Progress = progress or (lambda event: None)
-    with explain_full_disk(run_dir), _open_journal(config, place, run_dir.name, tell) as journal:
-        if journal.is_new == resume:
-            # Only a server's journal gets here: it may know runs whose folder is not on this machine.
-            state = "there is no run called {}" if resume else "run {} has begun already"
-            advice = "leave --resume out" if resume else "continue it with --resume, or choose another --run"
-            raise UserError(f"{state.format(journal.run_id)}: {advice}")
-        tell(RunStarted(journal.run_id, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
+    with (
+        _left_as_it_was(run_dir, resume) as begun,
+        explain_full_disk(run_dir),
+        _open_journal(config, run_dir, run_id, name, shared, tell) as journal,
+    ):
+        recipe = config.model_dump(mode="json")
+        journal.note_sitting(sitting(), home_of(run_dir), recipe=recipe, fixed=fixed)
+        if config.journal is not None:
+            keep_identity(run_dir, run_id)
+        tell(RunStarted(name, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
         began = time.monotonic()
         backends = (make_backends or in_process.make_backends)(config, run_dir)
+        begun()
         try:
             _add_seconds(journal, START, time.monotonic() - began)
             began = time.monotonic()
-            alone = _compare_offline(config, place, run_dir.name, backends, tell)
+            alone = _compare_offline(config, run_dir, run_id, backends, tell)
             if alone is not None:
                 _add_seconds(journal, COMPARISON, time.monotonic() - began)
             begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
-            evaluation = drive(config, journal, begin_with, tell)
+            evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
             tables = isinstance(config.world, TabularWorldConfig)
             outcome = outcome_of(journal, config.thresholds, run_dir, tables=tables)
             result = result_of(config, journal, outcome, backends.world, evaluation, offline)
+            result["provenance"] = provenance_of(config, journal)
         finally:
             backends.close()
         write_json(run_dir / RESULT, result)
-        tell(RunFinished(journal.run_id, result))
+        tell(RunFinished(name, result))
         return result
 
 
 def drive(
-    config: Config, journal: Journal, backends: Backends, tell: Progress, *, every_round: bool = True
+    config: Config, journal: Journal, backends: Backends, tell: Progress, name: str, *, every_round: bool = True
 ) -> Evaluation | None:
     """Runs the recipe's page over its parts. Returns the evaluation where the world is known."""
     page = METHODS[config.algorithm]
@@ -189,8 +199,8 @@ def drive(
         began = now
         metrics = journal.metrics().get(number, {})
         if parts.dual.message:
-            logger.warning("%s: %s", journal.run_id, parts.dual.message)
-        tell(RoundFinished(journal.run_id, number, config.rounds, metrics, parts.dual.message))
+            logger.warning("%s: %s", name, parts.dual.message)
+        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message))
 
     journal.closing.append(close_round)
     page.run(parts, sizes_of(config, config.rounds), backends.reference)
@@ -205,9 +215,7 @@ class _Alone:
     pairs: tuple[LabelledPair, ...]
 
 
-def _compare_offline(
-    config: Config, place: str | Path, run_id: str, backends: Backends, tell: Progress
-) -> _Alone | None:
+def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backends, tell: Progress) -> _Alone | None:
     """PD-DPO on the offline pairs alone, where the recipe asks for it: the same backends, a journal of its own."""
     rounds = config.offline.compare_rounds
     if not rounds or not config.online or backends.world is None:
@@ -223,29 +231,50 @@ def _compare_offline(
     alone = config.model_copy(
         update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth, "trainer": trainer.model_copy(update=fits)}
     )
-    with _open_journal(alone, place, f"{run_id}-{OFFLINE}", tell) as journal:
-        evaluation = drive(alone, journal, backends, tell, every_round=False)
+    own, name, fixed = f"{run_id}-{OFFLINE}", f"{run_dir.name}-{OFFLINE}", alone.fixed_settings()
+    with _open_journal(alone, run_dir, own, name, fixed, tell, part_of=run_id) as journal:
+        evaluation = drive(alone, journal, backends, tell, name, every_round=False)
         return _Alone(evaluation, tuple(entry.labelled for entry in journal.pairs(0)))
 
 
-def _open_journal(config: Config, place: str | Path, run_id: str, tell: Progress) -> Journal:
+def _open_journal(
+    config: Config, run_dir: Path, run_id: str, name: str, shared: Any, tell: Progress, part_of: str | None = None
+) -> Journal:
+    """The journal to write; `shared` is what a run that has begun already must have as its fixed settings."""
+    run_dir.mkdir(parents=True, exist_ok=True)
     return Journal.open(
-        place,
+        config.journal or run_dir / JOURNAL,
         run_id,
         create=config.model_dump(mode="json"),
-        fixed=config.fixed_settings(),
-        listener=lambda event: tell(PhaseChanged(run_id, event)),
+        fixed=shared,
+        listener=lambda event: tell(PhaseChanged(name, event)),
+        name=name,
+        part_of=part_of,
     )
 
 
-def _demand_place(run_dir: Path, place: str | Path, resume: bool) -> None:
-    """A new run needs a folder without one, a resumed run one with it. A server's journal is looked at when open."""
-    there = isinstance(place, Path) and place.exists()
-    if resume and isinstance(place, Path) and not there:
-        raise UserError(f"there is no run in {run_dir} to resume: leave --resume out, or give the folder of a run")
-    if there and not resume:
-        raise UserError(f"{run_dir} holds a run already: continue it with --resume, or choose another --run")
-    run_dir.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def _left_as_it_was(run_dir: Path, resume: bool) -> Iterator[Callable[[], None]]:
+    """A new run that fails on a user's mistake before it has begun leaves nothing in its folder.
+
+    Yields what is called once it has begun.
+    """
+    before = set(run_dir.iterdir()) if run_dir.is_dir() else None
+    has_begun = resume
+
+    def begun() -> None:
+        nonlocal has_begun
+        has_begun = True
+
+    try:
+        yield begun
+    except UserError:
+        if not has_begun and run_dir.is_dir():
+            for path in set(run_dir.iterdir()) - (before or set()):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if before is None:
+                run_dir.rmdir()
+        raise
 
 
 def _add_seconds(journal: Journal, name: str, seconds: float) -> None:

@@ -11,13 +11,13 @@ from pddpo_ray.report.shell import page
 from pddpo_ray.storage.whole_files import write_whole
 
 
-def build_report(run_dir: Path, journal: str | Path | None = None) -> Path:
-    """Writes `<run_dir>/report.html` from the journal and result.json; returns its path.
+def build_report(run_dir: Path, journal: str | Path | None = None, out: Path | None = None) -> Path:
+    """Writes `out`, or `<run_dir>/report.html`, from the journal and result.json; returns its path.
 
     `journal` is the database of a run that does not keep it in its folder. Works for a run in any state. Raises
     UserError if there is no journal.
     """
-    return write_whole(run_dir / "report.html", render(read_run(run_dir, journal)))
+    return write_whole(out or run_dir / "report.html", render(read_run(run_dir, journal)))
 
 
 def render(run: RunData) -> str:

@@ -6,7 +6,6 @@ world are read the same way, with fewer numbers in it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,11 @@ from typing import Any
 
 from sqlalchemy import case, func, select
 
-from pddpo_ray.errors import UserError
-from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, read_journal, schema
+from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, schema
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.read_only import open_to_read
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.outcome import Outcome, outcome_of
+from pddpo_ray.loop.result import read_result
 from pddpo_ray.records import Response, Verdict
 
 Series = list[tuple[int, float]]
@@ -156,8 +155,7 @@ class RunData:
 
 def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
-    place = journal or _journal_of(run_dir)
-    with read_journal(place, _run_id(run_dir, place)) as opened:
+    with open_folder(run_dir, journal) as opened:
         versions = opened.versions()
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
         return RunData(
@@ -174,7 +172,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             before=_one_per_prompt(_of_reference(opened), shown),
             after=_one_per_prompt(_of_newest(opened), shown),
             outcome=outcome_of(opened, limits_of(opened.recipe), run_dir, tables=_on_tables(opened.recipe)),
-            result=_read_json(run_dir / "result.json"),
+            result=read_result(run_dir),
         )
 
 
@@ -271,32 +269,6 @@ def _one_per_prompt(responses: list[Response], most: int) -> tuple[Response, ...
     for response in responses:
         chosen.setdefault(response.prompt.id, response)
     return tuple(sorted(chosen.values(), key=lambda response: response.prompt.id)[: max(most, 0)])
-
-
-def _journal_of(run_dir: Path) -> Path:
-    place = run_dir / "journal.sqlite"
-    if not place.exists():
-        raise UserError(f"{run_dir} holds no journal.sqlite: give the folder of a run (`pddpo train ... --run DIR`)")
-    return place
-
-
-def _run_id(run_dir: Path, place: str | Path) -> str:
-    """The run of this folder: of its name or, where the folder was renamed, the one that is no comparison."""
-    engine = open_to_read(place)
-    try:
-        with reading(engine) as connection:
-            known = sorted(connection.execute(select(schema.run.c.id)).scalars())
-    finally:
-        engine.dispose()
-    own = [name for name in known if not name.endswith("-offline")]
-    return own[0] if run_dir.name not in known and len(own) == 1 else run_dir.name
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any) -> float | None:

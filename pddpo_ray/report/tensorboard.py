@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from tensorboard.compat.proto.event_pb2 import Event as Record
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -25,14 +25,19 @@ class TensorBoardLog:
     """Writes scalars into a folder; every round is on disk when `write_round` returns."""
 
     def __init__(self, folder: Path, run: str, clock: Callable[[], float] = time.time) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._run = run
         self._clock = clock
+        self._file: BinaryIO | None = None
+        """Opened with the first round: a run that is refused leaves nothing behind."""
+
+    def _open(self) -> BinaryIO:
+        self._folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard looks for `tfevents` in the name and orders files by the number behind it
-        taken = len(list(folder.glob("events.out.tfevents.*.pddpo")))
-        self._file = (folder / f"events.out.tfevents.{int(clock()):010d}.{taken}.pddpo").open("xb")
-        self._records = RecordWriter(self._file)
-        self._write(Record(wall_time=clock(), file_version="brain.Event:2"))
+        taken = len(list(self._folder.glob("events.out.tfevents.*.pddpo")))
+        file = (self._folder / f"events.out.tfevents.{int(self._clock()):010d}.{taken}.pddpo").open("xb")
+        _write(file, Record(wall_time=self._clock(), file_version="brain.Event:2"))
+        return file
 
     def write_round(self, round_: int, metrics: Mapping[str, float]) -> None:
         """All finite metrics of a round; the others have no place on a curve."""
@@ -41,7 +46,9 @@ class TensorBoardLog:
             for name, value in sorted(metrics.items())
             if math.isfinite(value)
         ]
-        self._write(Record(wall_time=self._clock(), step=round_, summary=Summary(value=values)))
+        if self._file is None:
+            self._file = self._open()
+        _write(self._file, Record(wall_time=self._clock(), step=round_, summary=Summary(value=values)))
 
     def __call__(self, event: Event) -> None:
         """A `progress` of `run_recipe`: writes the rounds of the run itself, not of its offline comparison."""
@@ -49,7 +56,8 @@ class TensorBoardLog:
             self.write_round(event.round, event.metrics)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +67,7 @@ class TensorBoardLog:
     ) -> None:
         self.close()
 
-    def _write(self, event: Record) -> None:
-        self._records.write(event.SerializeToString())
-        self._file.flush()
+
+def _write(file: BinaryIO, event: Record) -> None:
+    RecordWriter(file).write(event.SerializeToString())
+    file.flush()

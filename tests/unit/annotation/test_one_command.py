@@ -101,7 +101,7 @@ def test_a_run_is_not_resumed_while_somebody_drives_it_or_answers_are_missing(tm
     with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()):
         engine = open_database(place)
         assert is_driven(engine, "demo")
-    resumer = Resumer(engine, config, tmp_path / "demo", look_s=0.01)
+    resumer = Resumer(engine, "demo", config, tmp_path / "demo", look_s=0.01)
     assert not is_driven(engine, "demo")
     assert not resumer.ready()
     resumer.start()

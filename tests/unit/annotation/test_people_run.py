@@ -22,6 +22,7 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from tests.annotation_api import GENEROUS
 from tests.annotation_server import serving
+from tests.unit.loop.small_run import run_of
 
 SETTINGS = [
     "rounds=2",
@@ -46,10 +47,10 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
         run_recipe(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder)
     config = load("tabular", SETTINGS)
     engine = open_database(folder / "journal.sqlite")
-    store = Store(engine, "demo")
+    store = Store(engine, run_of(folder))
     _, token = People(store).create("admin", Role.ADMIN, by="test")
     stop, tallies = threading.Event(), []
-    with serving(create_app(engine, "demo", Rules(gold_rate=0.0), GENEROUS)) as url:
+    with serving(create_app(engine, store.run, Rules(gold_rate=0.0), GENEROUS)) as url:
         accounts = enlist(url, token, 5, "person")
         truth = truth_of(config)
         crowd = threading.Thread(

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config, load
-from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.storage.folders import JOURNAL
 
 SMALL = (
     "rollout.candidates=4",
@@ -27,7 +26,7 @@ def small(*overrides: str, rounds: int = 2) -> Config:
 
 def story(run_dir: Path, *, url: str | None = None) -> dict[str, Any]:
     """Prompts, versions, samples, labels and the multiplier's trace of a finished run."""
-    with read_journal(url or run_dir / JOURNAL, run_dir.name) as journal:
+    with open_folder(run_dir, url) as journal:
         return {
             "prompts": [(e.round, e.phase, e.payload) for e in journal.phases(like="prompts-%")],
             "versions": [(e.version, e.round, e.stage, e.base, e.multiplier) for e in journal.versions()],
@@ -40,6 +39,12 @@ def story(run_dir: Path, *, url: str | None = None) -> dict[str, Any]:
                 for values in journal.metrics().values()
             ],
         }
+
+
+def run_of(run_dir: Path) -> str:
+    """Identity of the run in a folder."""
+    with open_folder(run_dir) as journal:
+        return journal.run_id
 
 
 def finish(config: Config, run_dir: Path, **options: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pddpo_ray.report.readable import seconds
 from pddpo_ray.report.watch import watching
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.folders import JOURNAL, RESULT
-from tests.unit.loop.small_run import small
+from tests.unit.loop.small_run import run_of, small
 
 KEPT = ("dual.threshold=1.9",)
 BROKEN = ("dual.threshold=-0.55", "feedback.responses=64", "feedback.labels_each=16")
@@ -45,7 +45,7 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
         step.estimate.value,
         step.estimate.standard_error,
     )
-    show_result(result, run_dir, None)
+    show_result(config, result, run_dir, None)
     out = capsys.readouterr().out
     assert out.startswith("Released: policy-1, the policy of round 1, by the release rule.\n  cost: estimated ")
     assert "was asked once. An estimate is no certificate" in out
@@ -58,23 +58,24 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
 
 
 def test_a_run_without_a_release_says_why_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_recipe(small(*BROKEN), tmp_path / "run")
+    config = small(*BROKEN)
+    result = run_recipe(config, tmp_path / "run")
     outcome = Outcome.from_json(result["outcome"])
     assert (outcome.round, outcome.policy, outcome.weights, outcome.load(), outcome.serve()) == (None,) * 5
     assert outcome.asked == 2
-    show_result(result, tmp_path / "run", None)
+    show_result(config, result, tmp_path / "run", None)
     out = capsys.readouterr().out
     assert re.match(
         r"No policy is released: estimated cost plus 1.64 standard errors is \S+, above the limit -0.55\.", out
     )
-    assert "--resume rounds=4" in out
+    assert "more rounds (a new run with rounds=4)" in out
 
 
 def test_a_release_by_hand_leads_with_the_persons_name(tmp_path: Path) -> None:
     config, run_dir = small(*BROKEN), tmp_path / "run"
     run_recipe(config, run_dir)
     engine = open_database(run_dir / JOURNAL)
-    Releases(Store(engine, "run")).release(1, by="ana", reason="a trial", force=True)
+    Releases(Store(engine, run_of(run_dir))).release(1, by="ana", reason="a trial", force=True)
     engine.dispose()
     with read_journal(run_dir / JOURNAL, "run") as journal:
         outcome = outcome_of(journal, config.thresholds, run_dir, tables=True)

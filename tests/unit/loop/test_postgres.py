@@ -26,10 +26,10 @@ def test_a_run_on_postgresql_equals_the_one_on_sqlite(tmp_path: Path, server: st
     config = small(f"journal={server}")
     run_recipe(config, tmp_path / "there")
     assert story(tmp_path / "there", url=server) == finish(small(), tmp_path / "here")
-    with pytest.raises(UserError, match="has begun already: continue it with --resume"):
+    with pytest.raises(UserError, match="holds a run already: continue it with --resume"):
         run_recipe(config, tmp_path / "there")
     run_recipe(config, tmp_path / "there", resume=True)
-    with pytest.raises(UserError, match="no run called elsewhere"):
+    with pytest.raises(UserError, match="no run 'elsewhere'"):
         run_recipe(config, tmp_path / "elsewhere", resume=True)
 
 

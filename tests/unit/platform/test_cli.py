@@ -16,6 +16,7 @@ from pddpo_ray.cli import train
 from pddpo_ray.cli.main import VERBS, main
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
+from pddpo_ray.journal import Journal
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.plan.machine import GIB, Machine
 
@@ -185,7 +186,7 @@ def test_train_ends_with_its_outcome_and_not_with_a_dump_of_keys(
         "No policy is released: no round is finished.",
         "  The release rule was asked 0 times, once a round. An estimate is no certificate that a limit is kept.",
         f"run folder  {tmp_path / 'r'}",
-        "next        more rounds: add --resume rounds=200",
+        f"next        more rounds (a new run with rounds=200), or `pddpo release {tmp_path / 'r'} ROUND --force`",
         "effort      7 labels, 1.2 s",
     ]
 
@@ -193,7 +194,9 @@ def test_train_ends_with_its_outcome_and_not_with_a_dump_of_keys(
 def test_a_used_run_folder_is_only_entered_with_resume(
     runner: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "journal.sqlite").touch()
+    config = load("tabular")
+    recipe = config.model_dump(mode="json")
+    Journal.open(tmp_path / "journal.sqlite", "a", recipe, fixed=config.fixed_settings()).close()
     code, _, err = run(capsys, "train", "tabular", "--run", str(tmp_path))
     assert code == 2
     assert "is not empty; add --resume" in err

@@ -124,7 +124,7 @@ def test_every_round_of_a_run_is_decided_once_also_after_a_restart(tmp_path: Pat
     run_dir = tmp_path / "run"
     run_recipe(small(rounds=2), run_dir)
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        history = Releases(Store(journal.engine, "run")).history()
+        history = Releases(Store(journal.engine, journal.run_id)).history()
         steps = {step.round: step.estimate for step in journal.dual_steps()}
     assert [(line.round, line.by) for line in history] == [(1, "rule"), (2, "rule")]
     for line in history:
@@ -134,7 +134,7 @@ def test_every_round_of_a_run_is_decided_once_also_after_a_restart(tmp_path: Pat
         assert f"{bound:.4g}" in line.reason
     run_recipe(small(rounds=2), run_dir, resume=True)
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        assert Releases(Store(journal.engine, "run")).history() == history
+        assert Releases(Store(journal.engine, journal.run_id)).history() == history
 
 
 def test_a_round_whose_reward_accuracy_fell_is_refused(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_round_whose_reward_accuracy_fell_is_refused(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_recipe(small("dual.threshold=1.9", rounds=3), run_dir)
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        history = Releases(Store(journal.engine, "run")).history()
+        history = Releases(Store(journal.engine, journal.run_id)).history()
     assert history[0].action == "release"
     for line in history[1:]:
         now, before = (float(word) for word in _numbers(line.reason))

@@ -1,0 +1,77 @@
+"""Whether a run may begin or go on in a folder, looked at before anything is written: a refusal changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pddpo_ray.config import Config, NewtonRule, ProjectedRule
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal import RunEntry
+from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.identity import IDENTITY, become_child, demand_original, new_identity, open_folder
+from pddpo_ray.journal.journal import first_difference
+from pddpo_ray.storage.folders import JOURNAL
+
+
+def new_run(config: Config, run_dir: Path) -> str:
+    """Identity of a run that begins in this folder. Raises UserError if the folder holds one already."""
+    if (run_dir / (JOURNAL if config.journal is None else IDENTITY)).exists():
+        raise UserError(f"{run_dir} holds a run already: continue it with --resume, or choose another --run")
+    return new_identity()
+
+
+def resumed_run(config: Config, run_dir: Path) -> tuple[str, Any]:
+    """Identity of the run that goes on in this folder, and its fixed settings as they are stored.
+
+    Raises UserError if there is none or if it has another recipe, DecisionNeeded if the folder is a copy.
+    """
+    with open_folder(run_dir, config.journal) as reader:
+        _demand_same_recipe(config, reader.about)
+        demand_original(run_dir, reader, config.journal)
+        return reader.run_id, reader.about.fixed_settings
+
+
+def take_new_identity(config: Config, run_dir: Path) -> str:
+    """Makes the copied run in this folder a run of its own, which names its parent."""
+    with open_folder(run_dir, config.journal) as reader:
+        _demand_same_recipe(config, reader.about)
+        identity = reader.run_id
+    engine = open_database(config.journal or run_dir / JOURNAL)
+    try:
+        return become_child(engine, identity)
+    finally:
+        engine.dispose()
+
+
+def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
+    """A resumed run shares what decides the numbers; it may be given more rounds. Raises UserError."""
+    try:
+        # Read by today's rules: a setting that came later has its default.
+        before = Config.model_validate(stored.recipe).fixed_settings()
+    except ValidationError:
+        before = stored.fixed_settings
+    wanted = config.fixed_settings()
+    if before == wanted:
+        return
+    if {**before, "rounds": wanted["rounds"]} != wanted:
+        raise UserError(
+            f"run {stored.name} belongs to another recipe ({first_difference(before, wanted)}): choose another run"
+            " folder, or resume with the recipe it was started with"
+        )
+    if wanted["rounds"] < before["rounds"]:
+        raise UserError(f"run {stored.name} has rounds={before['rounds']}: it can be given more rounds, not fewer")
+    if reason := fixed_for_its_rounds(config):
+        raise UserError(f"run {stored.name} cannot be given more than its {before['rounds']} rounds: {reason}")
+
+
+def fixed_for_its_rounds(config: Config) -> str | None:
+    """Why a run with this recipe cannot be given more rounds; None if it can."""
+    rule = config.dual.rule
+    if isinstance(rule, ProjectedRule | NewtonRule):
+        return f"dual.rule={rule.kind} fixes its step for that number; begin a new run with more, or with rule anytime"
+    if config.trainer.last_rate != 1.0:
+        return "trainer.last_rate lowers the learning rate over that number; begin a new run with more"
+    return None
