@@ -291,7 +291,7 @@ def _create_run(engine: Engine, run_id: str, recipe: Json, fixed: Json, name: st
         stored = connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
         if stored is None:
             entry = {"id": run_id, "name": name, "recipe": recipe, "fixed_settings": fixed, "created_ms": now_ms()}
-            connection.execute(insert(schema.run).values(**entry, part_of=part_of, sittings=[]))
+            connection.execute(insert(schema.run).values(**entry, part_of=part_of))
         elif stored.fixed_settings != fixed:
             raise UserError(
                 f"run {run_id} belongs to another recipe ({first_difference(stored.fixed_settings, fixed)}): choose"

@@ -242,7 +242,7 @@ def _stored_run(engine: Engine, wanted: str | None) -> str:
     matching = matching or [row.id for row in rows if row.name == wanted]
     if len(matching) == 1:
         return str(matching[0])
-    known = ", ".join(sorted(row.name for row in rows)) or "none"
+    known = ", ".join(sorted(row.name or row.id for row in rows)) or "none"
     if matching:
         raise UserError(f"the journal has several runs ({known}): name one of them by its identity")
     raise UserError(f"the journal has no run{'' if wanted is None else f' {wanted!r}'}; it has {known}")

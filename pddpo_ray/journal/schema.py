@@ -45,11 +45,11 @@ run = Table(
     Column("recipe", JSON, nullable=False),
     Column("fixed_settings", JSON, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
-    Column("name", String(200), nullable=False),
+    Column("name", String(200), nullable=False, default=""),
     Column("part_of", String(200)),
     Column("parent", String(200)),
     Column("home", JSON(none_as_null=True)),
-    Column("sittings", JSON, nullable=False),
+    Column("sittings", JSON, nullable=False, default=list),
 )
 """`id` is the run's identity and `name` what its folder was called first. `part_of`: the run that this one is compared
 with. `parent`: the run that it was copied from. `home` is where it lives, `sittings` the processes that drove it."""
@@ -95,7 +95,7 @@ version = Table(
     metadata,
     _run_column(),
     Column("number", Integer, primary_key=True),
-    Column("name", String(200), nullable=False),
+    Column("name", String(200), nullable=False, default=""),
     Column("round", Integer, nullable=False),
     Column("stage", String(20), nullable=False),
     Column("sha256", String(64), nullable=False),

@@ -119,7 +119,7 @@ def test_every_command_takes_a_renamed_copy(half: Path, tmp_path: Path) -> None:
     assert command("annotate", "--run", copy, "--add", "ana") == 0
     assert command("annotations", "export", "--run", copy, "--out", tmp_path / "said.jsonl") == 0
     assert command("serve", copy, "--add-key", "kim") == 0
-    assert command("data", "convert", copy, tmp_path / "pairs.jsonl", "--to", "pku-safe-rlhf") == 0
+    assert command("data", "convert", copy, "--out", tmp_path / "pairs.jsonl") == 0
 
 
 def test_commands_that_read_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_passwords_of_database_urls_are_not_shown(tmp_path: Path) -> None:
 
 def test_a_renamed_run_folder_still_has_its_report(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "old", rounds=1)
-    with Journal.open(run_dir / "journal.sqlite", "old-offline", create=recipe(1)):
+    with Journal.open(run_dir / "journal.sqlite", "old-offline", create=recipe(1), part_of="old"):
         pass
     page = Page.of(build_report(run_dir.rename(tmp_path / "new")))
     assert "1 of 1 rounds" in page.text
@@ -212,7 +212,7 @@ def test_a_journal_elsewhere_is_found_by_its_url(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_journal_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no journal\.sqlite: give the folder of a run") as caught:
+    with pytest.raises(UserError, match=r"there is no run in .*: name the folder given to") as caught:
         build_report(tmp_path)
     assert "\n" not in str(caught.value)
 
