@@ -83,6 +83,16 @@ def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_ch
     assert margin(trainer, policy, reward_policy) < -0.5
 
 
+@pytest.mark.parametrize("margin_of_all", [1.5, -0.7])
+def test_a_margin_is_part_of_the_logit_of_its_row(trainer: LocalTrainer, margin_of_all: float) -> None:
+    """Before the first step the log ratios are equal, and softplus(-margin) is the loss."""
+    objective = Objective("reward", trainer.reference, temperature=0.5, margins=(margin_of_all,) * len(ROWS))
+    standing = SETTINGS.model_copy(update={"steps": 1, "learning_rate": 1e-30})
+    command = replace(reward_command(trainer, settings=standing), objective=objective)
+    loss = trainer.execute(command).metrics["fit/loss"]
+    assert loss == pytest.approx(np.log1p(np.exp(-margin_of_all)), abs=1e-5)
+
+
 @pytest.mark.slow
 def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer) -> None:
     """A long fit at a high rate drives a small model off its language; the term holds it there."""
