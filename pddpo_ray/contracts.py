@@ -1,4 +1,4 @@
-"""The four parts of a run and what stands around them, as the algorithm pages see them.
+"""The four parts of a run and what stands around them, as the methods see them.
 
 Each part is a controller in the driver that journals what it does and hands the work to a backend. A backend exists
 twice behind the same Protocol: a plain object in this process, or a Ray group. Both give the same numbers, because
@@ -160,7 +160,7 @@ class Explorer(Protocol):
 
 
 class Scoring(Protocol):
-    """Scores in place of labels: fitted on the pairs, or implied by two policies."""
+    """Scores instead of labels: fitted on the pairs, or implied by two policies."""
 
     @property
     def threshold(self) -> float: ...

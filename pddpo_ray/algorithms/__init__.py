@@ -1,1 +1,1 @@
-"""One module per method; each is a short page over the same parts, one line per line of the paper's box."""
+"""One module per method; each a short loop over the same parts, with one line per line of the paper's box."""

@@ -1,4 +1,4 @@
-"""CAID (docs/methods.md): the one-shot price of MoCAN or PeCAN, improved in a few rounds on the policy's answers.
+"""CAID (docs/methods.md): the one-shot multiplier of MoCAN or PeCAN, improved in a few rounds on the policy's answers.
 
     lambda_{t+1} = [lambda_t + eta (E_{policy t} c - d)]_+
     then DPO on pseudo-labels of r - lambda c over pairs of the *reference's* answers
@@ -19,7 +19,7 @@ from pddpo_ray.records import CostEstimate, PolicyVersion, Response, UniformMixt
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-    """Scores, the one-shot price, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
+    """Scores, the one-shot multiplier, then T rounds of pseudo-labels, a fit and a dual step; the last policy alone."""
     answers = parts.scores.reference_answers(reference)
     scorer = scorer_of(parts, sizes, reference, answers)
     multiplier = resumed(parts, parts.scores.explicit_multiplier(scorer, answers))

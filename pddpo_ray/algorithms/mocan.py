@@ -1,4 +1,4 @@
-"""MoCAN (docs/methods.md): the price of the limit from the reference's answers alone, then one DPO on pseudo-labels.
+"""MoCAN (docs/methods.md): the multiplier from the reference's answers alone, then one DPO on pseudo-labels.
 
     lambda = argmin over lambda >= 0 of D(lambda), from answers of the reference scored by reward and cost models
     P(first chosen) = sigmoid(w(first) - w(second)),  w = r - lambda c;  drawn once per pair;  DPO against the reference
@@ -15,7 +15,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-    """Models, price, pseudo-labels on the offline pairs, one fit."""
+    """Models, the multiplier, pseudo-labels on the offline pairs, one fit."""
     scorer = parts.scores.models(parts.preferences.labelled, unsafe_bits(parts))
     multiplier = sizes.method.multiplier
     if multiplier is None:

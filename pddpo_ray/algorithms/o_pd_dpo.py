@@ -1,4 +1,4 @@
-"""O-PD-DPO with split roles (the paper's Algorithm 2 as corrected in docs/paper.md; B4 for the roles).
+"""O-PD-DPO with split roles (the paper's Algorithm 2 as corrected in docs/paper.md; paper.md §16 for the roles).
 
 The behaviour policy is optimistic and only chooses what gets labelled. The policy `pi_k` carries no bonus: it is the
 one whose cost is estimated, that moves the multiplier, that enters the mixture and that may be released.

@@ -4,8 +4,8 @@
 
 For small updates that is SACPO at q times the multiplier, without a fit for every q.
 
-Departures: weights are mixed in float32 here (the original mixes bfloat16 with a merging tool). A table has logits in
-place of weights; mixing those is SACPO at q times the multiplier *exactly*.
+Departures: weights are mixed in float32 here (the original mixes bfloat16 with a merging tool). A table has logits
+instead of weights; mixing those is SACPO at q times the multiplier *exactly*.
 """
 
 from __future__ import annotations

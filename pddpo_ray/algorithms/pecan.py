@@ -1,4 +1,4 @@
-"""PeCAN (docs/methods.md): as MoCAN, with the implicit scores of two DPO policies in place of reward and cost models.
+"""PeCAN (docs/methods.md): as MoCAN, with the implicit scores of two DPO policies instead of reward and cost models.
 
     r = beta log(helpful/reference),  c = -beta log(harmless/reference) + constant
 
@@ -26,7 +26,7 @@ from pddpo_ray.records import PolicyVersion, Response, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-    """Two policies, price, pseudo-labels on the offline pairs, one fit."""
+    """Two policies, the multiplier, pseudo-labels on the offline pairs, one fit."""
     given = sizes.method.multiplier
     answers = [] if given else parts.scores.reference_answers(reference)
     scorer = policy_scorer(parts, sizes, reference, answers)
@@ -40,7 +40,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
 
 
 def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers: list[Response]) -> Scorer:
-    """Scores of a helpful and a harmless policy; `answers` of the reference place the cost's zero (none: no zero)."""
+    """Scores of a helpful and a harmless policy; `answers` of the reference set the cost's zero (none: no zero)."""
     helpful = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
     harmless = parts.trainer.fit(single_objective(reference, sizes.beta), parts.preferences.cost)
     scorer = parts.scores.policies(reference, helpful, harmless)

@@ -1,4 +1,4 @@
-"""What the pages share: the parts, the sizes of a round, and the two stages' objectives (paper.md §2, §3, §9)."""
+"""What the methods share: the parts, the sizes of a round, and the two stages' objectives (paper.md §2, §3, §9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Active choice: which of the pairs found are worth a person's time (paper.md §15: the same norm as the bonus)."""
+"""Active choice: which of the proposed pairs are worth a person's time (paper.md §15: the same norm as the bonus)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def choose_pairs(
     random_share: float,
     generator: np.random.Generator,
 ) -> list[int]:
-    """Places of `keep` of `count` pairs, ascending: a random share first, then the most informative one by one.
+    """Indices of `keep` of `count` pairs, ascending: a random share first, then the most informative one by one.
 
-    `norms()` says how much each pair would teach, given those that `picked(place)` was told of: after every pick, so
+    `norms()` says how much each pair would teach, given those that `picked(index)` was told of: after every pick, so
     that a second pair in the same direction is worth less. The random share is kept whatever the norms say: without it
     nobody would notice where the features are blind.
     """
@@ -31,9 +31,9 @@ def choose_pairs(
     if keep >= count:
         return list(range(count))
     drawn = generator.choice(count, size=min(keep, math.ceil(random_share * keep)), replace=False)
-    chosen = [int(place) for place in drawn]
-    for place in chosen:
-        picked(place)
+    chosen = [int(index) for index in drawn]
+    for index in chosen:
+        picked(index)
     while len(chosen) < keep:
         values = np.asarray(norms(), dtype=np.float64).copy()
         values[chosen] = -np.inf

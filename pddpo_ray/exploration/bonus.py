@@ -46,7 +46,8 @@ def theory_amplitude(
 ) -> float:
     """Factor of the paper's bonus before the feature norm: 4 sqrt(zeta^2 (|X||Y| + log(2K/delta')) + N gamma z^2).
 
-    zeta = e^z + e^-z + 2, delta' = delta / 4, as printed up to E03; E04 and E05 name the constants of a valid radius.
+    zeta = e^z + e^-z + 2, delta' = delta / 4, as printed but for erratum 3 of paper.md; its errata 4 and 5 name the
+    constants of a valid radius.
     """
     zeta = math.exp(score_max) + math.exp(-score_max) + 2.0
     confidence = cells + math.log(2.0 * rounds / (delta / 4.0))

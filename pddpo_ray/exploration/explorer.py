@@ -127,15 +127,15 @@ class OptimisticExplorer:
         self._uncertainty.start_batch(generator)
         rows = self._centred([response for pair in pairs for response in (pair.first, pair.second)])
         first, second = rows[::2], rows[1::2]
-        places = choose_pairs(
+        indices = choose_pairs(
             lambda: self._uncertainty.distances(first - second),
-            lambda place: self._uncertainty.picked(pairs[place].prompt.id, first[place], second[place]),
+            lambda index: self._uncertainty.picked(pairs[index].prompt.id, first[index], second[index]),
             len(pairs),
             keep=keep,
             random_share=random_share,
             generator=generator,
         )
-        return [pairs[place] for place in places]
+        return [pairs[index] for index in indices]
 
     def update(self, pairs: Sequence[Pair], streams: tuple[Stage, ...] = BOTH) -> None:
         """Remembers compared pairs. A pair that was seen before counts once, so a retry changes nothing.

@@ -54,8 +54,8 @@ def temper(base: Array, optimism: Array, *, ess_floor: float = ESS_FLOOR) -> flo
         enough = np.flatnonzero(_effective_sample_sizes(base + grid[:, None] * optimism) >= ess_floor)
         if enough.size == 0:
             return 0.0
-        found = max(int(enough[0]), 1)
-        grid = np.linspace(grid[found - 1], grid[found], 33)
+        first = max(int(enough[0]), 1)
+        grid = np.linspace(grid[first - 1], grid[first], 33)
     return float(grid[-1])
 
 

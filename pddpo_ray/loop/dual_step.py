@@ -1,4 +1,4 @@
-"""The dual variable as the pages see it: the multipliers of this round, and one step per estimate.
+"""The dual variable as the methods see it: the multipliers of this round, and one step per estimate.
 
 `multiplier` is the one that governs the round being worked on; a step changes it for the next round. So a round that
 is done again after a restart sees the same multiplier as the first time, whether its step was already taken or not.
@@ -55,12 +55,12 @@ class LocalDual:
         key = (round_, estimate.constraint)
         if key not in self._steps:
             if round_ <= self._warmup:
-                self._steps[key] = self._standing(estimate)
+                self._steps[key] = self._unmoved(estimate)
             else:
                 self._state, self._steps[key] = ascend(self._state, estimate)
         return self._steps[key]
 
-    def _standing(self, estimate: CostEstimate) -> DualStep:
+    def _unmoved(self, estimate: CostEstimate) -> DualStep:
         constraint = self._state[estimate.constraint]
         value = constraint.multiplier
         message = "the multiplier stands still while the policy warms up"
@@ -101,15 +101,15 @@ class DualController:
     def observe(
         self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
     ) -> None:
-        """Journals an estimate that moves nothing here: the multiplier is fixed, or the page has a rule of its own.
+        """Journals an estimate that moves nothing here: the multiplier is fixed, or the method has a rule of its own.
 
-        Such a page says with which multiplier the round's policy was made and, if another one follows, which.
+        Such a method says with which multiplier the round's policy was made and, if another one follows, which.
         """
         value = self.multipliers[estimate.constraint] if multiplier is None else multiplier
         after = value if following is None else following
-        standing = DualStep(estimate.constraint, estimate, 0.0, value, after, 0.0, None)
+        unmoved = DualStep(estimate.constraint, estimate, 0.0, value, after, 0.0, None)
         phase, prefix = self._place(estimate.constraint)
-        self._journal.once(phase, lambda: self._record(standing, prefix))
+        self._journal.once(phase, lambda: self._record(unmoved, prefix))
 
     def _place(self, constraint: str) -> tuple[str, str]:
         """Phase of a constraint's step and prefix of its metrics: none for the first constraint."""

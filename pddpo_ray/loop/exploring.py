@@ -1,4 +1,4 @@
-"""Exploration as the pages see it: the explorer's choices, journalled, and its memory rebuilt after a restart."""
+"""Exploration as the methods see it: the explorer's choices, journalled, and its memory rebuilt after a restart."""
 
 from __future__ import annotations
 

@@ -110,11 +110,11 @@ class TrainerController:
 
         Raises RunError if there is nothing to learn from or the backend made something else than it was asked for.
         """
-        place = 0
+        link = 0
         if objective.stage == "cost":
-            place = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
-        phase = f"fit-{objective.stage}" if place < 2 else f"fit-{objective.stage}-{place}"
-        number = self._journal.once(phase, lambda: self._fit(objective, rows, place))
+            link = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
+        phase = f"fit-{objective.stage}" if link < 2 else f"fit-{objective.stage}-{link}"
+        number = self._journal.once(phase, lambda: self._fit(objective, rows, link))
         return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
 
     def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
@@ -137,9 +137,9 @@ class TrainerController:
         entries = {entry.version.number: entry for entry in self._journal.versions()}
         number = max(entries) + 1
         version = merge(base, other, share, number, f"merged-{self._journal.round}")
-        price = entries[other.number].multiplier
+        whole = entries[other.number].multiplier
         self._journal.add_version(
-            version, "cost", base=base.number, multiplier=None if price is None else share * price
+            version, "cost", base=base.number, multiplier=None if whole is None else share * whole
         )
         return number
 
@@ -169,7 +169,7 @@ class TrainerController:
         start = next(iter(self._journal.policies[-1:]), reference)
         before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
         if before:
-            critics = Critics(*(tuple(place) for place in before[0]))
+            critics = Critics(*(tuple(stored) for stored in before[0]))
         command = PpoCommand(
             sequence=number,
             start=start,
@@ -198,14 +198,14 @@ class TrainerController:
         """Features of the frozen reference. -> [n, h]"""
         return _counted(self._backend.features(responses), responses, "features")
 
-    def _fit(self, objective: Objective, rows: Sequence[PairRow], place: int) -> int:
+    def _fit(self, objective: Objective, rows: Sequence[PairRow], link: int) -> int:
         round_, multiplier = self._journal.round, objective.multiplier
         if multiplier is not None and skips_cost_stage(multiplier, below=self._plan.skip_below):
             # The base itself under a number of its own: every round has a policy.
-            name = self._name(objective, place, round_)
+            name = self._name(objective, link, round_)
             result = FitResult(replace(objective.base, number=self._next_number(), name=name), {"fit/skipped": 1.0})
         else:
-            result = self._execute(self._command(objective, rows, place, round_))
+            result = self._execute(self._command(objective, rows, link, round_))
         self._journal.add_version(
             result.version,
             objective.stage,
@@ -214,28 +214,28 @@ class TrainerController:
             base=objective.base.number,
             multiplier=multiplier,
         )
-        prefix = objective.stage if place < 2 else f"{objective.stage}_{place}"
+        prefix = objective.stage if link < 2 else f"{objective.stage}_{link}"
         self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
         return result.version.number
 
     def _next_number(self) -> int:
         return max((entry.version.number for entry in self._journal.versions()), default=0) + 1
 
-    def _name(self, objective: Objective, place: int, round_: int) -> str:
+    def _name(self, objective: Objective, link: int, round_: int) -> str:
         if objective.stage == "reward":
             return f"reward-{round_}"
-        last = place == self._constraints
-        return f"policy-{round_}" if last else f"policy-{round_}-{place}"
+        last = link == self._constraints
+        return f"policy-{round_}" if last else f"policy-{round_}-{link}"
 
-    def _command(self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int) -> FitCommand:
+    def _command(self, objective: Objective, rows: Sequence[PairRow], link: int, round_: int) -> FitCommand:
         if not rows:
             raise RunError(
                 f"round {round_}: there is no usable {objective.stage} pair to fit; check the labels that abstained or"
                 " failed"
             )
         entries = self._journal.versions()
-        previous = previous_fit(entries, objective.stage, place)
-        kept, margins, cold = self._rows(objective, rows, place, round_)
+        previous = previous_fit(entries, objective.stage, link)
+        kept, margins, cold = self._rows(objective, rows, link, round_)
         if cold:
             previous = None
         return FitCommand(
@@ -244,13 +244,13 @@ class TrainerController:
             objective=replace(objective, margins=margins),
             rows=kept,
             settings=with_steps(self._plan.settings(objective.stage, previous is None, round_), len(kept)),
-            seed=seed_of(self._seed, round_, objective.stage, place, "fit"),
-            result=self._name(objective, place, round_),
-            optimism=self._optimism(place),
+            seed=seed_of(self._seed, round_, objective.stage, link, "fit"),
+            result=self._name(objective, link, round_),
+            optimism=self._optimism(link),
         )
 
     def _rows(
-        self, objective: Objective, rows: Sequence[PairRow], place: int, round_: int
+        self, objective: Objective, rows: Sequence[PairRow], link: int, round_: int
     ) -> tuple[tuple[PairRow, ...], tuple[float, ...], bool]:
         """What the round's fit sees: rows with their margins, and whether it starts from its base as a first fit."""
         kept, margins = tuple(rows), tuple(objective.margins)
@@ -262,12 +262,12 @@ class TrainerController:
         refit = decide(
             refit_policy(self._plan.trainer.refit), round_, sum(row.round == newest for row in kept), logdets
         )
-        draws = generator(self._seed, round_, objective.stage, place, "replay")
+        draws = generator(self._seed, round_, objective.stage, link, "replay")
         return *limit_rows(kept, margins, refit.older, draws), refit.cold
 
-    def _optimism(self, place: int) -> LossOptimism | None:
+    def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""
-        if self._plan.alpha == 0 or place != self._constraints:
+        if self._plan.alpha == 0 or link != self._constraints:
             return None
         answers = tuple((answer.prompt.token_ids, answer.token_ids) for answer in self._baseline())
         if not answers:
@@ -303,15 +303,15 @@ def with_steps(settings: Fit, rows: int) -> Fit:
     return settings.model_copy(update={"steps": steps, "epochs": None})
 
 
-def previous_fit(entries: Sequence[VersionEntry], stage: str, place: int) -> VersionEntry | None:
-    """Last round's fit of the same stage (and constraint, by its place in the chain); None before the first."""
+def previous_fit(entries: Sequence[VersionEntry], stage: str, link: int) -> VersionEntry | None:
+    """Last round's fit of the same stage (and constraint, by its link in the chain); None before the first."""
     by_round: dict[int, list[VersionEntry]] = {}
     for entry in entries:
         # A cost fit from before the first round made a score, not a policy.
         if entry.stage == stage and (stage == "reward" or entry.round > 0):
             by_round.setdefault(entry.round, []).append(entry)
-    full = [fits for fits in by_round.values() if len(fits) >= max(place, 1)]
-    return full[-1][max(place, 1) - 1] if full else None
+    full = [fits for fits in by_round.values() if len(fits) >= max(link, 1)]
+    return full[-1][max(link, 1) - 1] if full else None
 
 
 def start_of(

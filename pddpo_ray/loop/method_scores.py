@@ -1,4 +1,4 @@
-"""Scores as the pages see them: fitted once before the first round, journalled, and what follows from them."""
+"""Scores as the methods see them: fitted once before the first round, journalled, and what follows from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pddpo_ray.theory.seeds import generator
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """What the recipe says about scores and the price that is found with them."""
+    """What the recipe says about scores and the multiplier that follows from them."""
 
     seed: int
     beta: float
@@ -92,8 +92,8 @@ class ScoringController:
             path, sha256 = self._store.write_tensors("scorers", weights)
             return {"path": path, "sha256": sha256}
 
-        place = self._journal.once("scorers", fit)
-        weights = self._store.read_tensors(place["path"], place["sha256"])
+        stored = self._journal.once("scorers", fit)
+        weights = self._store.read_tensors(stored["path"], stored["sha256"])
         return LinearScorer(features, weights["reward"], weights["cost"], plan.reward_max, plan.cost_max)
 
     def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, Critics | None]:

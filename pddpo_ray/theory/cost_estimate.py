@@ -8,7 +8,7 @@ Three signals behind one record:
   threshold is a rate.
 - `cost_model`: mean score of a cost model, on that model's own scale.
 
-The estimate belongs to the policy that wrote the responses; a label about another version's text has no place here.
+The estimate belongs to the policy that wrote the responses; a label about another version's text does not belong here.
 """
 
 from __future__ import annotations
@@ -147,12 +147,14 @@ def estimate_cost(
 ) -> CostEstimate:
     """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are missing."""
     shares = unsafe_shares(verdicts, labels_each)
-    found = estimate_from_shares(shares, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint)
+    estimate = estimate_from_shares(
+        shares, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint
+    )
     if mode != "logit_labels":
-        return found
+        return estimate
     noise = logit_noise(shares, labels_each, cost_max)
     prompts = [item.response.prompt.id for item in verdicts]
-    return replace(found, within_variance=within_prompt_variance(clipped_logit(shares, cost_max), noise, prompts))
+    return replace(estimate, within_variance=within_prompt_variance(clipped_logit(shares, cost_max), noise, prompts))
 
 
 def estimate_from_shares(

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pddpo_ray.records import CostEstimate
 
-PATIENCE = 3
+ROUNDS_AT_AN_END = 3
 """Rounds at an end of the interval after which the state says so in words."""
 
 
@@ -255,13 +255,13 @@ def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:
 
 def message_of(constraint: ConstraintState) -> str | None:
     """Says in words that the multiplier is stuck at an end of its interval; None otherwise."""
-    if constraint.rounds_at_upper >= PATIENCE:
+    if constraint.rounds_at_upper >= ROUNDS_AT_AN_END:
         return (
             f"{constraint.name}: the multiplier sits at its upper end {constraint.upper:.4g} for "
             f"{constraint.rounds_at_upper} rounds while the estimate stays above the limit {constraint.threshold:.4g}: "
             "the limit is infeasible for this model and data, or rho is too small (raise dual.rho or the threshold)"
         )
-    if constraint.rounds_at_lower >= PATIENCE:
+    if constraint.rounds_at_lower >= ROUNDS_AT_AN_END:
         return (
             f"{constraint.name}: the multiplier sits at {constraint.lower:.4g} for "
             f"{constraint.rounds_at_lower} rounds: "

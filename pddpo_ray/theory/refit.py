@@ -108,7 +108,7 @@ def limit_rows(
     older = [index for index, row in enumerate(rows) if row.round < newest]
     if budget is None or len(older) <= budget:
         return tuple(rows), tuple(margins)
-    chosen = {older[place] for place in draws.choice(len(older), budget, replace=False)}
+    chosen = {older[index] for index in draws.choice(len(older), budget, replace=False)}
     factor = len(older) / budget if budget else 0.0
     kept = [index for index, row in enumerate(rows) if row.round == newest or index in chosen]
     weighted = tuple(

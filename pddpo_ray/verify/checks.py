@@ -1,6 +1,6 @@
 """Claims about formulas, each against an independent exact answer (the experiments of docs/paper.md).
 
-A check takes a world and returns one row: what is claimed, the value found, what it is compared with, the verdict.
+A check takes a world and returns one row: what is claimed, its value, what it is compared with, the verdict.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def multiplier_by_minimising_the_dual(world: TabularWorld) -> Check:
     def dual(point: Array) -> tuple[float, Array]:
         return oracle.dual(float(point[0])), np.array([-oracle.g(oracle.policy(float(point[0])))])
 
-    found = minimize(
+    solution = minimize(
         dual, [1.0], jac=True, method="L-BFGS-B", bounds=[(0.0, None)], options={"ftol": 0.0, "gtol": 1e-13}
     )
-    error = abs(float(found.x[0]) - oracle.optimum.multiplier)
+    error = abs(float(solution.x[0]) - oracle.optimum.multiplier)
     return at_most("lambda* by bisection = minimiser of the dual (scipy)", error, 1e-8)
 
 
@@ -178,8 +178,8 @@ def _free_fit(base: Array, cost: Array, bonus: Array, beta: float, multiplier: f
         (slope,) = torch.autograd.grad(total, parameters)
         return float(total.detach()), slope.numpy()
 
-    found = minimize(loss, base, jac=True, method="BFGS", options={"gtol": 1e-10, "maxiter": 5000})
-    return np.asarray(log_softmax(found.x) - base)
+    solution = minimize(loss, base, jac=True, method="BFGS", options={"gtol": 1e-10, "maxiter": 5000})
+    return np.asarray(log_softmax(solution.x) - base)
 
 
 def corrected_bonus_loss(world: TabularWorld) -> Check:
@@ -205,12 +205,12 @@ def box_mle_two_solvers(world: TabularWorld) -> Check:
         wins = (first + np.swapaxes(totals - first, 1, 2)).astype(np.float64)
         ours = box_mle(wins, bound)
         for x in range(len(wins)):
-            found = minimize(
+            solution = minimize(
                 lambda s, data: (float(negative_log_likelihood(s, data)), gradient(s, data)),
                 np.zeros(8), args=(wins[x],), jac=True, method="L-BFGS-B", bounds=[(-bound, bound)] * 8,
                 options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 20_000, "maxfun": 40_000, "maxcor": 30},
             )  # fmt: skip
-            errors.append(float(np.abs(found.x - ours[x]).max()))
+            errors.append(float(np.abs(solution.x - ours[x]).max()))
     return at_most("box MLE: projected Newton = L-BFGS-B", max(errors), 1e-5)
 
 
@@ -234,7 +234,7 @@ def exact_dual_run(oracle: Oracle, *, first: float, rounds: int) -> list[float]:
 
 
 def gap_bound(oracle: Oracle, *, first: float, rounds: float) -> float:
-    """A11: (lambda_1 - 2 rho)^2 C' / (2 lambda_1 sqrt K) + lambda_1 C' / (2 sqrt K), C' = C + |d|."""
+    """paper.md §11: (lambda_1 - 2 rho)^2 C' / (2 lambda_1 sqrt K) + lambda_1 C' / (2 sqrt K), C' = C + |d|."""
     scale = (oracle.cost_max + abs(oracle.threshold)) / math.sqrt(rounds)
     return (first - 2 * oracle.rho) ** 2 * scale / (2 * first) + first * scale / 2
 
@@ -256,7 +256,7 @@ def bounds_hold(world: TabularWorld) -> Check:
                 (gap + 2 * oracle.rho * max(violation, 0.0)) / gap_bound(oracle, first=first, rounds=rounds),
             )
             worst = max(worst, *ratios)
-    return at_most("bounds of A11 over 18 (lambda_1, K): worst share of the bound used", worst, 1.0)
+    return at_most("bounds of paper.md §11 over 18 (lambda_1, K): worst share of the bound used", worst, 1.0)
 
 
 def mixtures_gain(world: TabularWorld) -> Check:

@@ -102,7 +102,7 @@ def run_verify(
         "multiplier_optimum": world.oracle.optimum.multiplier,
         "rho": world.oracle.rho,
         "checks": [asdict(check) for check in checks],
-        "experiments": [found.row() for found in curves.values()],
+        "experiments": [one.row() for one in curves.values()],
         "bias_of_the_clipped_logit": bias_table(),
         **tables,
     }

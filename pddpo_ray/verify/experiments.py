@@ -85,7 +85,7 @@ def compare(
 
 def exploration_claims(world: TabularWorld, curves: dict[str, Curve], at_100: Curve) -> list[Check]:
     """What E2 shows about coverage, from runs of 300 rounds (and one of 100)."""
-    gaps = {name: found.final for name, found in curves.items()}
+    gaps = {name: one.final for name, one in curves.items()}
     stuck = gaps[NO_BONUS.name]
     covered = world.oracle.covered_only(world.covered)
     covered_gap = world.oracle.gap_of(covered.f, covered.g)
@@ -231,15 +231,15 @@ def e2_table(
 
     def row(method: Method) -> Row:
         progress(f"{method.name}, {len(seeds)} seeds")
-        found = curve(world, method, rounds=horizons[-1], seeds=seeds)
-        at = {k: _mean_and_error(found.mean[:, k - 1]) for k in horizons}
-        last, last_error = _mean_and_error(found.last)
+        measured = curve(world, method, rounds=horizons[-1], seeds=seeds)
+        at = {k: _mean_and_error(measured.mean[:, k - 1]) for k in horizons}
+        last, last_error = _mean_and_error(measured.last)
         return {
             "method": method.name,
             **{f"gap_{k}": mean for k, (mean, _) in at.items()},
             **{f"se_{k}": error for k, (_, error) in at.items()},
-            "marginal": found.final,
-            "se_marginal": found.standard_error,
+            "marginal": measured.final,
+            "se_marginal": measured.standard_error,
             "last": last,
             "se_last": last_error,
         }
@@ -259,9 +259,9 @@ def random_worlds_table(
 
     def row(method: Method) -> Row:
         progress(f"{method.name}, {worlds} random worlds")
-        found = [curve(random_world(seed), method, rounds=rounds, seeds=[seed]) for seed in range(worlds)]
-        gap, error = _mean_and_error(np.array([one.final for one in found]))
-        last = float(np.mean([one.last[0] for one in found]))
+        curves = [curve(random_world(seed), method, rounds=rounds, seeds=[seed]) for seed in range(worlds)]
+        gap, error = _mean_and_error(np.array([one.final for one in curves]))
+        last = float(np.mean([one.last[0] for one in curves]))
         return {"method": method.name, "gap": gap, "standard_error": error, "last": last}
 
     chosen = [method for method in TABLE if method.name in RANDOM_WORLD_ROWS]

@@ -32,8 +32,8 @@ class Pieces:
             row = compute()
             self._known[name] = {"row": row, "cpu_seconds": round(time.process_time() - began, 2)}
             self._write()
-        found: Row = self._known[name]["row"]
-        return found
+        stored: Row = self._known[name]["row"]
+        return stored
 
     @property
     def cpu_minutes(self) -> float:

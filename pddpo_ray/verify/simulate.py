@@ -1,6 +1,6 @@
 """Many seeds of one method at once on a tabular world.
 
-A vectorised twin of the algorithm pages for experiments: the same pure functions (box MLE, tilted tables, bonuses,
+A vectorised twin of the methods for experiments: the same pure functions (box MLE, tilted tables, bonuses,
 clipped estimates, dual steps) on arrays with a leading seed axis S. Every draw is seeded by (seed, round, purpose), so
 methods are compared on paired seeds. `tests/unit/math/test_verify.py` holds it against the trainer backend.
 """
@@ -122,8 +122,8 @@ def _policies(
         return plain, plain
     cheaper, costlier = bonus_cost[..., None, :], bonus_cost[..., :, None]
     if method.printed:
-        price = np.where(skip, 1.0, multiplier)[:, None, None, None]
-        margin = printed_margin(cheaper, costlier, multiplier=price)
+        divisor = np.where(skip, 1.0, multiplier)[:, None, None, None]
+        margin = printed_margin(cheaper, costlier, multiplier=divisor)
     else:
         margin = bonus_margin(cheaper, costlier)
     left = score_margin(margin, cheaper, costlier)

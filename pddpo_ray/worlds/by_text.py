@@ -25,12 +25,12 @@ class TruthByText:
         cls, prompts: Sequence[str], answers: Sequence[str], reward: Array, cost: Array, worst: tuple[float, float]
     ) -> TruthByText:
         """Tables [X, Y...] whose rows are `prompts` and whose first columns are `answers`."""
-        places = {text: place for place, text in enumerate(prompts)}
-        return cls(places, {text: place for place, text in enumerate(answers)}, reward, cost, worst)
+        indices = {text: index for index, text in enumerate(prompts)}
+        return cls(indices, {text: index for index, text in enumerate(answers)}, reward, cost, worst)
 
     def scores(self, prompt: str, answer: str) -> tuple[float, float]:
         """(reward, cost)"""
-        place = (self.prompts.get(prompt.strip()), self.answers.get(answer.strip()))
-        if place[0] is None or place[1] is None:
+        cell = (self.prompts.get(prompt.strip()), self.answers.get(answer.strip()))
+        if cell[0] is None or cell[1] is None:
             return self.worst
-        return float(self.reward_table[place]), float(self.cost_table[place])
+        return float(self.reward_table[cell]), float(self.cost_table[cell])

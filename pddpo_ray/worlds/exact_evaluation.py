@@ -48,9 +48,9 @@ class Evaluation:
 
     def close_round(self, round_: int) -> None:
         """Journals `exact/...` and `fit/slope_...` of a round; a closing of the journal."""
-        place = self._journal.once("evaluate", lambda: self._evaluate(round_))
+        stored = self._journal.once("evaluate", lambda: self._evaluate(round_))
         if round_ not in self._tables:
-            self._tables[round_] = self._read(place)
+            self._tables[round_] = self._read(stored)
 
     def mixture(self) -> Array:
         """Table of the uniform mixture over the rounds that were evaluated. [X, Y]"""
@@ -96,15 +96,15 @@ class Evaluation:
             return {}
         before = self._world.table(base.version)
         reward = implicit_score(before, oracle.reference, oracle.beta)
-        found = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
+        slopes = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
         costs = [("", oracle.cost), *((f"{limit.name}/", limit.cost) for limit in oracle.further)]
         for link, (prefix, truth) in zip(chain, costs, strict=False):
             after = self._world.table(link.version)
             if link.multiplier and link.version.sha256 != base.version.sha256:
                 cost = implicit_score(before, after, cost_temperature(oracle.beta, link.multiplier))
-                found |= _named("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
+                slopes |= _named("cost", *slope_and_correlation(cost, truth, self._world.rest), prefix)
             base, before = link, after
-        return found
+        return slopes
 
     def _all_tables(self) -> dict[int, Array]:
         """Tables of all evaluated rounds; those of an earlier process come from the store."""
@@ -113,8 +113,8 @@ class Evaluation:
                 self._tables[entry.round] = self._read(entry.payload)
         return self._tables
 
-    def _read(self, place: Mapping[str, str]) -> Array:
-        return self._store.read_tensors(place["path"], place["sha256"])["table"]
+    def _read(self, stored: Mapping[str, str]) -> Array:
+        return self._store.read_tensors(stored["path"], stored["sha256"])["table"]
 
 
 def exact_metrics(world: WorldView, policy: Array, mixed: Array) -> dict[str, float]:

@@ -93,13 +93,13 @@ def largest_margin(excess: Array, prior: Array, support: Mask) -> float:
     Variables are the policy's chances on the support and the margin itself.
     """
     cells = np.argwhere(support)
-    places = np.arange(len(cells))
+    columns = np.arange(len(cells))
     limits = np.concatenate([prior[cells[:, 0]] * excess[:, cells[:, 0], cells[:, 1]], np.ones((len(excess), 1))], 1)
     rows = np.zeros((len(prior), len(cells) + 1))
-    rows[cells[:, 0], places] = 1.0
+    rows[cells[:, 0], columns] = 1.0
     target = np.zeros(len(cells) + 1)
     target[-1] = -1.0
-    found = linprog(
+    solution = linprog(
         target,
         A_ub=limits,
         b_ub=np.zeros(len(excess)),
@@ -107,4 +107,4 @@ def largest_margin(excess: Array, prior: Array, support: Mask) -> float:
         b_eq=np.ones(len(prior)),
         bounds=[(0.0, 1.0)] * len(cells) + [(None, None)],
     )
-    return float(found.x[-1])
+    return float(solution.x[-1])

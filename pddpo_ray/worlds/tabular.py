@@ -122,8 +122,8 @@ class TabularWorld:
         """`size` baseline answers per prompt id, in numbers as close to the baseline's probabilities as can be."""
         return {
             prompt.id: [
-                self.response(x, int(y), f"baseline-{x}-{place}")
-                for place, y in enumerate(np.repeat(np.arange(self.shape[1]), _quota(self.baseline[x], size)))
+                self.response(x, int(y), f"baseline-{x}-{index}")
+                for index, y in enumerate(np.repeat(np.arange(self.shape[1]), _quota(self.baseline[x], size)))
             ]
             for x, prompt in enumerate(self.prompts)
         }
@@ -158,14 +158,14 @@ class TabularWorld:
         distinct = distinct * ~np.eye(self.shape[1], dtype=bool)
         joint = self.oracle.prior[:, None, None] * distinct
         cells = generator.choice(joint.size, size=pairs, p=joint.ravel() / joint.sum())
-        places = enumerate(zip(*np.unravel_index(cells, joint.shape), strict=True))
+        drawn = enumerate(zip(*np.unravel_index(cells, joint.shape), strict=True))
         questions = [
             Pair(
                 f"extra-{index}",
                 self.response(int(x), int(a), f"extra-{index}-first"),
                 self.response(int(x), int(b), f"extra-{index}-second"),
             )
-            for index, (x, a, b) in places
+            for index, (x, a, b) in drawn
         ]
         return self.labeller().compare(questions, seed)
 
@@ -409,15 +409,15 @@ def _further(value: Any, shape: tuple[int, ...], cost_max: float, where: str) ->
         raise UserError(f"{where}: {FURTHER!r} must hold a cost by its name, each with 'cost' and 'threshold'")
     limits = []
     for name, entry in value.items():
-        place = f"{FURTHER}.{name}"
+        key_of = f"{FURTHER}.{name}"
         if name == "cost" or not isinstance(entry, Mapping) or set(entry) != {"cost", "threshold"}:
-            raise UserError(f"{where}: {place!r} must hold 'cost' and 'threshold' and be called other than 'cost'")
-        table = _numbers(entry["cost"], where, f"{place}.cost", 2)
+            raise UserError(f"{where}: {key_of!r} must hold 'cost' and 'threshold' and be called other than 'cost'")
+        table = _numbers(entry["cost"], where, f"{key_of}.cost", 2)
         if table.shape != tuple(shape):
-            raise UserError(f"{where}: '{place}.cost' has shape {list(table.shape)}, expected {list(shape)}")
+            raise UserError(f"{where}: '{key_of}.cost' has shape {list(table.shape)}, expected {list(shape)}")
         if float(np.abs(table).max()) > cost_max:
-            raise UserError(f"{where}: '{place}.cost' goes beyond 'cost_max' = {cost_max:.4g}; raise that bound")
-        limits.append(Limit(str(name), table, _number(entry["threshold"], where, f"{place}.threshold")))
+            raise UserError(f"{where}: '{key_of}.cost' goes beyond 'cost_max' = {cost_max:.4g}; raise that bound")
+        limits.append(Limit(str(name), table, _number(entry["threshold"], where, f"{key_of}.threshold")))
     return tuple(limits)
 
 
@@ -457,21 +457,21 @@ def _offline_rows(value: Any, shape: tuple[int, ...], where: str) -> tuple[Offli
 
 
 def _offline_row(row: Any, index: int, shape: tuple[int, ...], where: str) -> OfflineRow:
-    place = f"{where}: offline.rows[{index}]"
+    key_of = f"{where}: offline.rows[{index}]"
     if not isinstance(row, Mapping) or not {"prompt", "answers"} <= set(row) <= {
         "prompt",
         "answers",
         "better",
         "costlier",
     }:
-        raise UserError(f"{place} must hold 'prompt', 'answers' and, if labelled, 'better' and 'costlier'")
+        raise UserError(f"{key_of} must hold 'prompt', 'answers' and, if labelled, 'better' and 'costlier'")
     prompt, answers = row["prompt"], row["answers"]
     whole = isinstance(prompt, int) and isinstance(answers, list) and len(answers) == 2
     if not whole or not all(isinstance(y, int) and 0 <= y < shape[1] for y in answers) or not 0 <= prompt < shape[0]:
-        raise UserError(f"{place}: 'prompt' must lie in 0..{shape[0] - 1} and 'answers' be two of 0..{shape[1] - 1}")
+        raise UserError(f"{key_of}: 'prompt' must lie in 0..{shape[0] - 1} and 'answers' be two of 0..{shape[1] - 1}")
     for key in ("better", "costlier"):
         if row.get(key) is not None and row[key] not in answers:
-            raise UserError(f"{place}: {key!r} must be one of the two answers {answers}, got {row[key]!r}")
+            raise UserError(f"{key_of}: {key!r} must be one of the two answers {answers}, got {row[key]!r}")
     return OfflineRow(prompt, answers[0], answers[1], row.get("better"), row.get("costlier"))
 
 

@@ -38,8 +38,8 @@ def _score_prompts(model: Any, grammar: Grammar, prompts: list[tuple[int, ...]])
     output = model(input_ids=ids, attention_mask=mask, use_cache=True)
     cache, last_logits = output.past_key_values, output.logits[:, -1]
     total = torch.zeros(len(prompts), dtype=torch.float64)
-    for place, name in enumerate(SLOT_NAMES):
-        ending = (grammar.eos,) if place == len(SLOT_NAMES) - 1 else ()
+    for index, name in enumerate(SLOT_NAMES):
+        ending = (grammar.eos,) if index == len(SLOT_NAMES) - 1 else ()
         phrases = [(*grammar.encode(phrase.text), *ending) for phrase in SLOTS[name]]
         words, real = _padded(phrases)
         before = len(total)

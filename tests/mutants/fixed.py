@@ -452,8 +452,8 @@ FIXED = (
     mutant(
         "all rounds share a fit's seed",
         "loop/fitting TrainerController._command",
-        'seed=seed_of(self._seed, round_, objective.stage, place, "fit")',
-        'seed=seed_of(self._seed, objective.stage, place, "fit")',
+        'seed=seed_of(self._seed, round_, objective.stage, link, "fit")',
+        'seed=seed_of(self._seed, objective.stage, link, "fit")',
         "test_fits_of_different_rounds_and_stages_draw_differently",
     ),
     mutant(
