@@ -1,6 +1,6 @@
-"""A run on Ray: the same page over the same controllers, with groups of actors behind them.
+"""A run on Ray: the same method over the same parts, with groups of actors behind them.
 
-    driver ── journal, controllers, page
+    driver ── journal, parts, method
       ├─ rollout-0 ... (RolloutActor, one engine per placement bundle)
       ├─ trainer       (Ray Train group: rank 0 ... n-1, alive for the whole run)
       ├─ labeller      (FeedbackActor)

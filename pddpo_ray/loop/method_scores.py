@@ -45,7 +45,7 @@ class ScoringPlan:
 
 
 class ScoringController:
-    """Fits scorers, prices the limit with them and draws pseudo-labels from them."""
+    """Fits scorers, finds the limit's multiplier with them and draws pseudo-labels from them."""
 
     def __init__(
         self,

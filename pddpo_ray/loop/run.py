@@ -1,4 +1,4 @@
-"""A run from its resolved recipe to `result.json`: journal, backends, parts, page, evaluation.
+"""A run from its resolved recipe to `result.json`: journal, backends, parts, method, evaluation.
 
     result = run_recipe(config, Path("runs/demo"), resume=False)
 
@@ -176,8 +176,8 @@ def run_recipe(
 def drive(
     config: Config, journal: Journal, backends: Backends, tell: Progress, name: str, *, every_round: bool = True
 ) -> Evaluation | None:
-    """Runs the recipe's page over its parts. Returns the evaluation where the world is known."""
-    page = METHODS[config.algorithm]
+    """Runs the recipe's method over its parts. Returns the evaluation where the world is known."""
+    method = METHODS[config.algorithm]
     began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
@@ -203,7 +203,7 @@ def drive(
         tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message))
 
     journal.closing.append(close_round)
-    page.run(parts, sizes_of(config, config.rounds), backends.reference)
+    method.run(parts, sizes_of(config, config.rounds), backends.reference)
     return evaluation
 
 
