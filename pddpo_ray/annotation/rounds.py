@@ -109,20 +109,20 @@ class Rounds:
         row |= {"kind": questions[0].kind, "labels_each": labels_each, "priority": priority, "deadline_ms": deadline_ms}
         row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest}
 
-        def add(connection: Connection) -> None:
-            opened = connection.execute(select(question_round).where(question_round.c.id == id_)).first()
+        def add(connection: Connection) -> str:
+            opened = self._opened(connection, round_, purpose)
             if opened is not None:
                 _demand_same(opened, digest, labels_each)
-                return
+                return str(opened.id)
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
             rows = [_task_row(id_, position, one, labels_each) for position, one in enumerate(questions)]
             for start in range(0, len(rows), CHUNK):
                 connection.execute(insert(task), rows[start : start + CHUNK])
             record_event(connection, row["opened_ms"], by, "round.open", id_, questions=len(rows), sha256=digest)
+            return id_
 
-        self._store.write(add)
-        return self.status(id_)
+        return self.status(self._store.write(add))
 
     def add_gold(self, questions: Sequence[Question], *, by: str) -> int:
         """Adds control questions to the run's stock; one that is there already is left alone. Returns how many."""
@@ -262,12 +262,19 @@ class Rounds:
 
     def _gold_stock(self, connection: Connection, kind: str) -> str:
         purpose = f"{GOLD}-{kind}"
+        stock = self._opened(connection, 0, purpose)
+        if stock is not None:
+            return str(stock.id)
         id_ = round_id(self._store.run, 0, purpose)
-        if connection.execute(select(question_round.c.id).where(question_round.c.id == id_)).first() is None:
-            row = {"id": id_, "run": self._store.run, "round": 0, "purpose": purpose, "kind": kind}
-            row |= {"labels_each": UNLIMITED, "priority": 0, "opened_ms": self._store.clock(), "deadline_ms": None}
-            connection.execute(insert(question_round).values(**row, state="open", content_sha256=""))
+        row = {"id": id_, "run": self._store.run, "round": 0, "purpose": purpose, "kind": kind}
+        row |= {"labels_each": UNLIMITED, "priority": 0, "opened_ms": self._store.clock(), "deadline_ms": None}
+        connection.execute(insert(question_round).values(**row, state="open", content_sha256=""))
         return id_
+
+    def _opened(self, connection: Connection, round_: int, purpose: str) -> Any:
+        """The batch if there is one. By its names: its id is that of the run it was opened in, perhaps a parent."""
+        mine = (question_round.c.run == self._store.run) & (question_round.c.round == round_)
+        return connection.execute(select(question_round).where(mine, question_round.c.purpose == purpose)).first()
 
     def _status(self, connection: Connection, id_: str) -> RoundStatus:
         mine = (question_round.c.id == id_) & (question_round.c.run == self._store.run)
@@ -296,7 +303,7 @@ class Rounds:
 
 
 def round_id(run: str, round_: int, purpose: str) -> str:
-    """Follows from the names alone, so a restarted driver finds its batch again."""
+    """The id of a new batch: the same whoever opens it."""
     return hashlib.sha256(f"{run}\0{round_}\0{purpose}".encode()).hexdigest()[:32]
 
 

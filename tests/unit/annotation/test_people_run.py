@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
 from deploy.annotation.app import create_app
 from pddpo_ray.annotation.people import People, Role
@@ -16,8 +18,11 @@ from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.annotation_schema import answer as answer_table
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.beginning import take_new_identity
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from tests.annotation_api import GENEROUS
@@ -79,3 +84,33 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
             assert kept == said
             assert journal.metrics()[number]["people/safety_labels"] == 24
     engine.dispose()
+
+
+def test_a_copied_run_keeps_the_labels_of_its_people_and_asks_nothing_twice(tmp_path: Path) -> None:
+    """More than 200 labels are given while the run is parked; its copy goes on with them as a run of its own."""
+    asking = [*SETTINGS, "feedback.responses=70", "feedback.park_after_s=0"]
+    config, first, copy = load("tabular", asking), tmp_path / "first", tmp_path / "copy"
+    with pytest.raises(ParkedError):
+        run_recipe(config, first)
+    engine = open_database(first / "journal.sqlite")
+    store = Store(engine, run_of(first))
+    _, token = People(store).create("admin", Role.ADMIN, by="test")
+    with serving(create_app(engine, store.run, Rules(gold_rate=0.0), GENEROUS)) as url:
+        accounts = enlist(url, token, 5, "person")
+        tallies = simulate(url, accounts, [Manner(error=0.05)], truth_of(config).scores, seed=3, idle_s=1.0)
+    engine.dispose()
+    given = sum(len(tally.acknowledged) for tally in tallies)
+    assert given >= 200
+    shutil.copytree(first, copy)
+    child = take_new_identity(config, copy)
+    # It parks again, at the questions of round 2: those of round 1 are read back.
+    with pytest.raises(ParkedError):
+        run_recipe(config, copy, resume=True)
+    with open_folder(copy) as journal:
+        assert (journal.run_id, journal.about.parent) == (child, store.run)
+        assert journal.next_round == 2
+        assert sum(len(answer.labels) for answer in journal.safety(1)) == 70 * 3
+        rounds = Rounds(Store(journal.engine, child), Rules()).all()
+        assert len([one for one in rounds if one.round == 1 and one.purpose == "safety"]) == 1
+        with journal.engine.connect() as connection:
+            assert connection.execute(select(func.count()).select_from(answer_table)).scalar() == given
