@@ -41,6 +41,7 @@ TESTS = (
     "tests/unit/annotation/test_active_choice.py",
     "tests/unit/evaluate/test_statistics.py",
     "tests/unit/report/test_theory.py",
+    "--ignore=tests/unit/loop/test_resume.py",  # compares runs with themselves
 )
 SECONDS_EACH = 25.0
 """Processor seconds of tests, as measured without a mutant, after which a mutant counts as a survivor."""
