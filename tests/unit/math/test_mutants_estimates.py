@@ -21,6 +21,7 @@ from pddpo_ray.records import CandidateSet, CostEstimate, Decoding, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.certificate import candidate_level, first_rejected, lower_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, interval, mean_with_error
+from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.dual import (
     DualState,
     LogMultiplier,
@@ -75,6 +76,11 @@ def test_an_estimate_exactly_at_the_limit_is_released() -> None:
     assert not release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.6, accuracy_before=0.7).released
     assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.69, accuracy_before=0.7).released
     assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy_before=0.7).released
+
+
+def test_learning_rates_of_the_cost_stage_fall_below_the_reference_multiplier() -> None:
+    assert cost_stage_scales(0.5, reference_multiplier=2.0) == (0.5, 0.25)
+    assert cost_stage_scales(3.0, reference_multiplier=2.0) == (3.0, 1.0)
 
 
 def test_bounds_of_a_multiplier_must_leave_room_between_them() -> None:
