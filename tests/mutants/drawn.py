@@ -219,19 +219,22 @@ def page(mutants: Sequence[Drawn], results: Mapping[str, Mapping[str, Any]], tot
         without += reason is None
         change = f"`{_cell(mutant.before)}` → `{_cell(mutant.after)}`"
         rows.append(f"| `{mutant.path}` `{mutant.function}` | {change} | {reason or '**no reason given yet**'} |")
-    equivalent = sum(reasons.get(_reason_key(mutant), "").startswith("equivalent") for mutant in survivors)
-    killed = len(mutants) - len(survivors)
-    score, without_equivalent = rate_interval(killed, len(mutants)), rate_interval(killed, len(mutants) - equivalent)
-    assert score is not None
-    assert without_equivalent is not None
+    equivalent = [mutant for mutant in survivors if reasons.get(_reason_key(mutant), "").startswith("equivalent")]
+    different = [mutant for mutant in mutants if mutant not in equivalent]
+    formulas = [mutant for mutant in mutants if mutant.formula]
+
+    def score(some: Sequence[Drawn]) -> str:
+        killed = rate_interval(sum(bool(results[mutant.key]["red"]) for mutant in some), len(some))
+        return "-" if killed is None else f"{killed.value:.3f}, 95 % interval {killed.low:.3f} to {killed.high:.3f}"
+
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     lines = [
         f"| mutants | {len(mutants)} of {total}, drawn with seed {seed} |",
         "|---|---|",
-        f"| killed | {killed} |",
-        f"| score | {score.value:.3f}, 95 % interval {score.low:.3f} to {score.high:.3f} |",
-        f"| score without the {equivalent} equivalent ones | {without_equivalent.value:.3f}, "
-        f"95 % interval {without_equivalent.low:.3f} to {without_equivalent.high:.3f} |",
+        f"| killed | {len(mutants) - len(survivors)} |",
+        f"| score | {score(mutants)} |",
+        f"| score without the {len(equivalent)} equivalent ones | {score(different)} |",
+        f"| score of the {len(formulas)} that change an operator, number or name | {score(formulas)} |",
         f"| date and commit | {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {commit.strip()} |",
         "",
         "| survivor | change | reason |",
