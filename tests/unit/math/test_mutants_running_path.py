@@ -93,20 +93,27 @@ class Remembering(TabularTrainer):
         return super().execute(command)
 
 
-def test_fits_of_different_rounds_and_stages_draw_differently(journal: Journal, tmp_path: Path) -> None:
-    backend = Remembering(WORLD, ArtifactStore(tmp_path / "store"))
+def commands_of(tmp_path: Path, seed: int) -> list[FitCommand]:
+    """A reward and a cost fit in each of three rounds, with five older rows in every one."""
+    backend = Remembering(WORLD, ArtifactStore(tmp_path / f"store-{seed}"))
     plan = FitPlan(TrainerConfig(refit=BudgetRefit(rows=5, per_new=0.0)))
-    trainer = TrainerController(backend, journal, plan, seed=7)
     rows = [PairRow(f"p{i}", (i % 4,), (0,), (1,), round=i // 20) for i in range(60)]
-    journal.add_version(backend.reference, "reference")
-    for number in journal.rounds(3):
-        seen = [row for row in rows if row.round < 2] + [row for row in rows if row.round == 2 and number > 0]
-        policy = trainer.fit(Objective("reward", backend.reference, 0.1), seen)
-        trainer.fit(lagrangian_objective(policy, 0.5, 0.1), seen)
-    assert len({command.seed for command in backend.commands}) == 6
-    older = [tuple(row.id for row in command.rows if row.round < 2) for command in backend.commands]
+    with Journal.open(tmp_path / f"journal-{seed}.sqlite", "run", create={}) as journal:
+        trainer = TrainerController(backend, journal, plan, seed=seed)
+        journal.add_version(backend.reference, "reference")
+        for _ in journal.rounds(3):
+            policy = trainer.fit(Objective("reward", backend.reference, 0.1), rows)
+            trainer.fit(lagrangian_objective(policy, 0.5, 0.1), rows)
+    return backend.commands
+
+
+def test_fits_of_different_rounds_and_stages_draw_differently(tmp_path: Path) -> None:
+    """And so do runs of different seeds, whose fits have the same names."""
+    commands = [command for seed in (7, 8) for command in commands_of(tmp_path, seed)]
+    assert len({command.seed for command in commands}) == 12
+    older = [tuple(row.id for row in command.rows if row.round < 2) for command in commands]
     assert all(len(ids) == 5 for ids in older)
-    assert len(set(older)) == 6
+    assert len(set(older)) == 12
 
 
 def test_scores_of_weighed_objectives_reach_as_far_as_reward_and_cost_together() -> None:
