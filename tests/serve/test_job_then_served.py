@@ -28,12 +28,12 @@ def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert json.loads((run / "result.json").read_text())["weights_verified"] is True
     with read_journal(run / "journal.sqlite", "job") as journal:
-        version = journal.policies[-1].number
+        version, identity = journal.policies[-1].number, journal.run_id
         prompt = journal.samples(1)[0].prompt
     with served(run, tmp_path / "serve.log") as url:
         key = (run / "serve-key").read_text().strip()
         client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
         reply = client.completions.create(model="round-1", prompt=list(prompt.token_ids), max_tokens=8, temperature=0)
     facts = reply.model_extra["pddpo"]  # type: ignore[index]
-    assert (facts["run"], facts["round"], facts["policy_version"]) == ("job", 1, version)
+    assert (facts["run"], facts["round"], facts["policy_version"]) == (identity, 1, version)
     assert reply.choices[0].text.split()
