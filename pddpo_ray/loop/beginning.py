@@ -28,6 +28,8 @@ def resumed_run(config: Config, run_dir: Path) -> tuple[str, Any]:
 
     Raises UserError if there is none or if it has another recipe, DecisionNeeded if the folder is a copy.
     """
+    if config.journal is None and not (run_dir / JOURNAL).is_file():
+        raise UserError(f"there is no run in {run_dir} to resume: leave --resume out, or give the folder of a run")
     with open_folder(run_dir, config.journal) as reader:
         _demand_same_recipe(config, reader.about)
         demand_original(run_dir, reader, config.journal)
