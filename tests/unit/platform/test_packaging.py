@@ -35,7 +35,7 @@ def requirements(*extras: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize(
-    "requirement", requirements("cpu", "postgres", "dev"), ids=lambda requirement: requirement.name
+    "requirement", requirements("cpu", "postgres", "smollm2", "dev"), ids=lambda requirement: requirement.name
 )
 def test_the_lock_meets_every_bound(requirement: Requirement) -> None:
     version = locked().get(canonicalize_name(requirement.name))
