@@ -21,6 +21,7 @@ from pddpo_ray.cli import (
     doctor,
     evaluate,
     limits,
+    model,
     recipes,
     release,
     report,
@@ -61,6 +62,7 @@ for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
 app.add_typer(data.app, name="data")
 app.add_typer(limits.app, name="limits")
+app.add_typer(model.app, name="model")
 app.add_typer(annotation_files.app, name="annotations")
 
 

@@ -21,8 +21,8 @@ from pddpo_ray.data.templates import Template, template_named
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
-from pddpo_ray.training.small_models import cache_folder
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 VERDICTS = (Verdict.FIRST, Verdict.SECOND)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pddpo_ray.config import ScratchReferenceConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.small_models import made_once, small_llama
+from pddpo_ray.storage.cache import made_once
+from pddpo_ray.training.small_models import small_llama
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

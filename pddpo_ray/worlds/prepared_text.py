@@ -15,7 +15,7 @@ from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.small_models import cache_folder
+from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.exact_evaluation import Array, WorldView
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference

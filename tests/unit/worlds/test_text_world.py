@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.records import Response
-from pddpo_ray.training.small_models import cache_folder
+from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.grammar import SLOTS, Grammar
 from pddpo_ray.worlds.reference import (
     ReferenceSpec,
