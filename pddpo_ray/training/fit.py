@@ -24,7 +24,7 @@ from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
-from pddpo_ray.training.log_probs import ResponseScorer, Support, device_of
+from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
 
 Tensors = Mapping[str, Tensor]
@@ -117,7 +117,7 @@ def run_fit(
         loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
         totals += [loss, accuracy, norm, off_support]
         last.append(loss)
-    mean = totals / max(1, settings.steps)
+    mean = totals / settings.steps
     return {
         "fit/loss": final_loss(last),
         "fit/accuracy": float(mean[1]),
@@ -150,7 +150,7 @@ def schedule_factor(settings: FitConfig, step: int) -> float:
     warmup = max(1, round(settings.warmup * settings.steps))
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, settings.steps - warmup)
+    progress = (step - warmup) / (settings.steps - warmup)
     match settings.schedule:
         case "constant":
             return 1.0
@@ -187,7 +187,8 @@ def _accumulate(
         scale = 0.0 if empty else 1.0
         loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
         engine.backward(loss)
-        sums += scale * torch.tensor([float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens])
+        part_sums = [float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens]
+        sums += scale * torch.tensor(part_sums, dtype=torch.float64)
     return sums
 
 
@@ -203,7 +204,7 @@ def _accumulate_optimism(
     """Gradient of this rank's share of the XPO-style term, which is scaled as the pair loss is."""
     own = batch[engine.shard.rank :: engine.shard.ranks]
     largest_share = -(-len(batch) // engine.shard.ranks)
-    size = settings.micro_pairs or max(1, largest_share)
+    size = settings.micro_pairs or largest_share
     for begin in range(0, largest_share, size):
         part = own[begin : begin + size]
         # As with pairs: a rank that has run out repeats an answer with weight zero.
@@ -222,18 +223,16 @@ def _micro_batch(
     settings: FitSettings,
 ) -> tuple[Tensor, float, Tensor, float]:
     """Sums over a micro-batch: pair loss [], correctly ranked weight, support loss [], mass off the support."""
-    device = device_of(scorer)
     texts = texts_of(rows)
     supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
     log_probs, supported, counts = scorer.log_probs(texts, supports)
-    base = torch.tensor([columns.base_log_probs[text] for text in texts], device=device, dtype=torch.float32)
-    ratios = log_probs - base
-    weights = torch.tensor([row.weight for row in rows], device=device, dtype=torch.float32)
+    ratios = log_probs - log_probs.new_tensor([columns.base_log_probs[text] for text in texts])
+    weights = log_probs.new_tensor([row.weight for row in rows])
     losses, metrics = preference_loss(
         ratios[: len(rows)],
         ratios[len(rows) :],
         temperature=temperature,
-        margins=None if margins is None else torch.tensor(margins, device=device, dtype=torch.float32),
+        margins=None if margins is None else log_probs.new_tensor(margins),
         weights=weights,
     )
     correct = float((metrics["accurate"] * weights).sum())

@@ -1,0 +1,271 @@
+"""Steps of a fit against arithmetic by hand, on a model whose log-probabilities are its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pddpo_ray.config import FitConfig, SupportConfig
+from pddpo_ray.contracts import FitSettings, LossOptimism
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.training.batches import Limit, Text, minibatches
+from pddpo_ray.training.fit import FrozenColumns, Shard, final_loss, micro_batch_limit, run_fit, schedule_factor
+from pddpo_ray.training.log_probs import Support
+from pddpo_ray.training.memory import Sizes, layer_bytes
+
+ALONE = Shard()
+BASE = PolicyVersion(0, "reference", "0" * 64, "reference")
+ROWS = [
+    PairRow(f"r{i}", (i % 2,), tuple(range(5, 6 + i)), (3, 2), weight=weight)
+    for i, weight in enumerate((1.0, 2.5, 0.5, 1.0, 3.0))
+]
+TEXTS: list[Text] = [(row.prompt, answer) for row in ROWS for answer in (row.chosen, row.rejected)]
+KNOWN = list(dict.fromkeys(TEXTS))
+SUPPORTS = {text: Support(np.ones(len(text[1]), dtype=np.int64), np.zeros(len(text[1]))) for text in KNOWN}
+
+
+class Words(nn.Module):
+    """log pi of each known text, and the log mass on its support at each of its tokens, are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(3)
+        self.log_pi = nn.Parameter(-10.0 - 5.0 * torch.rand(len(KNOWN), generator=draws, dtype=torch.float64))
+        self.mass = nn.Parameter(-torch.rand(len(KNOWN), generator=draws, dtype=torch.float64))
+        self.passes: list[int] = []
+        self.again = -1
+
+    def log_probs(
+        self, texts: Sequence[Text], supports: Sequence[Support] | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self.passes.append(len(texts))
+        chosen = torch.tensor([KNOWN.index(text) for text in texts])
+        if supports is None:
+            return self.log_pi[chosen], None, None
+        assert list(supports) == [SUPPORTS[text] for text in texts]
+        masses = torch.cat([self.mass[index].expand(len(KNOWN[index][1])) for index in chosen.tolist()])
+        return self.log_pi[chosen], masses, torch.ones_like(masses)
+
+    def sizes(self) -> Sizes:
+        return Sizes(hidden=8, layers=3)
+
+    def recompute(self, layers: int) -> None:
+        self.again = layers
+
+
+class Plain:
+    """Plain gradient steps; keeps the gradients and the rates that it was given."""
+
+    def __init__(self, shard: Shard = ALONE, *, moves: bool = True, broken: int = -1) -> None:
+        self.scorer, self.shard, self._moves, self._broken = Words(), shard, moves, broken
+        self.gradients: list[tuple[Tensor, Tensor]] = []
+        self.rates: list[float] = []
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def update(self, learning_rate: float) -> float:
+        self.rates.append(learning_rate)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.scorer.parameters()]
+        self.gradients.append((parts[0], parts[1]))
+        with torch.no_grad():
+            for parameter, gradient in zip(self.scorer.parameters(), parts, strict=True):
+                parameter.sub_((learning_rate if self._moves else 0.0) * gradient)
+                parameter.grad = None
+        if len(self.rates) - 1 == self._broken:
+            return math.inf
+        return float(torch.cat(parts).norm())
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+def columns() -> FrozenColumns:
+    return FrozenColumns({text: -12.0 - 0.25 * index for index, text in enumerate(KNOWN)}, SUPPORTS)
+
+
+def settings(**fields: object) -> FitSettings:
+    plain = {"steps": 6, "batch_pairs": 3, "learning_rate": 0.5, "support": SupportConfig(weight=0.0)}
+    return FitSettings(**(plain | fields))  # type: ignore[arg-type]
+
+
+def fit(
+    engine: Plain, objective: Objective, chosen: FitSettings, optimism: LossOptimism | None = None
+) -> dict[str, float]:
+    return run_fit(engine, objective, ROWS, columns(), chosen, 4, optimism)  # type: ignore[arg-type]
+
+
+def by_hand(
+    objective: Objective, chosen: FitSettings, alpha: float = 0.0, baseline: Sequence[Text] = ()
+) -> tuple[list[float], list[float], list[float], list[np.ndarray], list[float]]:
+    """Losses, accuracies, norms, gradients and mass off the support of every step, in numpy, row by row."""
+    words, base = Words(), columns().base_log_probs
+    log_pi, mass = (parameter.detach().numpy().copy() for parameter in words.parameters())
+    scale = 1.0 if objective.multiplier is None else objective.multiplier
+    rate = 1.0 if objective.multiplier is None else min(1.0, objective.multiplier)
+    mean_weight = np.mean([row.weight for row in ROWS])
+    answers = list(minibatches(len(baseline), chosen.steps, chosen.batch_pairs, 4)) if baseline else []
+    losses, accuracies, norms, gradients, off = [], [], [], [], []
+    for step, batch in enumerate(minibatches(len(ROWS), chosen.steps, chosen.batch_pairs, 4)):
+        slope, slope_of_mass = np.zeros(len(KNOWN)), np.zeros(len(KNOWN))
+        loss = accuracy = outside = 0.0
+        pairs = len(batch) * mean_weight
+        tokens = sum(len(ROWS[i].chosen) + len(ROWS[i].rejected) for i in batch)
+        for i in batch:
+            row, margin = ROWS[i], objective.margins[i] if objective.margins else 0.0
+            a, b = KNOWN.index((row.prompt, row.chosen)), KNOWN.index((row.prompt, row.rejected))
+            difference = (log_pi[a] - base[KNOWN[a]]) - (log_pi[b] - base[KNOWN[b]])
+            u = objective.temperature * difference + margin
+            loss += row.weight * math.log1p(math.exp(-u)) / pairs
+            accuracy += row.weight * (difference > 0) / pairs
+            pull = scale * row.weight * objective.temperature / (1.0 + math.exp(u)) / pairs
+            slope[a] -= pull
+            slope[b] += pull
+            for text in (a, b):
+                outside += len(KNOWN[text][1]) * (1.0 - math.exp(mass[text])) / tokens
+                slope_of_mass[text] -= chosen.support.weight * len(KNOWN[text][1]) / tokens
+        for index in answers[step] if baseline else []:
+            slope[KNOWN.index(baseline[index])] += scale * alpha / len(answers[step])
+        if chosen.support.weight == 0:
+            slope_of_mass[:] = outside = 0.0
+        losses.append(loss)
+        accuracies.append(accuracy)
+        off.append(outside)
+        gradients.append(np.concatenate([slope, slope_of_mass]))
+        norms.append(float(np.linalg.norm(gradients[-1])))
+        step_size = chosen.learning_rate * rate * schedule_factor(chosen, step)
+        log_pi -= step_size * slope
+        mass -= step_size * slope_of_mass
+    return losses, accuracies, norms, gradients, off
+
+
+OBJECTIVES = {
+    "reward": Objective("reward", BASE, 0.3),
+    "margins": Objective("reward", BASE, 0.3, margins=(0.5, -1.0, 2.0, 0.0, -0.25)),
+    "cost": Objective("cost", BASE, 0.4, multiplier=0.5),
+    "large multiplier": Objective("cost", BASE, 0.1, multiplier=3.0),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("support", [0.0, 0.7])
+def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support: float) -> None:
+    objective, chosen = OBJECTIVES[name], settings(support=SupportConfig(weight=support))
+    engine = Plain()
+    found = fit(engine, objective, chosen)
+    losses, accuracies, norms, gradients, off = by_hand(objective, chosen)
+    for one, other in zip(engine.gradients, gradients, strict=True):
+        np.testing.assert_allclose(np.concatenate(one), other, atol=1e-12)
+    assert found == pytest.approx(
+        {
+            "fit/loss": losses[-1],
+            "fit/accuracy": np.mean(accuracies),
+            "fit/gradient_norm": np.mean(norms),
+            "fit/off_support_per_token": np.mean(off),
+            "fit/steps": 6.0,
+            "fit/rows": 5.0,
+        },
+        rel=1e-12,
+    )
+    assert 0.0 < found["fit/accuracy"] < 1.2
+    assert (found["fit/off_support_per_token"] > 0.1) is (support > 0)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_cost_fits_rate_falls_with_a_multiplier_below_1(name: str) -> None:
+    engine, chosen = Plain(moves=False), settings(warmup=0.5, learning_rate=0.2)
+    fit(engine, OBJECTIVES[name], chosen)
+    factor = 0.5 if name == "cost" else 1.0
+    assert engine.rates == pytest.approx([factor * 0.2 * f for f in (1 / 3, 2 / 3, 1.0, 1.0, 2 / 3, 1 / 3)])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("micro_pairs", [1, 2, None])
+def test_passes_and_ranks_add_up_to_the_step_of_the_whole_batch(ranks: int, micro_pairs: int | None) -> None:
+    """Four ranks on three pairs: one rank has nothing and repeats a row with weight zero."""
+    objective = OBJECTIVES["margins"]
+    chosen = settings(steps=1, support=SupportConfig(weight=0.7), micro_pairs=micro_pairs)
+    baseline = tuple(KNOWN[:3])
+    gradient, sums = torch.zeros(2 * len(KNOWN), dtype=torch.float64), np.zeros(2)
+    for rank in range(ranks):
+        engine = Plain(Shard(rank, ranks), moves=False)
+        found = fit(engine, objective, chosen, LossOptimism(0.3, baseline))
+        gradient += torch.cat(engine.gradients[0])
+        sums += [found["fit/loss"], found["fit/off_support_per_token"]]
+        if micro_pairs is not None:
+            assert max(engine.scorer.passes) <= 2 * micro_pairs
+    losses, _, _, gradients, off = by_hand(objective, chosen, 0.3, baseline)
+    np.testing.assert_allclose(gradient, gradients[0], atol=1e-12)
+    assert sums == pytest.approx([losses[0], off[0]], rel=1e-12)
+
+
+def test_the_baselines_answers_are_pushed_down_by_alpha_times_the_multiplier() -> None:
+    """Four answers, three a step: every step's gradient has the share of its own three."""
+    objective, chosen, baseline = OBJECTIVES["cost"], settings(), tuple(KNOWN[:4])
+    engine = Plain()
+    fit(engine, objective, chosen, LossOptimism(0.3, baseline))
+    gradients = by_hand(objective, chosen, 0.3, baseline)[3]
+    for one, other in zip(engine.gradients, gradients, strict=True):
+        np.testing.assert_allclose(np.concatenate(one), other, atol=1e-12)
+
+
+def test_answers_of_the_baseline_go_through_in_passes_of_the_asked_size() -> None:
+    """Three pairs in passes of two texts a pair, then three answers: two and one; without a size all at once."""
+    for micro_pairs, passes in ((2, [4, 2, 2, 1]), (None, [6, 3]), (3, [6, 3])):
+        engine = Plain()
+        chosen = settings(steps=1, micro_pairs=micro_pairs)
+        fit(engine, OBJECTIVES["cost"], chosen, LossOptimism(0.3, tuple(KNOWN[:4])))
+        assert engine.scorer.passes == passes
+
+
+def test_a_gradient_that_is_no_number_names_its_step_and_stage() -> None:
+    with pytest.raises(RunError, match="the gradient of step 3 of the cost stage is not finite"):
+        fit(Plain(broken=2), OBJECTIVES["cost"], settings())
+
+
+def test_the_loss_of_a_fit_is_the_mean_of_its_last_fifth() -> None:
+    assert final_loss([9.0]) == 9.0
+    assert final_loss([9.0, 8.0, 7.0, 6.0]) == 6.0
+    assert final_loss(list(range(10))) == 8.5
+    assert final_loss(list(range(14))) == 12.5
+
+
+def test_a_budget_of_activations_is_turned_into_tokens_of_a_pass() -> None:
+    """The longest pair has 8 tokens. 20 tokens fit: no layer is made again. 4 fit: all three are, and 8 must go in."""
+    words, sizes = Words(), Sizes(hidden=8, layers=3)
+    for tokens, again in ((20, 0), (8, 0), (4, None), (0.5, 3)):
+        chosen = settings(micro_pairs=7, activation_gib=layer_bytes(tokens, sizes) / 2**30)
+        limit = micro_batch_limit(words, ROWS, chosen)  # type: ignore[arg-type]
+        if again is None:
+            assert 0 < words.again <= 3
+            assert layer_bytes(8, sizes, words.again) <= layer_bytes(4, sizes) or words.again == 3
+            assert limit == Limit(7, max(8, math.floor(layer_bytes(4, sizes) / layer_bytes(1.0, sizes, words.again))))
+        else:
+            assert words.again == again
+            assert limit == Limit(7, max(8, int(tokens)))
+    assert micro_batch_limit(words, ROWS, settings(micro_pairs=7)) == Limit(7, None)  # type: ignore[arg-type]
+    assert words.again == 0
+    assert micro_batch_limit(words, ROWS, settings()) == Limit(None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("linear", [1 / 3, 2 / 3, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [1 / 3, 2 / 3, 1.0, 1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]),
+        ("constant", [1 / 3, 2 / 3, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_learning_rates_rise_and_fall_step_by_step(schedule: str, factors: list[float]) -> None:
+    chosen = FitConfig(steps=7, warmup=0.4, schedule=schedule)  # type: ignore[arg-type]
+    assert [schedule_factor(chosen, step) for step in range(7)] == pytest.approx(factors)
+    alone = FitConfig(steps=1, warmup=0.0, schedule=schedule)  # type: ignore[arg-type]
+    assert schedule_factor(alone, 0) == 1.0
+    without = FitConfig(steps=5, warmup=0.0, schedule=schedule)  # type: ignore[arg-type]
+    assert [schedule_factor(without, step) for step in (0, 1)] == [1.0, 1.0]
