@@ -27,6 +27,7 @@ from bench import (
     growth,
     online_iteration,
     peak_memory,
+    plain_sampling,
     policy_swap,
     queue_claims,
     response_head,
@@ -63,6 +64,7 @@ CPU: dict[str, Benchmark] = {
     "C11": lambda repeats: run_shares.run(repeats),
     "C12": lambda repeats: annotators.run(repeats),
     "C13": lambda repeats: stored_policies.run(),
+    "C14": lambda repeats: alone(partial(plain_sampling.run, repeats)),
     "D1": lambda repeats: data_memory.run("jsonl.gz"),
     "D1-parquet": lambda repeats: data_memory.run("parquet", "D1-parquet"),
 }

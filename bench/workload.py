@@ -161,6 +161,11 @@ def prompts_of(vocabulary: int, count: int, call: int = 0) -> list[Prompt]:
     return [Prompt(f"{call}-{place}", text, "") for place, text in enumerate(ids)]
 
 
+def texts_of_prompts(count: int) -> list[str]:
+    """The first different prompts of the shipped pairs, at most 500 characters of the end of each."""
+    return list(dict.fromkeys(prompt[-500:] for prompt, _, _ in _texts()))[:count]
+
+
 @cache
 def _prompt_texts(vocabulary: int, count: int) -> list[tuple[int, ...]]:
     rows = preference_rows(vocabulary, count)

@@ -1,11 +1,13 @@
 """The fallback engine: plain transformers, for machines on which vLLM cannot be had.
 
 The same distribution as vLLM's, from other noise: one generator per answer and one exponential variate per word and
-position. Slower, because a batch goes on until its longest answer has ended.
+position. Prompts are read in groups of similar length, each once for all of its answers; the answers of a batch are
+written together, and those that have ended leave it. Slower than vLLM, which puts new prompts in their place.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,10 @@ from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:
     import torch
+
+
+GROUP = 8
+"""Texts read in one pass: few, so that they are of similar length; enough to read the weights for."""
 
 
 class TransformersEngine:
@@ -80,12 +86,12 @@ class TransformersEngine:
         self._demand_version()
         each = counts(n, len(prompts))
         wanted = [
-            (list(prompt.token_ids), draw_seed)
+            (prompt.token_ids, draw_seed)
             for prompt, seed, count in zip(prompts, seeds, each, strict=True)
             for draw_seed in draw_seeds(seed, count)
         ]
         draws: list[Draw | None] = [None] * len(wanted)
-        for indices in _equal_length_batches([prompt for prompt, _ in wanted], self._batch_size):
+        for indices in _batches([prompt for prompt, _ in wanted], self._batch_size):
             for index, draw in zip(indices, self._generate([wanted[i] for i in indices], decoding), strict=True):
                 draws[index] = draw
         complete = iter([draw for draw in draws if draw is not None])
@@ -93,18 +99,17 @@ class TransformersEngine:
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         """Sum log-probability of each answer under the loaded version. -> [n]"""
-        import torch
-
         self._demand_version()
-        texts = [[*prompt.token_ids, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        texts = [(*prompt.token_ids, *answer) for prompt, answer in zip(prompts, answers, strict=True)]
         result = np.zeros(len(texts))
-        for indices in _equal_length_batches(texts, self._batch_size):
-            ids = torch.tensor([texts[i] for i in indices], device=self._model.device)
-            with torch.no_grad():
-                log_probs = torch.log_softmax(self._model(input_ids=ids).logits.float(), dim=-1)[:, :-1]
-            tokens = log_probs.gather(-1, ids[:, 1:, None])[..., 0].double().cpu().numpy()
+        for indices in _batches(texts, min(self._batch_size, GROUP)):
+            longest = max(len(answers[i]) for i in indices)
+            batch = _Batch(self._model, [texts[i] for i in indices])
+            logits = batch.read(batch.ids, keep=longest + 1)
             for row, index in enumerate(indices):
-                result[index] = tokens[row, len(prompts[index].token_ids) - 1 :].sum()
+                begin = longest - len(answers[index])
+                tokens = batch.ids[row, batch.ids.shape[1] - len(answers[index]) :]
+                result[index] = float(_log_probs(logits[row, begin:-1].float(), tokens).double().sum())
         return result
 
     def close(self) -> None:
@@ -115,48 +120,132 @@ class TransformersEngine:
         if self._version == NO_VERSION:
             raise RunError(f"engine {self.name} holds no policy: deliver a version before sampling from it")
 
-    def _generate(self, wanted: Sequence[tuple[list[int], int]], decoding: Decoding) -> Iterator[Draw]:
-        """Answers to prompts of one length, each with its own generator."""
+    def _generate(self, wanted: Sequence[tuple[tuple[int, ...], int]], decoding: Decoding) -> Iterator[Draw]:
+        """One answer for each (prompt, seed), drawn with a generator of its own."""
         import torch
 
         generators = [torch.Generator().manual_seed(seed) for _, seed in wanted]
         answers: list[list[int]] = [[] for _ in wanted]
         totals = np.zeros(len(wanted))
-        open_rows = list(range(len(wanted)))
-        ids = torch.tensor([prompt for prompt, _ in wanted], device=self._model.device)
-        cache = None
-        for _ in range(decoding.max_tokens):
-            with torch.no_grad():
-                output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
-            logits = output.logits[:, -1].float().cpu()
-            drawn = _draw_tokens(logits, decoding, {row: generators[row] for row in open_rows})
-            log_probs = torch.log_softmax(logits, dim=-1).gather(-1, drawn[:, None])[:, 0].double().numpy()
-            for row in open_rows:
-                answers[row].append(int(drawn[row]))
-                totals[row] += log_probs[row]
-            open_rows = [row for row in open_rows if answers[row][-1] not in self._ends]
-            if not open_rows:
+        line = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in wanted))}
+        rows = [line[prompt] for prompt, _ in wanted]
+        batch, logits = _read(self._model, list(line))
+        batch.choose(rows)
+        logits = logits[rows].float().cpu()
+        going = list(range(len(wanted)))
+        for left in reversed(range(decoding.max_tokens)):
+            drawn = _draw_tokens(logits, decoding, [generators[answer] for answer in going])
+            for answer, token, log_prob in zip(going, drawn.tolist(), _log_probs(logits, drawn).tolist(), strict=True):
+                answers[answer].append(token)
+                totals[answer] += log_prob
+            rows = [row for row, answer in enumerate(going) if answers[answer][-1] not in self._ends]
+            if not rows or not left:
                 break
-            ids = drawn[:, None].to(self._model.device)
-        for answer, total in zip(answers, totals, strict=True):
-            yield tuple(answer), self._tokenizer.decode(answer, skip_special_tokens=True), float(total)
+            batch.choose(rows)
+            going = [going[row] for row in rows]
+            logits = batch.read(drawn[rows, None].to(batch.ids.device))[:, -1].float().cpu()
+        for ids, total in zip(answers, totals, strict=True):
+            yield tuple(ids), self._tokenizer.decode(ids, skip_special_tokens=True), float(total)
 
 
-def _draw_tokens(logits: torch.Tensor, decoding: Decoding, generators: dict[int, torch.Generator]) -> torch.Tensor:
-    """One token per row by the exponential race: argmax of probability / exponential noise. [B, V] -> [B]
+class _Batch:
+    """Texts that a model reads together: padded on the left, so that all end at the same place.
 
-    Rows without a generator have ended; what they draw is ignored.
+    Positions are counted from each text's own first token, and padding is masked: what the model says of a text is
+    what it says of it alone, up to rounding. Texts of one length have neither.
     """
+
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+        import torch
+
+        self._model = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        longest = max(map(len, texts))
+        self.ids = torch.tensor([[0] * (longest - len(text)) + list(text) for text in texts], device=model.device)
+        self.cache: Any = None
+        self.mask: torch.Tensor | None = None
+        """1 where a text has a token; None where nothing is padded. [B, T]"""
+        if any(len(text) < longest for text in texts):
+            lengths = torch.tensor([[len(text)] for text in texts], device=model.device)
+            self.mask = (torch.arange(longest, device=model.device) >= longest - lengths).long()
+
+    def read(self, ids: torch.Tensor, keep: int = 1) -> torch.Tensor:
+        """Logits after each of the last `keep` tokens, when these ids follow what was read before. -> [B, keep, V]"""
+        import torch
+
+        if self.mask is not None and self.cache is not None:
+            self.mask = torch.cat([self.mask, torch.ones_like(ids)], dim=1)
+        known: dict[str, Any] = {} if self.mask is None else {"attention_mask": self.mask}
+        if self.mask is not None and self._takes_positions:
+            known["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        with torch.no_grad():
+            output = self._model(
+                input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep, **known
+            )
+        self.cache = output.past_key_values
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def choose(self, rows: Sequence[int]) -> None:
+        """Go on with these texts, in this order; one that is named several times goes on as several."""
+        import torch
+
+        if list(rows) == list(range(len(self.ids))):
+            return
+        chosen = torch.tensor(rows, device=self.ids.device)
+        self.ids = self.ids[chosen]
+        self.cache.reorder_cache(chosen)
+        if self.mask is not None:
+            self.mask = self.mask[chosen]
+
+
+def _read(model: Any, texts: Sequence[tuple[int, ...]]) -> tuple[_Batch, torch.Tensor]:
+    """Texts in order of length, as one batch to go on from, and the logits after each. -> batch, [B, V]
+
+    They are read in groups, so that a short text is not padded to the longest, where the model keeps all that it reads;
+    one that forgets (sliding windows, states) gets them together.
+    """
+    import torch
+    from torch.nn.functional import pad
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    whole = _Batch(model, texts)
+    layers = DynamicCache(config=model.config).layers
+    if whole.mask is None or any(type(layer) is not DynamicLayer for layer in layers):
+        return whole, whole.read(whole.ids)[:, -1]
+    groups = [_Batch(model, texts[begin : begin + GROUP]) for begin in range(0, len(texts), GROUP)]
+    logits = torch.cat([group.read(group.ids)[:, -1] for group in groups])
+
+    def joined(kept: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([pad(tensor, (0, 0, whole.ids.shape[1] - tensor.shape[-2], 0)) for tensor in kept])
+
+    caches = [group.cache.layers for group in groups]
+    whole.cache = DynamicCache(
+        [
+            (joined([one.keys for one in layer]), joined([one.values for one in layer]))
+            for layer in zip(*caches, strict=True)
+        ]
+    )
+    return whole, logits
+
+
+def _log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probability of one token per row. [B, V], [B] -> [B]"""
+    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _draw_tokens(logits: torch.Tensor, decoding: Decoding, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    """One token per row by the exponential race: argmax of probability / exponential noise. [B, V] -> [B]"""
     import torch
 
     if decoding.temperature == 0.0:
         return logits.argmax(dim=-1)
     probabilities = torch.softmax(_nucleus(logits / decoding.temperature, decoding.top_p), dim=-1)
-    noise = torch.ones_like(probabilities)
-    for row, generator in generators.items():
-        noise[row].exponential_(generator=generator)
-    return (probabilities / noise).argmax(dim=-1)
+    noise = torch.empty_like(probabilities)
+    for row, generator in zip(noise, generators, strict=True):
+        row.exponential_(generator=generator)
+    return probabilities.div_(noise).argmax(dim=-1)
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -177,11 +266,8 @@ def _end_tokens(config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(token for token in [*ends, tokenizer.eos_token_id] if token is not None)
 
 
-def _equal_length_batches(texts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
-    """Indices of texts of one length each: no padding, hence no mask that could be wrong."""
-    by_length: dict[int, list[int]] = {}
-    for index, text in enumerate(texts):
-        by_length.setdefault(len(text), []).append(index)
-    for indices in by_length.values():
-        for begin in range(0, len(indices), size):
-            yield indices[begin : begin + size]
+def _batches(texts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Indices of texts of similar length: little padding."""
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    for begin in range(0, len(order), size):
+        yield order[begin : begin + size]

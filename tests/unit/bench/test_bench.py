@@ -19,6 +19,7 @@ from bench import (
     growth,
     online_iteration,
     peak_memory,
+    plain_sampling,
     queue_claims,
     reward_step,
     rollout,
@@ -32,6 +33,7 @@ from bench.ratio import interleaved, of_pairs
 from bench.workload import Shape, endless, preference_rows, prompts_of
 from pddpo_ray.journal import PhaseEntry
 from pddpo_ray.records import Prompt
+from tests.tiny_language_model import save_policy
 
 
 def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +129,14 @@ def test_the_engine_and_generate_make_the_same_number_of_tokens() -> None:
     (found,) = alone(partial(rollout.run, 1, (6,), TINY))
     assert found.id == "C4-6"
     assert found.details["ours tokens/CPU-s"] > 0
+
+
+def test_the_fallback_engine_and_generate_make_the_same_number_of_tokens(tmp_path: Path) -> None:
+    """The benchmark compares the log-probabilities that the engine states with the model's own."""
+    folder = save_policy(tmp_path / "model", 0)
+    cpu, wall = plain_sampling.against_generate(folder, plain_sampling.Size(answers=10, tokens=8), 1)
+    assert (cpu.id, wall.id) == ("C14", "C14-wall")
+    assert cpu.details["ours tokens/CPU-s"] > 0
 
 
 @pytest.mark.ray
