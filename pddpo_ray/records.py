@@ -15,12 +15,29 @@ Stage = Literal["reward", "cost"]
 
 
 @dataclass(frozen=True)
+class Message:
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """A question as the policy sees it. In a tabular world `token_ids` is the single prompt index."""
+    """A question: `token_ids` as the policy sees it, `text` as people and judges do, `messages` as it was asked.
+
+    In a tabular world `token_ids` is the single prompt index. Worlds leave `messages` empty.
+    """
 
     id: str
     token_ids: tuple[int, ...]
     text: str
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """The messages; a prompt without any is one question of a user."""
+        return self.messages or (Message("user", self.text),)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from deploy.serving.watched_vllm import watched_engine
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.checkpoint import (
     check_version,
+    load_tokenizer,
     model_tensors,
     stored_tensors,
     tokenizer_fingerprint,
@@ -36,6 +37,8 @@ from pddpo_ray.rollout.vllm_engine import prompt_log_prob
 from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.text.renderer import stop_ids
+from pddpo_ray.text.templates import template_named
 
 logger = logging.getLogger("deploy.serving.engine")
 
@@ -44,11 +47,6 @@ Piece = dict[str, Any] | str
 """First {"status": ..., "body": ...}; a stream goes on with lines of server-sent events."""
 
 BASE = "base"
-PLAIN_TEMPLATE = (
-    "{{ bos_token or '' }}{% for message in messages %}"
-    "{{ ' ' if bos_token or not loop.first }}{{ message['content'] }}{% endfor %}"
-)
-"""For models without a chat template: the messages one after another, as plain text."""
 STOP = " Nothing is served from it."
 VERIFIED_FOR_S = 10.0
 """A verified answer younger than this is as good as a health check of its own."""
@@ -57,9 +55,12 @@ VERIFIED_FOR_S = 10.0
 class PolicyEngine:
     """Answers requests under a given policy. `start` makes one."""
 
-    def __init__(self, settings: EngineSettings, llm: Any, chat: Any, completion: Any, models: Any) -> None:
+    def __init__(
+        self, settings: EngineSettings, llm: Any, chat: Any, completion: Any, models: Any, stop: tuple[int, ...] = ()
+    ) -> None:
         self._settings = settings
         self._llm, self._chat, self._completion, self._models = llm, chat, completion, models
+        self._stop_ids = stop
         self._store = ArtifactStore(settings.store)
         self._shapes = model_tensors(Path(settings.model))
         self._tokenizer = tokenizer_fingerprint(Path(settings.model))
@@ -80,14 +81,13 @@ class PolicyEngine:
 
         llm = watched_engine(settings)
         models = OpenAIServingModels(llm, [BaseModelPath(name=BASE, model_path=settings.model)])
-        template = settings.chat_template
-        if template is None and getattr(llm.renderer.tokenizer, "chat_template", None) is None:
-            template = PLAIN_TEMPLATE
+        tokenizer = load_tokenizer(Path(settings.model))
+        template = settings.chat_template or template_named("tokenizer-or-plain", tokenizer)
         form: dict[str, Any] = {"chat_template": template, "chat_template_content_format": "auto"}
         renderer = OnlineRenderer(llm.model_config, llm.renderer, request_logger=None, **form)
         chat = OpenAIServingChat(llm, models, "assistant", online_renderer=renderer, request_logger=None, **form)
         completion = OpenAIServingCompletion(llm, models, online_renderer=renderer, request_logger=None)
-        return cls(settings, llm, chat, completion, models)
+        return cls(settings, llm, chat, completion, models, stop_ids(tokenizer, Path(settings.model)))
 
     def close(self) -> None:
         self._llm.shutdown()
@@ -97,7 +97,7 @@ class PolicyEngine:
     async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         """The reply to one request, piece by piece, under exactly this policy."""
         async with self._holding(policy) as model:
-            reply = await self._ask(kind, {**body, "model": model})
+            reply = await self._ask(kind, self._with_stop_ids({**body, "model": model}))
             if not isinstance(reply, dict):
                 yield {"status": 200}
                 async for line in reply:
@@ -105,6 +105,13 @@ class PolicyEngine:
                 return
         # Outside of the block: whoever reads slowly keeps nobody else from their turn.
         yield reply
+
+    def _with_stop_ids(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer ends where the model ends its turn, besides where the client wants."""
+        wanted = body.get("stop_token_ids") or []
+        if body.get("ignore_eos") or not isinstance(wanted, list):
+            return body
+        return body | {"stop_token_ids": [*wanted, *self._stop_ids]}
 
     async def _ask(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str]:
         from pydantic import ValidationError

@@ -46,7 +46,11 @@ Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first proble
 LineMb = Annotated[float, typer.Option(help="Longest line or text, in MiB.", min=0.001)]
 Tokenizer = Annotated[Path | None, typer.Option(help="Folder of a tokenizer: lengths in tokens.", metavar="DIR")]
 TemplateName = Annotated[
-    str, typer.Option("--template", help="How a prompt becomes text: plain, hh, safe-rlhf, alpaca, chatml, tokenizer.")
+    str,
+    typer.Option(
+        "--template",
+        help="How a prompt becomes text: plain, hh, safe-rlhf, alpaca, chatml, tokenizer, or tokenizer-or-NAME.",
+    ),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option(help="Set aside rows whose prompt and longest answer are longer.", min=1)
@@ -68,7 +72,7 @@ def check(
     quarantine: Quarantine = None,
     max_line_mb: LineMb = 8.0,
     tokenizer: Tokenizer = None,
-    template: TemplateName = "plain",
+    template: TemplateName = "tokenizer-or-plain",
     max_tokens: MaxTokens = None,
     labels: LabelsOption = Labels.pairs,
     show: Show = 20,
@@ -100,7 +104,7 @@ def convert(
     quarantine: Quarantine = None,
     max_line_mb: LineMb = 8.0,
     tokenizer: Tokenizer = None,
-    template: TemplateName = "plain",
+    template: TemplateName = "tokenizer-or-plain",
     max_tokens: MaxTokens = None,
     labels: LabelsOption = Labels.pairs,
     show: Show = 20,
@@ -131,7 +135,7 @@ def stats(
     keep: Keep = None,
     max_line_mb: LineMb = 8.0,
     tokenizer: Tokenizer = None,
-    template: TemplateName = "plain",
+    template: TemplateName = "tokenizer-or-plain",
     labels: LabelsOption = Labels.pairs,
     as_json: AsJson = False,
 ) -> None:

@@ -39,8 +39,11 @@ def evaluate(
     ] = None,
     judge_model: Annotated[str, typer.Option(help="Model that the judge's endpoint is asked for.")] = "",
     template: Annotated[
-        str, typer.Option(help="Template of questions: plain, hh, safe-rlhf, alpaca, chatml, tokenizer.")
-    ] = "plain",
+        str,
+        typer.Option(
+            help="Template of questions: plain, hh, safe-rlhf, alpaca, chatml, tokenizer, or tokenizer-or-NAME."
+        ),
+    ] = "tokenizer-or-plain",
     questions: Annotated[int | None, typer.Option(min=1, help="At most so many questions of a set, by seed.")] = None,
     each: Annotated[int, typer.Option(min=1, help="Answers per question.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,

@@ -91,8 +91,9 @@ class NoWorldConfig(Strict):
     """Files of prompts for the rounds; empty: those of the pairs."""
     prompt_count: int = Field(48, ge=1)
     """Prompts that a run uses at most; they are drawn by seed."""
-    template: str = "hh"
-    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, or tokenizer (with `model.reference`)."""
+    template: str = "tokenizer-or-hh"
+    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, tokenizer (the reference's own chat template), or
+    tokenizer-or-NAME: its own, and the named one where it has none."""
     prompt_tokens: int = Field(96, ge=4)
     """Longer prompts are left out."""
     answer_tokens: int = Field(96, ge=2)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.data.example import Dimension, Example, Message
+from pddpo_ray.data.example import Dimension, Example
 from pddpo_ray.data.formats import WRITABLE, write_rows
 from pddpo_ray.data.inspection import Check, Inspection
 from pddpo_ray.data.problems import Bad, RowError
 from pddpo_ray.data.sinks import Sink, demand_writable
 from pddpo_ray.data.summary import Statistics
-from pddpo_ray.data.templates import Template, load_tokenizer, template_named
 from pddpo_ray.errors import UserError
+from pddpo_ray.records import Message
+from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import rendered, template_named
 
 Target = Callable[[Inspection, Path | None], tuple[int, int, str | None]]
 
@@ -22,9 +25,10 @@ Target = Callable[[Inspection, Path | None], tuple[int, int, str | None]]
 class Rendering:
     """How prompts become text and how long texts are; notes what in the data does not go with the tokenizer."""
 
-    def __init__(self, template: Template, tokenizer: Any | None, max_tokens: int | None) -> None:
-        self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
-        self._special = sorted(getattr(tokenizer, "all_special_tokens", []), key=len, reverse=True)
+    def __init__(self, template: str, tokenizer: Any | None, max_tokens: int | None) -> None:
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        self._renderer = None if tokenizer is None else Renderer(tokenizer, template)
+        self._template = template_named(template, tokenizer)
         self._notes: Counter[str] = Counter()
 
     def prompt(self, messages: tuple[Message, ...]) -> str:
@@ -32,7 +36,9 @@ class Rendering:
         from jinja2 import TemplateError
 
         try:
-            return self._template(messages)
+            if self._renderer is None:
+                return rendered(self._template, messages)
+            return self._renderer.plain_prompt(messages)
         except TemplateError as error:
             raise RowError("bad-template", f"the chat template refuses the turns: {str(error)[:80]}") from error
 
@@ -49,15 +55,15 @@ class Rendering:
     @property
     def checks(self) -> tuple[Check, ...]:
         """What a row must satisfy to be used with this tokenizer."""
-        return () if self._tokenizer is None else (self._demand_fit,)
+        return () if self._renderer is None else (partial(self._demand_fit, self._renderer),)
 
     def warnings(self) -> list[str]:
         return [f"{words}: {times:,} rows" for words, times in self._notes.items()]
 
-    def _demand_fit(self, example: Example) -> None:
+    def _demand_fit(self, renderer: Renderer, example: Example) -> None:
         prompt = self.prompt(example.prompt)
         texts = [turn.content for turn in example.prompt] + [answer.text for answer in example.answers]
-        if any(token in text for text in texts for token in self._special):
+        if any(renderer.holds_marks(text) for text in texts):
             raise RowError("special-token", "a text holds a special token of the tokenizer, which would end a turn")
         lengths = [self.length(answer.text) for answer in example.answers]
         for answer, length in zip(example.answers, lengths, strict=True):
@@ -75,7 +81,19 @@ def rendering(template: str, tokenizer: Path | None, max_tokens: int | None) -> 
     if max_tokens is not None and tokenizer is None:
         raise UserError("--max-tokens counts tokens: add --tokenizer DIR")
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
-    return Rendering(template_named(template, loaded), loaded, max_tokens)
+    return Rendering(template, loaded, max_tokens)
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a local folder, without running code of its own. UserError if there is none."""
+    if not Path(folder).expanduser().is_dir():
+        raise UserError(f"--tokenizer {folder} is not a folder; name the folder of a tokenizer or a model")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(folder).expanduser()), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--tokenizer {folder} holds no tokenizer: {' '.join(str(error).split())[:160]}") from error
 
 
 def set_aside_all(found: Inspection, quarantine: Path | None) -> str | None:

@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pddpo_ray.records import Message
+
 Dimension = Literal["helpful", "harmless"]
 """What a preference is about: which answer is better, or which is safer (cheaper)."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """One turn of a conversation; `role` is system, user or assistant."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pddpo_ray.data.example import Answer, Message
+from pddpo_ray.data.example import Answer
 from pddpo_ray.data.problems import RowError, shown
+from pddpo_ray.records import Message
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 SEVERITIES = range(4)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pddpo_ray.data import fields, transcripts
-from pddpo_ray.data.example import Answer, Dimension, Example, Message
+from pddpo_ray.data.example import Answer, Dimension, Example
 from pddpo_ray.data.problems import RowError
+from pddpo_ray.records import Message
+from pddpo_ray.text.templates import TEMPLATES, as_dicts, rendered
 
 Fields = Mapping[str, Any]
 Means = Literal["helpful", "harmless", "both"]
@@ -269,10 +271,10 @@ def _write_preferred(example: Example, label: int, name: str, dimension: Dimensi
     chosen, rejected = example.answers[label].text, example.answers[1 - label].text
     match name:
         case "hh":
-            opening = transcripts.written(example.prompt)
+            opening = rendered(TEMPLATES["hh"], example.prompt)
             return {"chosen": f"{opening} {chosen}", "rejected": f"{opening} {rejected}"}
         case "trl-chat":
-            said = [{"role": turn.role, "content": turn.content} for turn in example.prompt]
+            said = as_dicts(example.prompt)
             replies = [[{"role": "assistant", "content": reply}] for reply in (chosen, rejected)]
             return {"prompt": said, "chosen": replies[0], "rejected": replies[1]}
         case "pairs":

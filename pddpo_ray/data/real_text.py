@@ -10,18 +10,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import sample_file
-from pddpo_ray.data.templates import Template, template_named
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import for_reading, rendered, template_named
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
@@ -44,6 +45,8 @@ class PreparedRealText:
     """Prompts and pairs as token ids of the reference in `reference_folder`."""
 
     reference_folder: Path
+    chat_template: str
+    """What turned messages into tokens (Jinja); every version of the run carries it."""
     prompts: tuple[Prompt, ...]
     pairs: tuple[LabelledPair, ...]
     unsafe: Mapping[str, bool] = field(default_factory=dict)
@@ -79,7 +82,7 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
         folder = Path(config.model.reference)
-    tokens = _Tokens(load_tokenizer(folder), settings)
+    tokens = _Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
     by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
@@ -95,7 +98,7 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         )
     ]
     if settings.prompts:
-        prompts = [tokens.prompt(example) for example in _examples(settings.prompts, "helpful")]
+        prompts = tokens.all_prompts(_examples(settings.prompts, "helpful"))
     else:
         prompts = [item.pair.prompt for item in pairs]
     different = {prompt.id: prompt for prompt in prompts if prompt is not None and prompt.id not in apart}
@@ -104,14 +107,17 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         raise UserError(
             f"no pair has a prompt of at most {settings.prompt_tokens} and answers of at most "
             f"{settings.answer_tokens} tokens: raise world.prompt_tokens and world.answer_tokens, or give other files"
+            f"{tokens.left_out()}"
         )
+    if tokens.left_out():
+        logger.warning("real text%s", tokens.left_out())
     for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
-    return PreparedRealText(folder, tuple(chosen), tuple(pairs), known, tuple(held_out))
+    return PreparedRealText(folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out))
 
 
 def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:
@@ -131,40 +137,65 @@ def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
     template = template_named(settings.template)
-    texts = [
-        (template(example.prompt), f" {answer.text.strip()}") for example in examples for answer in example.answers
-    ]
+    texts = []
+    for example in examples:
+        prompt = rendered(template, example.prompt)
+        for answer in example.answers:
+            whole = rendered(template, [*example.prompt, Message("assistant", answer.text.strip())])
+            texts.append((prompt, whole[len(prompt) :]))
     spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
     return cached_reference(texts, spec, cache_folder(settings.cache))
 
 
 class _Tokens:
-    """From examples to prompts and answers in token ids; None where one is too long."""
+    """From examples to prompts and answers in token ids; None where one is too long or cannot be rendered."""
 
-    def __init__(self, tokenizer: Any, settings: NoWorldConfig) -> None:
-        self._tokenizer, self._settings = tokenizer, settings
-        self._template: Template = template_named(settings.template, tokenizer)
-        self._known: dict[str, Prompt | None] = {}
+    def __init__(self, renderer: Renderer, settings: NoWorldConfig) -> None:
+        self._renderer, self._settings = renderer, settings
+        self.template = renderer.template
+        self._known: dict[tuple[Message, ...], Prompt | None] = {}
+        self._refused: set[tuple[Message, ...]] = set()
 
-    def prompt(self, example: Example) -> Prompt | None:
-        text = self._template(example.prompt)
-        if text not in self._known:
-            begin = [] if self._tokenizer.bos_token_id is None else [self._tokenizer.bos_token_id]
-            ids = (*begin, *self._ids(text))
-            name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-            self._known[text] = Prompt(name, ids, text) if len(ids) <= self._settings.prompt_tokens else None
-        return self._known[text]
+    def all_prompts(self, examples: Sequence[Example]) -> list[Prompt | None]:
+        """The prompt of each example. UserError where system turns would be lost."""
+        self._renderer.demand_system_turns(example.prompt for example in examples)
+        return [self.prompt(example.prompt) for example in examples]
+
+    def prompt(self, messages: tuple[Message, ...]) -> Prompt | None:
+        if messages not in self._known:
+            self._known[messages] = self._rendered(messages)
+        return self._known[messages]
+
+    def _rendered(self, messages: tuple[Message, ...]) -> Prompt | None:
+        from jinja2 import TemplateError
+
+        try:
+            text, ids = self._renderer.text(messages), self._renderer.prompt_ids(messages)
+        except TemplateError:
+            self._refused.add(messages)
+            return None
+        if any(self._renderer.holds_marks(message.content) for message in messages):
+            self._refused.add(messages)
+            return None
+        if len(ids) > self._settings.prompt_tokens:
+            return None
+        name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return Prompt(name, ids, for_reading(messages), messages)
 
     def answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
-        """An answer in the form in which an engine returns one: white space first, end of sequence last."""
-        said = f" {text.strip()}"
-        ids = (*self._ids(said), self._tokenizer.eos_token_id)
+        """An answer as an engine returns one: the tokens that the model would write, the end of its turn last."""
+        if self._renderer.holds_marks(text):
+            return None
+        ids = self._renderer.answer_ids(prompt.messages, text)
         if len(ids) > self._settings.answer_tokens:
             return None
-        return Response(name, prompt, ids, said, policy_version=0, seed=0)
+        return Response(name, prompt, ids, self._renderer.answer_text(prompt.messages, text), policy_version=0, seed=0)
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def left_out(self) -> str:
+        """What to add to a message about prompts that the template refuses; empty where there are none."""
+        if not self._refused:
+            return ""
+        return f"; {len(self._refused)} prompts are left out: the template refuses their turns, or they hold its marks"
 
 
 def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:
@@ -173,9 +204,8 @@ def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe:
     Answers that a row calls safe or unsafe enter `unsafe`.
     """
     pairs = []
-    for index, example in enumerate(examples):
-        prompt = tokens.prompt(example) if len(example.answers) == 2 else None
-        if prompt is None:
+    for index, (example, prompt) in enumerate(zip(examples, tokens.all_prompts(examples), strict=True)):
+        if prompt is None or len(example.answers) != 2:
             continue
         name = f"0-{dimension}-{index}"
         sides = [tokens.answer(f"{name}-{side}", prompt, answer.text) for side, answer in enumerate(example.answers)]

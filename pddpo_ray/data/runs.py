@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pddpo_ray.data.problems import Fault, Row
-from pddpo_ray.records import LabelledPair, SafetyLabels, Verdict
+from pddpo_ray.records import LabelledPair, Prompt, SafetyLabels, Verdict
+from pddpo_ray.text.templates import TEMPLATES, rendered
 
 INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
 
@@ -31,6 +32,11 @@ def rows_of_run(run: Path, labels: Literal["pairs", "safety"], journal: str | No
                 yield Row(number, row)
 
 
+def question(prompt: Prompt) -> str:
+    """A prompt as these formats write one: a single question, or a transcript from which its turns are read again."""
+    return rendered(TEMPLATES["hh"], prompt.messages) if len(prompt.messages) > 1 else prompt.text
+
+
 def pair_row(labelled: LabelledPair, suffix: str = "") -> dict[str, Any]:
     """A labelled pair as a PKU-SafeRLHF row. The safer answer is the one that is not the costlier; an abstained or
     failed label is null. `suffix` tells several labels of one pair apart."""
@@ -38,7 +44,7 @@ def pair_row(labelled: LabelledPair, suffix: str = "") -> dict[str, Any]:
     costlier = INDEX.get(labelled.harmful)
     return {
         "id": f"{pair.id}{suffix}",
-        "prompt": pair.prompt.text,
+        "prompt": question(pair.prompt),
         "response_0": pair.first.text,
         "response_1": pair.second.text,
         "better_response_id": INDEX.get(labelled.helpful),
@@ -52,5 +58,5 @@ def safety_row(item: SafetyLabels) -> dict[str, Any] | None:
     unsafe = sum(label is Verdict.UNSAFE for label in item.labels)
     if safe == unsafe:
         return None
-    row = {"id": item.response.id, "prompt": item.response.prompt.text, "response": item.response.text}
+    row = {"id": item.response.id, "prompt": question(item.response.prompt), "response": item.response.text}
     return row | {"is_safe": safe > unsafe}

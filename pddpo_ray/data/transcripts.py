@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from pddpo_ray.data.example import Message
 from pddpo_ray.data.problems import RowError
+from pddpo_ray.records import Message
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
 SPEAKER = {"Human": "user", "Assistant": "assistant"}
-NAME = {"user": "Human", "assistant": "Assistant"}
-OPEN = "\n\nAssistant:"
 
 
 def is_transcript(value: object) -> bool:
@@ -45,15 +42,3 @@ def opened(text: str, name: str) -> tuple[Message, ...]:
     if found[-1].content:
         raise RowError("bad-transcript", f"`{name}` ends with a reply; a prompt ends with `Assistant:`")
     return tuple(found[:-1])
-
-
-def written(messages: Sequence[Message]) -> str:
-    """The transcript of turns that ends where the assistant replies. A system message opens the first human turn."""
-    text, system = "", ""
-    for message in messages:
-        if message.role == "system":
-            system = f"{message.content}\n\n"
-            continue
-        text += f"\n\n{NAME[message.role]}: {system}{message.content}"
-        system = ""
-    return text + OPEN

@@ -16,23 +16,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pddpo_ray.data.templates import plain
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import measure
 from pddpo_ray.evaluate.models import Model, Speaker
 from pddpo_ray.evaluate.page import render
 from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score, iterative_elo, ratings
 from pddpo_ray.evaluate.sets import EvaluationSet
-from pddpo_ray.records import Decoding
+from pddpo_ray.records import Decoding, Message
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import write_json, write_whole
+from pddpo_ray.text.templates import as_dicts, for_reading
 from pddpo_ray.theory.seeds import seed_of
 
 Tell = Callable[[str], None]
 Judge = Callable[[Sequence[tuple[str, str, str]]], Sequence[float | None]]
 """(question, first answer, second answer)s -> 1 the first is better, 0 the second, 0.5 a draw; None: no verdict."""
-Score = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
-"""Scores of (question, answer) texts."""
+Score = Callable[[Sequence[tuple[Sequence[Message], str]]], Sequence[float]]
+"""Scores of (turns of the question, answer)."""
 RESULT = "evaluation.json"
 TABLE = "evaluation.csv"
 PAGE = "evaluation.html"
@@ -47,7 +47,7 @@ class Plan:
     reference: Model
     """Anchor of the ratings, and what divergence is measured from; one of `models` or another."""
     sets: tuple[EvaluationSet, ...]
-    template: str = "plain"
+    template: str = "tokenizer-or-plain"
     decoding: Decoding = field(default_factory=lambda: Decoding(max_tokens=512))
     each: int = 1
     """Answers per question."""
@@ -110,12 +110,13 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
         if not loaded:
             tell(f"{model.name}: loading {model.place}")
             loaded.append(_speaker(plan, model))
+            loaded[0].renderer.demand_system_turns(question for asked in plan.sets for question in asked.questions)
         return loaded[0]
 
     found: dict[str, Any] = {}
     for asked in plan.sets:
         what = ["answers", model.place, plan.template, asdict(plan.decoding), plan.each, plan.seed, plan.dtype]
-        texts = [plain(question) for question in asked.questions]
+        texts = [as_dicts(question) for question in asked.questions]
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
             tell(f"{model.name}: answering {len(asked.questions)} questions of {asked.name}")
@@ -192,8 +193,8 @@ def _pair_scores(speaker: Speaker, asked: EvaluationSet) -> list[list[float]]:
     return rows
 
 
-def _pair_texts(asked: EvaluationSet) -> list[list[str]]:
-    return [[plain(pair.prompt), *pair.answers] for pair in asked.pairs]
+def _pair_texts(asked: EvaluationSet) -> list[list[Any]]:
+    return [[as_dicts(pair.prompt), *pair.answers] for pair in asked.pairs]
 
 
 # --- measures ------------------------------------------------------------------------------------------------------
@@ -253,15 +254,14 @@ def _scores(
             continue
         found[kind] = {}
         for name, replies in texts.items():
-            asking = [
-                (plain(question), text) for question, row in zip(asked.questions, replies, strict=True) for text in row
-            ]
+            asking = [(question, text) for question, row in zip(asked.questions, replies, strict=True) for text in row]
 
             def score(asking: Any = asking, scorer: Score = scorer) -> list[float]:
                 return [float(value) for value in scorer(asking)]
 
             tell(f"{name}: {kind} of {len(asking)} answers of {asked.name}")
-            values = iter(memory.recall([kind, scorers.fingerprint, asking], score))
+            texts_asked = [[as_dicts(question), text] for question, text in asking]
+            values = iter(memory.recall([kind, scorers.fingerprint, texts_asked], score))
             found[kind][name] = [[next(values) for _ in row] for row in replies]
     return found
 
@@ -301,7 +301,7 @@ def _judged(
     items: list[Comparison] = []
     excluded = 0
     models = list(texts)
-    questions = [plain(question) for question in asked.questions]
+    questions = [for_reading(question) for question in asked.questions]
     for index, first in enumerate(models):
         for second in models[index + 1 :]:
             answers = [(one[0], other[0]) for one, other in zip(texts[first], texts[second], strict=True)]
@@ -362,5 +362,5 @@ def _write_answers(plan: Plan, spoken: dict[str, dict[str, Any]], path: Path) ->
             for place, question in enumerate(asked.questions):
                 for name, found in spoken.items():
                     for reply in found[asked.name]["answers"][place]:
-                        row = {"set": asked.name, "prompt": plain(question), "model": name, "answer": reply[1]}
+                        row = {"set": asked.name, "prompt": for_reading(question), "model": name, "answer": reply[1]}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")

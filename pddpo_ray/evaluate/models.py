@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from pddpo_ray.contracts import Array, RolloutEngine
-from pddpo_ray.data.example import Message
-from pddpo_ray.data.templates import template_named
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Decoding, Message, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
+from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import for_reading
 
 LAST = "last"
 
@@ -92,15 +92,14 @@ class Speaker:
     ) -> None:
         folder = model_folder(model.place).absolute()
         self._tokenizer = load_tokenizer(folder)
-        self._render = template_named(template, self._tokenizer)
+        self.renderer = Renderer(self._tokenizer, template, folder)
         # The folder as it stands is the version: its parent is the store, and taking it over checks every tensor.
         self._engine = _engine(engine, folder, dtype, max_model_len)
         self._engine.deliver(PolicyVersion(0, model.name, "", folder.name))
 
     def prompt(self, messages: Sequence[Message], name: str = "") -> Prompt:
         """A question as the model's own template and tokenizer see it."""
-        text = self._render(messages)
-        return Prompt(name, tuple(self._tokenizer(text)["input_ids"]), text)
+        return Prompt(name, self.renderer.prompt_ids(messages), for_reading(messages), tuple(messages))
 
     def answer(
         self, questions: Sequence[Sequence[Message]], seeds: Sequence[int], decoding: Decoding, each: int = 1
@@ -110,14 +109,9 @@ class Speaker:
         return [[Reply(tuple(ids), text, value) for ids, text, value in answers] for answers in drawn]
 
     def score(self, questions: Sequence[Sequence[Message]], answers: Sequence[str]) -> Array:
-        """log-probability of each text as an answer, end of sequence included. -> [n]"""
-        return self._engine.score(
-            [self.prompt(question) for question in questions], [self.token_ids(answer) for answer in answers]
-        )
-
-    def token_ids(self, answer: str) -> tuple[int, ...]:
-        ids = tuple(self._tokenizer(answer, add_special_tokens=False)["input_ids"])
-        return ids if self._tokenizer.eos_token_id is None else (*ids, self._tokenizer.eos_token_id)
+        """log-probability of each text as an answer, the end of its turn included. -> [n]"""
+        ids = [self.renderer.answer_ids(asked, answer) for asked, answer in zip(questions, answers, strict=True)]
+        return self.score_ids(questions, ids)
 
     def score_ids(self, questions: Sequence[Sequence[Message]], answers: Sequence[tuple[int, ...]]) -> Array:
         """The same for answers in this model's tokens. -> [n]"""

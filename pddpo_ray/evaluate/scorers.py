@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pddpo_ray.config import EndpointConfig, ScorerConfig
 from pddpo_ray.evaluate.command import Judge, Score
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import Message, Verdict
 
 if TYPE_CHECKING:
     from pddpo_ray.scoring.judge import Axis
@@ -17,9 +17,9 @@ OUTCOMES = {Verdict.FIRST: 1.0, Verdict.SECOND: 0.0, Verdict.ABSTAIN: 0.5, Verdi
 
 
 def lazy_scorer(place: str, dtype: str = "float32", template: str | None = None) -> Score:
-    """Scores of (question, answer) texts; the model is in memory only while it works."""
+    """Scores of answers to questions; the model is in memory only while it works."""
 
-    def score(texts: Sequence[tuple[str, str]]) -> Sequence[float]:
+    def score(texts: Sequence[tuple[Sequence[Message], str]]) -> Sequence[float]:
         from pddpo_ray.scoring.stored_scorers import load_scorer
 
         scorer = load_scorer(place, ScorerConfig(template=template), dtype)

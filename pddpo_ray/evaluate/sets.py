@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from pddpo_ray.data import Example, Settings, inspect
-from pddpo_ray.data.example import Message
 from pddpo_ray.errors import UserError
+from pddpo_ray.records import Message
 
 Item = TypeVar("Item")
 SHARED_FILES = {"truthfulqa": "truthfulqa.csv", "pku-test": "pku_saferlhf_test.jsonl.gz"}

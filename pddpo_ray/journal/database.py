@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.prepared import driver_cursor
 from pddpo_ray.journal.schema import metadata
 
-HEAD = "0007"
+HEAD = "0008"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)

@@ -104,7 +104,12 @@ class JournalReader:
     def _joined_samples(self) -> Select[Any]:
         table, prompt = schema.sample, schema.prompt
         return (
-            select(table, prompt.c.token_ids.label("prompt_tokens"), prompt.c.text.label("prompt_text"))
+            select(
+                table,
+                prompt.c.token_ids.label("prompt_tokens"),
+                prompt.c.text.label("prompt_text"),
+                prompt.c.messages.label("prompt_messages"),
+            )
             .join(prompt, (prompt.c.run == table.c.run) & (prompt.c.id == table.c.prompt))
             .where(table.c.run == self.run_id)
         )
@@ -114,7 +119,8 @@ class JournalReader:
         found = []
         for row in self._read(query):
             if row.prompt not in seen:
-                seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text)
+                messages = rows.messages_of(row.prompt_messages)
+                seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text, messages)
             found.append(rows.response_record(row, seen[row.prompt]))
         return found
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import LabelledPair, Message, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 Row = dict[str, Any]
 
 
 def prompt_row(run: str, prompt: Prompt) -> Row:
-    return {"run": run, "id": prompt.id, "token_ids": list(prompt.token_ids), "text": prompt.text}
+    messages = [[message.role, message.content] for message in prompt.messages]
+    return {"run": run, "id": prompt.id, "token_ids": list(prompt.token_ids), "text": prompt.text, "messages": messages}
 
 
 def prompt_record(row: Any) -> Prompt:
-    return Prompt(id=row.id, token_ids=tuple(row.token_ids), text=row.text)
+    return Prompt(id=row.id, token_ids=tuple(row.token_ids), text=row.text, messages=messages_of(row.messages))
+
+
+def messages_of(stored: Iterable[tuple[str, str]]) -> tuple[Message, ...]:
+    return tuple(Message(role, content) for role, content in stored)
 
 
 def sample_rows(run: str, round_: int, purpose: str, responses: Iterable[Response]) -> list[Row]:

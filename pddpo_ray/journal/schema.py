@@ -114,8 +114,10 @@ prompt = Table(
     Column("id", String(200), primary_key=True),
     Column("token_ids", JSON, nullable=False),
     Column("text", Text, nullable=False),
+    Column("messages", JSON, nullable=False, default=list),
     _belongs_to_run(),
 )
+"""`text` is what people and judges are shown; `messages` the turns [role, content], none in worlds made here."""
 
 sample = Table(
     "sample",

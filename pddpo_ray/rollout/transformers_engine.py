@@ -28,6 +28,7 @@ from pddpo_ray.rollout.checkpoint import (
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, Draw
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.text.renderer import stop_ids
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ class TransformersEngine:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = AutoConfig.from_pretrained(Path(model))
         self._model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval().to(device)
-        self._ends = _end_tokens(config, self._tokenizer)
+        self._ends = stop_ids(self._tokenizer, Path(model))
 
     @property
     def version(self) -> int:
@@ -258,12 +259,6 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     below = torch.softmax(ordered, dim=-1).cumsum(dim=-1) <= 1.0 - top_p
     below[..., -1] = False
     return torch.empty_like(logits).scatter_(-1, indices, ordered.masked_fill(below, -torch.inf))
-
-
-def _end_tokens(config: Any, tokenizer: Any) -> frozenset[int]:
-    declared = config.eos_token_id
-    ends = declared if isinstance(declared, list) else [declared]
-    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if token is not None)
 
 
 def _batches(texts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:

@@ -28,6 +28,7 @@ from pddpo_ray.rollout.checkpoint import (
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.text.renderer import stop_ids
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ class VllmEngine:
         self._expected = model_tensors(Path(model))
         self._tokenizer = load_tokenizer(Path(model))
         self.tokenizer = fingerprint(self._tokenizer)
+        self._stop_ids = list(stop_ids(self._tokenizer, Path(model)))
         self._version = NO_VERSION
         self._sleeps = settings.sleeps
         self._llm = _start(Path(model), settings, self.start_options())
@@ -125,6 +127,7 @@ class VllmEngine:
                         top_p=decoding.top_p,
                         max_tokens=decoding.max_tokens,
                         seed=draw_seed,
+                        stop_token_ids=self._stop_ids,
                         logprobs=0,
                         detokenize=False,
                     )

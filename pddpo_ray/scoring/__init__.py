@@ -1,16 +1,5 @@
 """Rewards and costs of any answer: trained models, stored checkpoints, an LLM judge, and labels drawn from them.
 
-<<<<<<< HEAD
-    interface.py   what a scorer is: a number per answer, or reward and cost of each
-    linear.py      models that are linear in frozen features (tables and the methods with pseudo-labels)
-    policies.py    what two DPO policies imply
-    model.py       a language model with a score head, and its layout on disk
-    losses.py      the losses of reward and cost models; training.py fits models with them
-    loading.py     any stored scorer by folder or hub name
-    labeller.py    labels drawn from scores, where a run wants feedback from models
-    judge.py       scores and labels from a judge behind an OpenAI-compatible endpoint; prompts in judge_prompts.py
-    retrying.py    HTTP requests that are sent again while the other side is busy
-=======
     interface.py         what a scorer is: a number per answer, or reward and cost of each
     linear_scores.py     models that are linear in frozen features (tables and the methods with pseudo-labels)
     policy_scores.py     what two DPO policies imply
@@ -20,7 +9,6 @@
     judge.py             scores and labels from a judge; prompts in judge_prompts.py, its requests in endpoint.py
 
 The model with a score head that is fitted and stored is in training/score_model.py.
->>>>>>> 9b9aabf (File names in scoring tell its files apart)
 
 None of these sees a world's truth. Positive cost is unsafe, zero is the boundary.
 """

@@ -9,11 +9,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.records import Response
+from pddpo_ray.records import Message, Response
 
 Array = NDArray[np.float64]
 TextPair = tuple[str, str]
 """(prompt, answer)"""
+AskedText = tuple[str | Sequence[Message], str]
+"""(question or the turns of a conversation, answer)"""
 
 
 class AnswerScorer(Protocol):

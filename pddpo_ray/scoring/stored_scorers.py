@@ -5,11 +5,15 @@
 
 How texts become tokens is the scorer's *template*:
 
-    tokens     the tokens of prompt and answer between beginning and end of sequence, as the policy sees them
+    tokens     prompt and answer as the policy sees them: in its chat template, or where it has none between beginning
+               and end of sequence
     safe-rlhf  "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}" and the end of sequence (Beaver)
     chat       the tokenizer's own chat template
     pair       prompt and answer as two segments (BERT and its kin)
     anything else with {prompt} and {answer} in it is taken literally, the end of sequence behind it
+
+A scorer is given the messages of a conversation, never a prompt that is rendered already; {prompt} and the first of two
+segments are the question as people read it.
 """
 
 from __future__ import annotations
@@ -25,14 +29,15 @@ from torch import Tensor
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Response
+from pddpo_ray.records import Message, Response
 from pddpo_ray.rollout.checkpoint import fingerprint
-from pddpo_ray.scoring.interface import Array, TextPair
+from pddpo_ray.scoring.interface import Array, AskedText
+from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.log_probs import device_of
 from pddpo_ray.training.score_model import read_score_model, safetensors_files
 
-SAFE_RLHF = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 LONGEST = 4096
 """Tokens of a text where neither model nor tokenizer states a limit."""
 
@@ -54,14 +59,14 @@ class NeuralScorer:
         self.truncated = 0
         self._tokenizer, self._forward, self._settings, self._max_tokens = tokenizer, forward, settings, max_tokens
 
-    def score_texts(self, texts: Sequence[TextPair]) -> Array:
+    def score_texts(self, texts: Sequence[AskedText]) -> Array:
         """-> [n]"""
         return self._score([self._cut(encoded(self._tokenizer, self.template, *text)) for text in texts])
 
     def score(self, responses: Sequence[Response]) -> Array:
         """Token ids are used as they are by a scorer with template `tokens`, which has the run's tokenizer. -> [n]"""
         if self.template != "tokens":
-            return self.score_texts([(response.prompt.text, response.text) for response in responses])
+            return self.score_texts([(response.prompt.turns, response.text) for response in responses])
         return self._score(
             [self._cut({"input_ids": [*response.prompt.token_ids, *response.token_ids]}) for response in responses]
         )
@@ -133,24 +138,36 @@ def local_folder(source: str | Path) -> Path:
         ) from error
 
 
-def encoded(tokenizer: Any, template: str, prompt: str, answer: str) -> Encoded:
-    """One text as token ids (and segments, where the tokenizer has them)."""
-    if template == "pair":
-        both: Encoded = dict(tokenizer(prompt, answer))
-        return both
+def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answer: str) -> Encoded:
+    """One text as token ids (and segments, where the tokenizer has them). A text that is asked is one question."""
+    turns = (Message("user", asked),) if isinstance(asked, str) else tuple(asked)
     if template == "tokens":
-        words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer)]
-        start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        return {"input_ids": [*start, *words[0], *words[1], tokenizer.eos_token_id]}
+        return {"input_ids": _as_the_policy(tokenizer, turns, answer)}
+    answer = answer.strip()
+    if template == "pair":
+        both: Encoded = dict(tokenizer(for_reading(turns), answer))
+        return both
     if template == "chat":
-        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        said = as_dicts([*turns, Message("assistant", answer)])
+        text = tokenizer.apply_chat_template(said, tokenize=False)
         return {"input_ids": list(tokenizer(text, add_special_tokens=False)["input_ids"])}
-    pattern = SAFE_RLHF if template == "safe-rlhf" else template
-    slots = {"prompt": prompt, "answer": answer}
-    ids = list(tokenizer(re.sub(r"\{(prompt|answer)\}", lambda slot: slots[slot[1]], pattern))["input_ids"])
+    if template == "safe-rlhf":
+        text = rendered(TEMPLATES[template], turns) + answer
+    else:
+        slots = {"prompt": for_reading(turns), "answer": answer}
+        text = re.sub(r"\{(prompt|answer)\}", lambda slot: slots[slot[1]], template)
+    ids = list(tokenizer(text)["input_ids"])
     end = tokenizer.eos_token_id
     return {"input_ids": ids if end is None or ids[-1:] == [end] else [*ids, end]}
+
+
+def _as_the_policy(tokenizer: Any, turns: Sequence[Message], answer: str) -> list[int]:
+    if tokenizer.chat_template:
+        renderer = Renderer(tokenizer, "tokenizer")
+        return [*renderer.prompt_ids(turns), *renderer.answer_ids(turns, answer)]
+    words = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (for_reading(turns), answer)]
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return [*start, *words[0], *words[1], tokenizer.eos_token_id]
 
 
 def check_template(template: str, tokenizer: Any, source: str | Path) -> None:

@@ -203,8 +203,11 @@ def carried(
     return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
 
 
-def store_reference(store: ArtifactStore, folder: Path) -> PolicyVersion:
-    """Put a model folder in Hugging Face layout into the store as version 0."""
+def store_reference(store: ArtifactStore, folder: Path, chat_template: str | None = None) -> PolicyVersion:
+    """Put a model folder in Hugging Face layout into the store as version 0.
+
+    `chat_template` takes the place of the folder's own: every version of a run carries the one it is trained with.
+    """
     from safetensors.torch import load_file
 
     weights = load_file(folder / WEIGHTS)
@@ -213,6 +216,8 @@ def store_reference(store: ArtifactStore, folder: Path) -> PolicyVersion:
         for file in folder.iterdir():
             if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"}:
                 shutil.copyfile(file, target / file.name)
+        if chat_template is not None:
+            (target / "chat_template.jinja").write_text(chat_template, "utf-8")
 
     path, sha256 = store.write_tensors("reference", weights, fill=fill)
     return PolicyVersion(0, "reference", sha256, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,9 @@ class PreparedTextWorld:
 
     world: TextWorld
     reference_folder: Path
+
+    chat_template: ClassVar[None] = None
+    """The world's sentences need none."""
 
     @property
     def prompts(self) -> Sequence[Prompt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from pddpo_ray.data import Answer, Dimension, Example, Message, Settings, inspec
 from pddpo_ray.data.formats import FORMATS, WRITABLE, read_row, recognise, shuffled, write_rows
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.data.sinks import SUFFIXES, Sink
-from pddpo_ray.data.templates import TEMPLATES, plain
+from pddpo_ray.text.templates import TEMPLATES, rendered
 from tests.data_rows import chat, hh, lines, pku
+
+plain = partial(rendered, TEMPLATES["plain"])
 
 
 def examples(path: Path | str, **settings: Any) -> list[Example]:
@@ -226,7 +229,7 @@ def test_the_pairs_that_ship_are_whole() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "plain"])
 def test_templates_keep_every_turn_in_order(name: str) -> None:
-    text = TEMPLATES[name](PAIR.prompt)
+    text = rendered(TEMPLATES[name], PAIR.prompt)
     places = [text.index(turn.content) for turn in PAIR.prompt]
     assert places == sorted(places)
     assert not any(answer.text in text for answer in PAIR.answers)
@@ -234,10 +237,10 @@ def test_templates_keep_every_turn_in_order(name: str) -> None:
 
 def test_templates_by_hand() -> None:
     said = (Message("user", "Hi"), Message("assistant", "Yes?"), Message("user", "Why"))
-    assert TEMPLATES["hh"](said) == "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why\n\nAssistant:"
+    assert rendered(TEMPLATES["hh"], said) == "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why\n\nAssistant:"
     expected = "BEGINNING OF CONVERSATION: USER: Hi ASSISTANT: Yes?</s> USER: Why ASSISTANT:"
-    assert TEMPLATES["safe-rlhf"](said) == expected
-    assert TEMPLATES["chatml"](said[:1]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(TEMPLATES["safe-rlhf"], said) == expected
+    assert rendered(TEMPLATES["chatml"], said[:1]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert plain(said[:1]) == "Hi"
 
 

@@ -82,7 +82,7 @@ def test_divergence_is_the_mean_log_ratio_of_the_models_own_answers(
 
     models = [LlamaForCausalLM.from_pretrained(model.place).eval() for model in plan.models]
     for row, replies in zip(PAIRS, ours, strict=True):
-        prompt = tokenizer(row["prompt"])["input_ids"]
+        prompt = [tokenizer.bos_token_id, *tokenizer(row["prompt"])["input_ids"]]
         for ids, _, _ in replies:
             text = torch.tensor([[*prompt, *ids]])
             sums = []

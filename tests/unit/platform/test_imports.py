@@ -86,7 +86,9 @@ def arrows() -> set[tuple[str, str]]:
 
 
 def room_of(module: str) -> str:
-    """actors, or the package or loose module directly below pddpo_ray and deploy."""
+    """actors, or the package or loose module directly below pddpo_ray and deploy; `__main__` belongs to `cli`."""
+    if module == "pddpo_ray.__main__":
+        return "pddpo_ray.cli"
     return ".".join(module.split(".")[: 1 if module.startswith("actors") else 2])
 
 

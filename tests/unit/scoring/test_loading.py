@@ -186,11 +186,11 @@ def test_long_texts_lose_their_beginning_and_are_counted(tmp_path: Path) -> None
 
 def test_templates() -> None:
     tokenizer = word_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
     words = encoded(tokenizer, "tokens", "word1", "word2")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(words) == ["<bos>", "word1", "word2", "<eos>"]
     own = encoded(tokenizer, "{answer} for {prompt}", "{answer}", "word2")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(own) == ["word2", "<unk>", "<unk>", "<eos>"], "slots are filled once"
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
     assert len(encoded(tokenizer, "chat", "word1", "word2")["input_ids"]) == 4
 
 

@@ -1,0 +1,95 @@
+"""Chat templates: from the turns of a conversation to one text. The named ones are Jinja, like a model's own.
+
+Each writes the beginning of sequence once, if there is one, and after the assistant's last turn the end of sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.records import Message
+
+OF_TOKENIZER = "tokenizer"
+ELSE = "tokenizer-or-"
+"""`tokenizer-or-plain`: the tokenizer's own template, or `plain` where it has none."""
+
+_ASKED = (
+    "{% set answered = messages[-1]['role'] == 'assistant' %}{% set asked = messages[:-1] if answered else messages %}"
+)
+_BEGIN = _ASKED + "{{ bos_token or '' }}"
+_TURNS = (
+    "{% set opening = namespace(system='') %}{% for turn in asked %}"
+    "{% if turn['role'] == 'system' %}{% set opening.system = turn['content'] ~ '\\n\\n' %}{% else %}"
+    "{{ '\\n\\n' ~ ('Assistant: ' if turn['role'] == 'assistant' else 'Human: ') ~ opening.system ~ turn['content'] }}"
+    "{% set opening.system = '' %}{% endif %}{% endfor %}{{ '\\n\\nAssistant:' }}"
+)
+_QUESTION = "{% if asked | length == 1 %}{{ asked[0]['content'] }}{% else %}" + _TURNS + "{% endif %}"
+_ANSWER = "{% if answered %}{{ messages[-1]['content'] ~ (eos_token or '') }}{% endif %}"
+_SPACE = "{{ ' ' if answered else '' }}"
+
+TEMPLATES = {
+    # A single question as it is; longer dialogues as a transcript.
+    "plain": _BEGIN + _QUESTION + _SPACE + _ANSWER,
+    # Dialogues as HH-RLHF writes them. A system message opens the first human turn.
+    "hh": _BEGIN + _TURNS + _SPACE + _ANSWER,
+    # The Beaver models': one line, roles in capitals.
+    "safe-rlhf": _BEGIN
+    + "{{ 'BEGINNING OF CONVERSATION: ' }}{% for turn in asked %}"
+    + "{{ 'ASSISTANT: ' ~ turn['content'] ~ (eos_token or '</s>') if turn['role'] == 'assistant'"
+    + " else 'USER: ' ~ turn['content'] }}{{ ' ' }}{% endfor %}{{ 'ASSISTANT:' }}"
+    + _SPACE
+    + _ANSWER,
+    # Instruction and response under headings; earlier turns go into the instruction.
+    "alpaca": _BEGIN + "{{ '### Instruction:\\n' }}" + _QUESTION + "{{ '\\n\\n### Response:\\n' }}" + _ANSWER,
+    # Each turn between marks. The first mark may itself be the beginning of sequence.
+    "chatml": _ASKED
+    + "{{ bos_token if bos_token and bos_token != '<|im_start|>' else '' }}{% for turn in asked %}"
+    + "{{ '<|im_start|>' ~ turn['role'] ~ '\\n' ~ turn['content'] ~ '<|im_end|>\\n' }}{% endfor %}"
+    + "{{ '<|im_start|>assistant\\n' }}"
+    + _ANSWER,
+}
+
+
+def template_named(name: str, tokenizer: Any | None = None) -> str:
+    """The Jinja text of a named template, or of the tokenizer's own. UserError for an unknown or a missing one."""
+    wanted = name.removeprefix(ELSE)
+    if wanted not in TEMPLATES and name != OF_TOKENIZER:
+        known = ", ".join([*TEMPLATES, OF_TOKENIZER, f"{ELSE}NAME"])
+        raise UserError(f"there is no chat template {name!r}: use {known}")
+    own = getattr(tokenizer, "chat_template", None)
+    if name == OF_TOKENIZER and not own:
+        lacks = "this template comes with a model" if tokenizer is None else "this model has no chat template"
+        raise UserError(f"chat template {OF_TOKENIZER!r}: {lacks}; choose {', '.join(TEMPLATES)}")
+    if tokenizer is None or not own or wanted == name != OF_TOKENIZER:
+        return TEMPLATES[wanted]
+    chosen: str = tokenizer.get_chat_template()
+    return chosen
+
+
+def rendered(template: str, messages: Sequence[Message]) -> str:
+    """A named template's text without a tokenizer's marks for beginning and end of sequence.
+
+    It waits for the assistant's reply unless the last turn is one.
+    """
+    return _compiled(template).render(messages=as_dicts(messages), add_generation_prompt=True)
+
+
+@cache
+def _compiled(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def for_reading(messages: Sequence[Message]) -> str:
+    """What people and judges are shown: a single question as it is, longer dialogues with the speakers' names."""
+    if len(messages) == 1:
+        return messages[0].content
+    return "\n\n".join(f"{message.role.capitalize()}: {message.content}" for message in messages)
