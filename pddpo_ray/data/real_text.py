@@ -170,7 +170,7 @@ class _Tokens:
         from jinja2 import TemplateError
 
         try:
-            text, ids = self._renderer.text(messages), self._renderer.prompt_ids(messages)
+            text, ids = self._renderer.plain_prompt(messages), self._renderer.prompt_ids(messages)
         except TemplateError:
             self._refused.add(messages)
             return None
