@@ -9,6 +9,7 @@ gives the same explorer. Every draw is seeded by the candidates' ids, so it depe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ class OptimisticExplorer:
     Args:
         features: answers -> features [n, q] (whitened hidden states of the reference; one-hot in a table).
         baseline: answers of the baseline policy per prompt id; they centre the features and serve as comparators.
+            Further prompts come with `meet`.
         beta: KL weight of the run.
         multiplier: getter of the current multiplier, the weight of the cost bonus.
         seed: seed of the run.
@@ -77,22 +79,37 @@ class OptimisticExplorer:
         ess_floor: float = ESS_FLOOR,
         cost_bonus_scale: float = 1.0,
     ) -> None:
-        self._features, self._baseline, self._beta, self._multiplier = features, baseline, beta, multiplier
-        self._seed, self._k, self._s0, self._picks = seed, k, s0, picks
+        self._features, self._beta, self._multiplier = features, beta, multiplier
+        self._seed, self._k, self._s0, self._weight, self._picks = seed, k, s0, weight, picks
         self._kind, self._comparator, self._weights = bonus, comparator, weights
         self._proposal_weight, self._ess_floor, self._cost_bonus_scale = proposal_weight, ess_floor, cost_bonus_scale
-        pool = pool_features(features, baseline)
-        self._centres = centres(pool)
-        self._pool = {prompt: rows - self._centres[prompt] for prompt, rows in pool.items()}
-        dimension = len(next(iter(self._centres.values())))
-        self._uncertainty = _uncertainty(bonus, dimension, k=k, s0=s0, weight=weight, seed=seed)
+        self._baseline: dict[str, Sequence[Response]] = {}
+        self._centres: dict[str, Array] = {}
+        self._pool: dict[str, Array] = {}
         self._seen: set[str] = set()
         self._metrics: dict[str, float] = {}
+        self.meet(baseline)
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """`explore/...` of the last `choose`."""
         return self._metrics
+
+    def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None:
+        """Takes up prompts with the baseline's answers to them; a prompt that was met before keeps its own."""
+        new = {prompt: answers for prompt, answers in baseline.items() if prompt not in self._baseline}
+        if not new:
+            return
+        pool = pool_features(self._features, new)
+        self._baseline |= new
+        self._centres |= centres(pool)
+        self._pool |= {prompt: rows - self._centres[prompt] for prompt, rows in pool.items()}
+
+    @cached_property
+    def _uncertainty(self) -> Uncertainty:
+        """What was observed so far; as wide as the features, which the first prompt shows."""
+        dimension = len(next(iter(self._centres.values())))
+        return _uncertainty(self._kind, dimension, k=self._k, s0=self._s0, weight=self._weight, seed=self._seed)
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Up to `picks` pairs per candidate set, in the order in which a labeller sees them (random sides).
@@ -147,8 +164,8 @@ class OptimisticExplorer:
             return
         features = self._features([response for pair in fresh for response in (pair.first, pair.second)])
         for pair, first, second in zip(fresh, features[::2], features[1::2], strict=True):
-            # No round asks the prompts of pairs from files, so they have no baseline answers: the middle of such a
-            # prompt's first pair stands in. What is learnt from a comparison, the difference, does not depend on it.
+            # Prompts of pairs from files have no baseline answers until a round asks them: the middle of the prompt's
+            # first pair stands in. What is learnt from a comparison, the difference, does not depend on it.
             centre = self._centres.setdefault(pair.prompt.id, (first + second) / 2)
             first, second = first - centre, second - centre
             self._seen.add(pair.id)

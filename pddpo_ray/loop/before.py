@@ -6,27 +6,40 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.sampling import Proposal, RolloutController
-from pddpo_ray.records import Decoding, LabelledPair, Pair, PolicyVersion, Response, Verdict
+from pddpo_ray.records import Decoding, LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.theory.seeds import generator
+
+WHOLE_POOL_ROUNDS = 4
+"""Pools of all prompts are drawn before the first round where so many rounds ask as many prompts as there are."""
+CALIBRATION = "calibration"
 
 
 def proposal_of(config: Config, prompts: int) -> Proposal:
     """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
 
-    The pool of proposals doubles as the calibration set of the features.
+    With few prompts the pool of proposals doubles as the calibration set of the features; with many, a round draws
+    what its own prompts need.
     """
     explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
     candidates = config.rollout.candidates
-    pool = max(candidates, math.ceil(config.explore.calibration / prompts))
-    share = 0.5 if explores else 0.0
-    return Proposal(candidates, share, config.rollout.proposal_temperature, pool)
+    proposal = Proposal(candidates, 0.5 if explores else 0.0, config.rollout.proposal_temperature)
+    if whole_pools(config, prompts):
+        return replace(proposal, pool=max(candidates, math.ceil(config.explore.calibration / prompts)))
+    settings = config.explore
+    return replace(proposal, pool=0, baseline=settings.baseline_answers, baseline_top_p=settings.baseline_top_p)
+
+
+def whole_pools(config: Config, prompts: int) -> bool:
+    """Whether the reference answers all prompts before the first round, in one go, or those of a round in the round."""
+    tabular = isinstance(config.world, TabularWorldConfig)
+    return tabular or prompts <= WHOLE_POOL_ROUNDS * config.explore.prompts
 
 
 def record_reference(journal: Journal, backends: Backends) -> None:
@@ -42,30 +55,41 @@ def record_reference(journal: Journal, backends: Backends) -> None:
         )
 
 
-def draw_pools(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool
-) -> dict[str, list[Response]]:
-    """The baseline's answers by prompt, and the pool of proposals; drawn once, before the first round."""
+def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool) -> None:
+    """The baseline's answers and the pool of proposals, or with many prompts the features' calibration set alone."""
     if not online:
-        return {}
+        return
     proposal = proposal_of(config, len(backends.prompts))
-    answers = _baseline_answers(config, journal, backends, rollout)
-    if proposal.from_reference or backends.whiten:
-        wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
-        _pool(journal, backends, rollout, "proposal", backends.reference, proposal.pool, wide)
-    by_prompt: dict[str, list[Response]] = {}
-    for response in answers:
-        by_prompt.setdefault(response.prompt.id, []).append(response)
-    return by_prompt
+    wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
+    if proposal.baseline == 0:
+        _draw_baseline(config, journal, backends, rollout)
+        if proposal.from_reference or backends.whiten:
+            _pool(journal, rollout, "proposal", backends.prompts, backends.reference, proposal.pool, wide)
+    elif backends.whiten:
+        order = generator(config.seed, "calibration").permutation(len(backends.prompts))
+        prompts = [backends.prompts[index] for index in order[: config.explore.calibration]]
+        each = calibration_size(config, len(backends.prompts)) // len(prompts)
+        _pool(journal, rollout, CALIBRATION, prompts, backends.reference, each, wide)
 
 
-def _baseline_answers(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
-) -> list[Response]:
+def calibration_size(config: Config, prompts: int) -> int:
+    """How many answers the features are whitened on: the same number for each prompt that is asked for it."""
+    pool = proposal_of(config, prompts).pool
+    asked = prompts if pool else min(prompts, config.explore.calibration)
+    return asked * (pool or math.ceil(config.explore.calibration / asked))
+
+
+def calibration_answers(journal: Journal) -> list[Response]:
+    """Answers of the reference on which the features are whitened."""
+    return journal.samples(0, CALIBRATION) or journal.samples(0, "proposal")
+
+
+def _draw_baseline(config: Config, journal: Journal, backends: Backends, rollout: RolloutController) -> None:
     count = config.explore.baseline_answers
     if not callable(backends.baseline):
         version, decoding = backends.baseline
-        return _pool(journal, backends, rollout, "baseline", version, count, decoding)
+        _pool(journal, rollout, "baseline", backends.prompts, version, count, decoding)
+        return
     given = backends.baseline(count)
 
     def add() -> int:
@@ -74,14 +98,13 @@ def _baseline_answers(
         return len(answers)
 
     journal.once("pool-baseline", add)
-    return journal.samples(0, "baseline")
 
 
 def _pool(
     journal: Journal,
-    backends: Backends,
     rollout: RolloutController,
     purpose: str,
+    prompts: Sequence[Prompt],
     version: PolicyVersion,
     count: int,
     decoding: Decoding,
@@ -89,7 +112,7 @@ def _pool(
     """`count` answers per prompt; the version is delivered only if they were not drawn before."""
     if f"pool-{purpose}" not in {entry.phase for entry in journal.phases(0)}:
         rollout.publish(version)
-    return rollout.pool(purpose, backends.prompts, version, count, decoding)
+    return rollout.pool(purpose, prompts, version, count, decoding)
 
 
 def offline_pairs(
@@ -115,18 +138,23 @@ def offline_pairs(
         journal.once("offline", add)
         labelled = [entry.labelled for entry in journal.pairs(0)]
     else:
-        per_prompt = 2 * math.ceil(1.25 * config.offline.pairs / len(backends.prompts))
+        per_prompt = offline_answers(config.offline.pairs, len(backends.prompts))
         narrow = Decoding(top_p=config.offline.top_p, max_tokens=config.rollout.max_tokens)
-        answers = _pool(journal, backends, rollout, "offline", backends.reference, per_prompt, narrow)
+        answers = _pool(journal, rollout, "offline", backends.prompts, backends.reference, per_prompt, narrow)
         pairs = neighbours(answers, per_prompt, config.offline.pairs)
         if config.offline.extra:
-            per_prompt = 2 * math.ceil(1.25 * config.offline.extra / len(backends.prompts))
+            per_prompt = offline_answers(config.offline.extra, len(backends.prompts))
             whole = Decoding(max_tokens=config.rollout.max_tokens)
-            answers = _pool(journal, backends, rollout, "extra", backends.reference, per_prompt, whole)
+            answers = _pool(journal, rollout, "extra", backends.prompts, backends.reference, per_prompt, whole)
             pairs += neighbours(answers, per_prompt, config.offline.extra, "0-extra-pair")
         journal.once("offline", lambda: journal.add_pair_questions(pairs))
         labelled = feedback.compare(pairs)
     preferences.extend(with_reward_share(labelled, config.offline.reward_share, config.seed))
+
+
+def offline_answers(pairs: int, prompts: int) -> int:
+    """Answers per prompt for so many pairs: a quarter more, since two equal ones make no pair."""
+    return 2 * math.ceil(1.25 * pairs / prompts)
 
 
 def with_reward_share(labelled: Sequence[LabelledPair], share: float, seed: int) -> list[LabelledPair]:

@@ -11,7 +11,7 @@ from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.before import draw_pools, offline_pairs, proposal_of, record_reference
+from pddpo_ray.loop.before import calibration_answers, draw_pools, offline_pairs, proposal_of, record_reference
 from pddpo_ray.loop.dual_state import dual_state
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.exploring import ExplorationController
@@ -35,7 +35,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         fit_plan(config),
         seed=config.seed,
         constraints=len(config.constraints),
-        baseline=lambda: journal.samples(0, "baseline"),
+        baseline=lambda: journal.samples(purpose="baseline"),
     )
     decoding = Decoding(max_tokens=config.rollout.max_tokens)
     rollout = RolloutController(
@@ -50,7 +50,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     )
     record_reference(journal, backends)
     feedback = feedback_of(config, journal, backends, rollout)
-    baseline = draw_pools(config, journal, backends, rollout, online)
+    draw_pools(config, journal, backends, rollout, online)
     preferences = Preferences(journal, backends.store, tuple(config.thresholds))
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
@@ -60,7 +60,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     dual = DualController(owner, journal)
     explorer = None
     if online:
-        explorer = _exploration(config, journal, backends, trainer, dual, baseline)
+        explorer = _exploration(config, journal, backends, trainer, dual)
     return Parts(
         journal=journal,
         trainer=trainer,
@@ -135,7 +135,6 @@ def _exploration(
     backends: Backends,
     trainer: TrainerController,
     dual: DualController,
-    baseline: dict[str, list[Response]],
 ) -> ExplorationController:
     settings = config.explore
     features = _features(config, journal, backends, trainer)
@@ -144,7 +143,7 @@ def _exploration(
     def explorer(bonus: BonusKind) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
-            baseline=baseline,
+            baseline={},
             beta=config.beta,
             multiplier=lambda: sum(dual.multipliers.values()),
             seed=config.seed,
@@ -167,7 +166,7 @@ def _exploration(
 
 
 def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
-    """Features of answers, whitened on the pool of proposals; the whitening is an artifact and never fitted again."""
+    """Features of answers, whitened on the reference's answers; the whitening is an artifact and never fitted again."""
     if not backends.whiten:
         return trainer.features
     return _whitened_on(None, config, journal, backends, trainer)
@@ -180,10 +179,10 @@ def _whitened_on(
     backends: Backends,
     trainer: TrainerController,
 ) -> Features:
-    """Whitened features; the calibration answers are the pool of proposals unless others are given."""
+    """Whitened features; on the calibration answers unless others are given."""
 
     def fit() -> dict[str, str]:
-        hidden = trainer.features(journal.samples(0, "proposal") if answers is None else answers)
+        hidden = trainer.features(calibration_answers(journal) if answers is None else answers)
         fitted = fit_whitening(hidden, config.explore.rank, seed=config.seed, norm_clip=config.explore.feature_clip)
         tensors = {"mean": fitted.mean, "projection": fitted.projection}
         path, sha256 = backends.store.write_tensors("whitening", tensors)

@@ -17,6 +17,8 @@ from pddpo_ray.theory.margins import bonus_margin
 class Chooser(Protocol):
     """An explorer with something to say about itself (`explore/...`)."""
 
+    def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None: ...
+
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]: ...
 
     def select(self, pairs: Sequence[Pair], keep: int, random_share: float) -> list[Pair]: ...
@@ -30,6 +32,8 @@ class Chooser(Protocol):
 class BonusSource(Protocol):
     """Bonuses of any answers under the pairs seen so far, for a bonus in the loss."""
 
+    def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None: ...
+
     def update(self, pairs: Sequence[Pair]) -> None: ...
 
     def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
@@ -38,7 +42,8 @@ class BonusSource(Protocol):
 
 
 class ExplorationController:
-    """Journals what an explorer chooses. On a restart the pairs of finished rounds are shown to it again.
+    """Journals what an explorer chooses. On a restart it is shown again what it saw in the finished rounds: the
+    baseline's answers to prompts that were new in a round, then the round's pairs.
 
     `bonus` is what the paper's mode puts into the loss; there the explorer itself chooses without a bonus. `answers`
     are all answers of a table, prompt by prompt (empty: they cannot be listed). With `keep`, only that many of the
@@ -62,12 +67,14 @@ class ExplorationController:
         self._keep = keep
         self._keep_random = keep_random
         for number in range(journal.next_round):
+            self._meet(number)
             known = journal.pair_questions(number)
             if known:
                 self.update(known)
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Pairs to be labelled, with ids that are unique in the run."""
+        self._meet(self._journal.round)
         self._journal.once("explore", lambda: self._choose(candidates))
         return self._journal.pair_questions(self._journal.round)
 
@@ -76,6 +83,14 @@ class ExplorationController:
         self._explorer.update(pairs)
         if self._bonus is not None:
             self._bonus.update(pairs)
+
+    def _meet(self, round_: int) -> None:
+        baseline: dict[str, list[Response]] = {}
+        for answer in self._journal.samples(round_, "baseline"):
+            baseline.setdefault(answer.prompt.id, []).append(answer)
+        self._explorer.meet(baseline)
+        if self._bonus is not None:
+            self._bonus.meet(baseline)
 
     def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
         """The stage's bonus inside its loss (paper.md §9): a margin for every row, and the bonus of all answers."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from pddpo_ray.config import (
     BudgetRefit,
     DeterminantRefit,
@@ -53,6 +55,8 @@ from pddpo_ray.theory.refit import (
 from pddpo_ray.theory.seeds import generator, seed_of
 
 Fit = TypeVar("Fit", bound=FitConfig)
+LARGEST_CALL = 4096
+"""Answers in one call of the backend at most: a call has a deadline, and what it was for is asked again when lost."""
 CARRY_MAX = 2.0
 """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
@@ -192,11 +196,11 @@ class TrainerController:
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""
-        return _counted(self._backend.log_probs(policy, responses), responses, "log-probabilities")
+        return _in_parts(lambda part: self._backend.log_probs(policy, part), responses, "log-probabilities")
 
     def features(self, responses: Sequence[Response]) -> Array:
         """Features of the frozen reference. -> [n, h]"""
-        return _counted(self._backend.features(responses), responses, "features")
+        return _in_parts(self._backend.features, responses, "features")
 
     def _fit(self, objective: Objective, rows: Sequence[PairRow], link: int) -> int:
         round_, multiplier = self._journal.round, objective.multiplier
@@ -330,7 +334,13 @@ def start_of(
     return Start(objective.base, plus=previous.version, minus=versions[previous.base], scale=scale)
 
 
-def _counted(values: Array, responses: Sequence[Response], what: str) -> Array:
-    if len(values) != len(responses):
-        raise RunError(f"the trainer was asked for {what} of {len(responses)} answers and returned {len(values)}")
-    return values
+def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequence[Response], what: str) -> Array:
+    """`compute` of all answers, at most `LARGEST_CALL` in a call. -> [n, ...]"""
+    parts = []
+    for begin in range(0, max(1, len(responses)), LARGEST_CALL):
+        part = responses[begin : begin + LARGEST_CALL]
+        values = compute(part)
+        if len(values) != len(part):
+            raise RunError(f"the trainer was asked for {what} of {len(part)} answers and returned {len(values)}")
+        parts.append(values)
+    return np.concatenate(parts)

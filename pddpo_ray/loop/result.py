@@ -131,7 +131,7 @@ def _counts(journal: JournalReader) -> dict[str, Any]:
         seconds["comparison"] = comparison
     for entry in journal.phases():
         seconds[entry.phase] = seconds.get(entry.phase, 0.0) + entry.seconds
-    purposes = ("cost", "candidate", "proposal", "baseline", "offline")
+    purposes = ("cost", "candidate", "proposal", "baseline", "calibration", "offline")
     tokens = sum(total(f"rollout/{purpose}_tokens") for purpose in purposes)
     sampling = sum(total(f"rollout/{purpose}_seconds") for purpose in purposes)
     deliveries = journal.deliveries()

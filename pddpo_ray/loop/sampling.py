@@ -52,13 +52,16 @@ class Proposal:
 
     `share` of them come from the reference at `temperature` (0: all from the round's policy). With `pool` > 0 that many
     answers per prompt are drawn once, before the first round, and every round picks among them; with 0 the reference
-    is delivered and sampled in every round.
+    is delivered and sampled in every round. It then gives `baseline` answers, with a nucleus of `baseline_top_p`, to
+    each prompt that no round asked before (0: all prompts have theirs).
     """
 
     candidates: int = 16
     share: float = 0.5
     temperature: float = 1.1
     pool: int = 64
+    baseline: int = 0
+    baseline_top_p: float = 1.0
 
     @property
     def from_reference(self) -> int:
@@ -195,6 +198,7 @@ class RolloutController:
             raise RunError(
                 f"round {self._journal.round}: candidates were drawn for other prompts than are asked for now"
             )
+        self._draw_baseline(prompts)
         if proposed and not self._proposal.pool:
             wide = replace(self._decoding, temperature=self._proposal.temperature)
             self._published.add(self._reference.number)
@@ -217,6 +221,17 @@ class RolloutController:
             }
             for index, responses in enumerate(sets)
         ]
+
+    def _draw_baseline(self, prompts: Sequence[Prompt]) -> None:
+        """The baseline's answers to those prompts that have none yet, drawn from the reference."""
+        if not self._proposal.baseline:
+            return
+        known = {answer.prompt.id for answer in self._journal.samples(purpose="baseline")}
+        new = list({prompt.id: prompt for prompt in prompts if prompt.id not in known}.values())
+        if new:
+            self._published.add(self._reference.number)
+            narrow = replace(self._decoding, top_p=self._proposal.baseline_top_p)
+            self._draw_and_add([Wanted("baseline", new, self._proposal.baseline)], self._reference, narrow)
 
     def _from_pool(self, prompts: Sequence[Prompt], count: int) -> list[Response]:
         """`count` answers per prompt out of the pool of proposals, without repetition within a round's set."""

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.machine import GIB, Machine
+from pddpo_ray.plan.work import work, work_rows
 from pddpo_ray.rollout.delivery import Device
-from pddpo_ray.training.memory import Sizes, memory_need
+from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.grammar import Grammar
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
@@ -73,6 +74,8 @@ class Memory:
     count: int
     where: Literal["host", "device"]
     bytes_by_purpose: Mapping[str, float]
+    before_rounds: bool = False
+    """Whether it is given back before the first round."""
 
     @property
     def each(self) -> float:
@@ -183,7 +186,7 @@ def _short_of_units(config: Config, machine: Machine, device: Device) -> str | N
 
 def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | None:
     needs = memory(config, model_shape(config), device)
-    host = sum(need.count * need.each for need in needs if need.where == "host")
+    host = host_bytes(needs)
     if host > machine.memory_bytes:
         return (
             f"the recipe needs about {host / GIB:.1f} GiB of memory, this machine has "
@@ -276,6 +279,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
     if where == "device" and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared":
         trainer, rollout = time_shared_bytes(trainer, rollout)
     needs = [
+        *scorer_memory(config, shape, device),
         Memory("trainer", config.trainer.workers, where, trainer),
         Memory("rollout", config.rollout.engines, where, rollout),
     ]
@@ -285,6 +289,35 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
             Memory("rollout process", config.rollout.engines, "host", {"runtime": RUNTIME_BYTES["rollout"]}),
         ]
     return (*needs, driver)
+
+
+def host_bytes(needs: Sequence[Memory]) -> float:
+    """The most that this machine holds at a time: what the rounds hold, or what is given back before the first one."""
+    parts = [need for need in needs if need.where == "host"]
+    early = sum(need.count * need.each for need in parts if need.before_rounds)
+    resident = ("weights", "runtime", "cache")
+    held = sum(need.count * need.bytes_by_purpose.get(key, 0.0) for need in parts for key in resident)
+    return max(early + held, sum(need.count * need.each for need in parts if not need.before_rounds))
+
+
+def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
+    """Reward and cost model: AdamW on all of their float32 weights where they are trained, then the weights alone.
+
+    A model that is given counts as large as the policy; where the recipe names it by hub name its size is not known.
+    """
+    if not isinstance(config.feedback, ModelFeedback):
+        return ()
+    weights, runtime = 4.0 * shape.parameters, {}
+    if isinstance(config.cluster, RayCluster):
+        runtime = {"runtime": RUNTIME_BYTES["trainer"]}
+    where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
+    needs = [Memory("reward and cost models", 2, where, {"models": weights, **runtime})]
+    if None in (config.feedback.reward, config.feedback.cost):
+        tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
+        activations = layer_bytes(tokens, Sizes(shape.hidden, shape.layers))
+        purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
+        needs.append(Memory("scorer training", 1, "host", purposes, before_rounds=True))
+    return tuple(needs)
 
 
 def trainer_bytes(config: Config, shape: ModelShape) -> dict[str, float]:
@@ -391,6 +424,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "parameters": shape.parameters if shape else 0,
         "memory": [{**asdict(need), "bytes_each": need.each} for need in memory(config, shape, device)],
         "stored_bytes": stored_bytes(config, shape),
+        "work": work(config),
         "labels": labels(config),
     }
 
@@ -431,6 +465,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
     return [
         (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),
         (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),
+        ("work", work_rows(plan["work"])),
         ("labels", label_rows),
     ]
 

@@ -77,7 +77,7 @@ class Evaluation:
         for text that may be harmful (paper.md §16). The baseline's answers are left out."""
         if self._world.cost_of is None:
             return {}
-        baseline = {answer.id for answer in self._journal.samples(0, "baseline")}
+        baseline = {answer.id for answer in self._journal.samples(purpose="baseline")}
         pairs = [entry.labelled.pair for entry in self._journal.pairs(round_)]
         shown = [answer for pair in pairs for answer in (pair.first, pair.second) if answer.id not in baseline]
         if not shown:

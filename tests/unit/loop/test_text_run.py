@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.plan.work import work
 from pddpo_ray.storage.folders import JOURNAL
 from tests.unit.loop.small_run import story
 
@@ -60,5 +62,10 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
     assert 0.0 <= whole["off_support_last"] < 1.0
     with read_journal(tmp_path / "whole" / "run" / JOURNAL, "run") as journal:
         deliveries = journal.deliveries()
+        drawn = {number: Counter(sample.id.split("-")[1] for sample in journal.samples(number)) for number in range(4)}
     assert all(entry.verified and entry.canary_difference < 1e-4 for entry in deliveries if entry.canary_difference)
     assert {entry.delivery.version for entry in deliveries} == {0, 2, 4, 6}
+    planned = work(tiny_text())
+    assert [drawn[number] for number in range(4)] == [
+        planned[name]["answers"] for name in ("before", "first_round", "round", "round")
+    ]
