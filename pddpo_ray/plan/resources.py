@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
-from pddpo_ray.plan.machine import GIB, Machine
+from pddpo_ray.machine import GIB, Machine
 from pddpo_ray.plan.work import work, work_rows
 from pddpo_ray.rollout.delivery import Device
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
@@ -462,10 +462,11 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         ("offline", f"{asked['offline']:,}", "there before the first round"),
         ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
     ]
+    worked = [("work", work_rows(plan["work"]))] if plan["parameters"] else []
     return [
         (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),
         (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),
-        ("work", work_rows(plan["work"])),
+        *worked,
         ("labels", label_rows),
     ]
 

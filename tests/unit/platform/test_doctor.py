@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pddpo_ray.cli.main import main
+from pddpo_ray.machine import GIB, Gpu, Machine
 from pddpo_ray.plan import doctor
 from pddpo_ray.plan.doctor import Facts, Finding, RayFacts, build_from_text, gather, try_import
-from pddpo_ray.plan.machine import GIB, Gpu, Machine
 
 HEALTHY = Facts(
     python=(3, 11),

@@ -11,12 +11,13 @@ import pytest
 from pddpo_ray.config import Config
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.plan.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.machine import GIB, Gpu, Machine, visible_gpus
 from pddpo_ray.plan.resources import (
     Bundle,
     ModelShape,
     bundles,
     device_of,
+    host_bytes,
     labels,
     make_plan,
     memory,
@@ -289,6 +290,20 @@ def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
     assert labels(load("pd-dpo", overrides))["preferences"] == 0
 
 
+def test_scorers_that_are_trained_count_their_optimiser_and_give_it_back_before_the_rounds() -> None:
+    config = load("text-world-scorers", ["scorers.fit.batch_pairs=4", "cluster={mode: in-process}"])
+    shape = ModelShape(1_000_000, 100, 10, 1_000, 0, 50)
+    needs = {need.part: need for need in memory(config, shape, "cpu")}
+    assert needs["reward and cost models"].count == 2
+    assert needs["reward and cost models"].each == 4e6
+    # two texts a pair; 34 bytes a token, layer and hidden unit at 2 bytes a number, twice that in float32
+    assert needs["scorer training"].each == 16e6 + 2 * 4 * 50 * 100 * 10 * 34 * 2
+    kept = sum(needs[part].each * needs[part].count for part in needs if part != "scorer training")
+    held = sum(needs["trainer"].bytes_by_purpose[key] for key in ("weights",)) + needs["driver"].each
+    held += needs["rollout"].each
+    assert host_bytes(tuple(needs.values())) == max(kept, needs["scorer training"].each + held)
+
+
 # --- together --------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +313,7 @@ def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> Non
     plan = make_plan(load(recipe), machine)
     assert json.loads(json.dumps(plan)) == plan
     headings = [heading for heading, _ in plan_lines(plan)]
-    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", "labels"]
+    work = [] if recipe == "tabular" else ["work"]
+    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", *work, "labels"]
     for _, rows in plan_lines(plan):
         assert len({len(row) for row in rows}) == 1
