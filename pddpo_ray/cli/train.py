@@ -14,7 +14,7 @@ import typer
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
-from pddpo_ray.machine import Machine, inspect_machine
+from pddpo_ray.loop.machine import Machine, inspect_machine
 
 
 class Runner(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 
 from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.machine import inspect_machine
+from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.storage.artifacts import file_sha256
 
 PACKAGE = "pddpo-ray"

@@ -23,7 +23,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from pddpo_ray.machine import GIB, Machine, inspect_machine
+from pddpo_ray.loop.machine import GIB, Machine, inspect_machine
 
 Status = Literal["ok", "warn", "fail"]
 

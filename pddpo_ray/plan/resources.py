@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
-from pddpo_ray.machine import GIB, Machine
+from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.plan.work import work, work_rows
 from pddpo_ray.rollout.delivery import Device
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pddpo_ray.config import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout, load, recipe_names
-from pddpo_ray.machine import GIB
+from pddpo_ray.loop.machine import GIB
 from pddpo_ray.plan.resources import ModelShape, bundles, memory
 from pddpo_ray.plan.work import work_before
 

@@ -17,8 +17,8 @@ from pddpo_ray.cli.main import VERBS, main
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.machine import GIB, Machine
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "deepspeed", "peft", "numpy", "scipy", "sqlalchemy")
 
@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two CPUs and no cluster, whatever machine the tests run on."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("pddpo_ray.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
+    monkeypatch.setattr("pddpo_ray.loop.machine.inspect_machine", lambda: Machine(cpus=2, memory_bytes=24 * GIB))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from pddpo_ray.config import Config
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
-from pddpo_ray.machine import GIB, Gpu, Machine, visible_gpus
+from pddpo_ray.loop.machine import GIB, Gpu, Machine, visible_gpus
 from pddpo_ray.plan.resources import (
     Bundle,
     ModelShape,
