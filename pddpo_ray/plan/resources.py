@@ -410,6 +410,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
     device = device_of(config, machine)
     shape = model_shape(config)
     placed = placement(config, device)
+    needs = memory(config, shape, device)
     return {
         "cluster": config.cluster.mode,
         "layout": placed.layout,
@@ -422,7 +423,8 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         },
         "resources": [asdict(bundle) for bundle in placed.bundles],
         "parameters": shape.parameters if shape else 0,
-        "memory": [{**asdict(need), "bytes_each": need.each} for need in memory(config, shape, device)],
+        "memory": [{**asdict(need), "bytes_each": need.each} for need in needs],
+        "host_bytes": host_bytes(needs),
         "stored_bytes": stored_bytes(config, shape),
         "work": work(config),
         "labels": labels(config),
@@ -455,6 +457,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         )
         for row in plan["memory"]
     ]
+    memory_rows.append(("in all", _size(plan["host_bytes"]), "(host)", "the most at a time"))
     asked = plan["labels"]
     label_rows: list[Sequence[str]] = [
         ("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round"),
