@@ -26,7 +26,6 @@ Array = NDArray[np.float64]
 
 RHO = (0.02, 0.1, 0.25, 0.4, 0.55, 0.75)
 """Truths that the bets are made for, as shares of the limit."""
-XTOL = 1e-14
 
 
 def first_certified(values: ArrayLike, limit: float, level: float) -> int | None:
@@ -51,7 +50,7 @@ def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
     def missing(mean: float) -> float:
         return float(_log_mean(gained - array.size * np.log1p(-bets * mean))) - wanted
 
-    return 1.0 if missing(1.0) <= 0 else float(brentq(missing, 0.0, 1.0, xtol=XTOL))
+    return 1.0 if missing(1.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 
 
 def first_rejected(values: ArrayLike, limit: float, level: float) -> int | None:
@@ -71,7 +70,7 @@ def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
     def missing(mean: float) -> float:
         return float(_log_mean(gained - array.size * np.log1p(-bets * (1.0 - mean)))) - wanted
 
-    return 0.0 if missing(0.0) <= 0 else float(brentq(missing, 0.0, 1.0, xtol=XTOL))
+    return 0.0 if missing(0.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 
 
 def log_wealth(values: Array, limit: float, *, above: bool = False) -> Array:

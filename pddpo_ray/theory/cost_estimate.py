@@ -69,7 +69,7 @@ def bias_allowance(shares: ArrayLike, labels_each: int, cost_max: float) -> floa
 
     The plug-in bias itself is too noisy to subtract; its size is reported and widens the interval.
     """
-    counts = np.rint(np.asarray(shares, dtype=np.float64) * labels_each).astype(np.int64)
+    counts = np.rint(np.asarray(shares) * labels_each).astype(np.int64)
     return BIAS_FACTOR * float(np.mean(_bias_sizes(labels_each, cost_max)[counts]))
 
 
@@ -82,7 +82,7 @@ def _bias_sizes(labels_each: int, cost_max: float) -> Array:
 
 def logit_noise(shares: ArrayLike, labels_each: int, cost_max: float) -> Array:
     """Variance that label noise gives the clipped logit, at each response's own clipped estimate. [N] -> [N]"""
-    counts = np.rint(np.asarray(shares, dtype=np.float64) * labels_each).astype(np.int64)
+    counts = np.rint(np.asarray(shares) * labels_each).astype(np.int64)
     return _noise_sizes(labels_each, cost_max)[counts]
 
 
@@ -122,19 +122,21 @@ def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
 
     Abstained, failed and missing labels never become numbers: RunError says how many responses lack how many.
     """
-    rows = [[label for label in item.labels if label in (Verdict.SAFE, Verdict.UNSAFE)] for item in verdicts]
-    lacking = [(item.response.id, labels_each - len(row)) for item, row in zip(verdicts, rows, strict=True)]
-    lacking = [(name, missing) for name, missing in lacking if missing > 0]
+    rows = [
+        (item.response.id, [label for label in item.labels if label in (Verdict.SAFE, Verdict.UNSAFE)])
+        for item in verdicts
+    ]
+    lacking = [(name, labels_each - len(row)) for name, row in rows if len(row) < labels_each]
     if lacking:
         raise RunError(
             f"cost estimate: {len(lacking)} of {len(verdicts)} responses lack safety labels "
             f"({sum(missing for _, missing in lacking)} missing in all, first {lacking[0][0]} lacks {lacking[0][1]} of "
             f"{labels_each}); ask again or lower feedback.labels_each"
         )
-    surplus = [item.response.id for item, row in zip(verdicts, rows, strict=True) if len(row) > labels_each]
+    surplus = [name for name, row in rows if len(row) > labels_each]
     if surplus:
         raise RunError(f"cost estimate: {surplus[0]} has more than {labels_each} labels; pick exactly that many")
-    return np.array([np.mean([label is Verdict.UNSAFE for label in row]) for row in rows], dtype=np.float64)
+    return np.array([row.count(Verdict.UNSAFE) / labels_each for _, row in rows])
 
 
 def estimate_cost(

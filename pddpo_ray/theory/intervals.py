@@ -74,4 +74,4 @@ def _group_means(values: Array, groups: Sequence[Hashable]) -> Array:
     by_group: dict[Hashable, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
         by_group.setdefault(group, []).append(float(value))
-    return np.array([np.mean(members) for members in by_group.values()], dtype=np.float64)
+    return np.array([np.mean(members) for members in by_group.values()])

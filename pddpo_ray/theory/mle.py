@@ -201,7 +201,8 @@ def _value_and_slope(
     """Objective and its gradient. -> [], [X Y]"""
     weight = alpha * wins.sum()
     log_policy = log_softmax(log_base - scores / temperature, axis=1)
-    term = float(np.sum(np.where(answers > 0, answers * log_policy, 0.0)))
+    given = answers > 0  # elsewhere the policy may be 0, and 0 times its logarithm is no number
+    term = float(np.sum(answers[given] * log_policy[given]))
     value = float(negative_log_likelihood(scores, wins).sum()) + weight * term
     pull = (answers.sum(axis=1, keepdims=True) * np.exp(log_policy) - answers) / temperature
     return value, (gradient(scores, wins, ridge=RIDGE) + weight * pull).ravel()
