@@ -507,7 +507,7 @@ def test_the_newest_answers_begin_with_those_of_the_reference() -> None:
     journal: Any = Rounds()
     journal.labelled = {(n, "cost"): [10 * n, 10 * n + 1] for n in (-1, 0, 1, 2)}
     parts: Any = Asked([], "", journal=journal)
-    asked = [newest_answers(parts, count, before) for count, before in ((2, 2), (3, 2), (9, 2), (1, 1), (2, 3))]
+    asked: Any = [newest_answers(parts, count, before) for count, before in ((2, 2), (3, 2), (9, 2), (1, 1), (2, 3))]
     assert asked == [[10, 11], [1, 10, 11], [0, 1, 10, 11], [1], [20, 21]]
 
 
