@@ -222,7 +222,8 @@ def test_streams_of_labels_are_kept_apart() -> None:
     assert model.information == pytest.approx(0.5 * math.log(1 + 0.25 * 4 * (v @ v)))
     model.start_batch(np.random.default_rng(0))
     for index, stage in enumerate(("reward", "cost")):
-        expected = 1.5 * np.sqrt(np.diag(np.linalg.inv(model.designs[stage].matrix)))  # type: ignore[index]
+        matrix: Any = model.designs[stage].matrix  # type: ignore[index]
+        expected = 1.5 * np.sqrt(np.diag(np.linalg.inv(matrix)))
         np.testing.assert_allclose(model.bonuses("x", np.eye(2))[index], expected)
     guess = ThompsonBonus(2, k=1.5, s0=2.0)
     assert guess.weight == 0.25
@@ -244,8 +245,11 @@ def test_matrices_by_hand() -> None:
     assert stack.log_determinant == pytest.approx(2 * more.log_determinant)
     np.testing.assert_allclose(inverse(more.matrix) @ more.matrix, np.eye(2), atol=1e-12)
     row = np.array([0.5, -1.0])
-    expected = np.linalg.inv(more.matrix + 0.25 * np.outer(row, row))
-    np.testing.assert_allclose(sherman_morrison(np.linalg.inv(more.matrix), row), expected)
+    whole: Any = more.matrix
+    expected: Any = np.linalg.inv(whole + 0.25 * np.outer(row, row))
+    known: Any = np.linalg.inv(whole)
+    updated: Any = sherman_morrison(known, row)
+    np.testing.assert_allclose(updated, expected)
     for s0 in (0.0, -1.0):
         with pytest.raises(ValueError, match="must be above 0"):
             empty_design(2, s0=s0)
@@ -306,7 +310,7 @@ def test_whitened_rows_by_hand() -> None:
     rows = np.array([[2.0, 9.0, 0.5], [1.0, 5.0, 0.0], [11.0, 0.0, 0.0]])
     expected = np.array([[2.0, 2.0], [0.0, 0.0], [3.0 * math.sqrt(2), 0.0]]) / math.sqrt(2)
     np.testing.assert_allclose(whitening.apply(rows), expected)
-    single = rows.astype(np.float32) + np.float32(0.3)
+    single: Any = rows.astype(np.float32) + np.float32(0.3)
     np.testing.assert_array_equal(whitening.apply(single), whitening.apply(single.astype(np.float64)))
 
 

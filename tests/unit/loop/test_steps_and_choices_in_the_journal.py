@@ -1,0 +1,195 @@
+"""What the dual and the exploration part write down and read back, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.exploring import ExplorationController
+from pddpo_ray.records import CandidateSet, CostEstimate, LabelledPair, LossBonus, Pair, PairRow, Response, Verdict
+from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.worlds.tabular import trap_world
+
+WORLD = trap_world()
+ANSWERS = [WORLD.response(x, y, f"a{x}{y}") for x in range(3) for y in range(4)]
+PAIRS = [Pair(f"x{i}", ANSWERS[2 * i], ANSWERS[2 * i + 1]) for i in range(6)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as opened:
+        opened.add_samples("candidate", ANSWERS)
+        yield opened
+
+
+def two() -> DualState:
+    rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0, step=9.0)
+    return DualState(
+        tuple(constraint_state(name, rho=rho, rule=rule) for name, rho in (("harm", 1.0), ("length", 3.0)))
+    )
+
+
+def estimate(value: float, name: str) -> CostEstimate:
+    return CostEstimate(value, 0.1, 9, 5, constraint=name, within_variance=0.25)
+
+
+def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Journal) -> None:
+    dual = DualController(LocalDual(two()), journal)
+    state = two()
+    for number in journal.rounds(4):
+        assert dual.multiplier == dual.multipliers["harm"]
+        for name, value in (("harm", 0.5), ("length", 0.25)):
+            asked = estimate(value, name)
+            before = dual.multipliers[name]
+            state, step = ascend(state, asked)
+            assert dual.ascend(asked) == step.multiplier_after
+            assert dual.multipliers[name] == before == step.multiplier_before
+            prefix, phase = ("", "dual") if name == "harm" else ("length/", "dual-length")
+            low, high = interval(asked)
+            told = {
+                "dual/multiplier": step.multiplier_before, "dual/next": step.multiplier_after, "dual/eta": step.eta,
+                "cost/estimate": value, "cost/standard_error": 0.1, "cost/low": low, "cost/high": high,
+            }  # fmt: skip
+            metrics = journal.metrics()[number]
+            assert {key: metrics[prefix + key] for key in told} == told
+            payload = next(entry.payload for entry in journal.phases(number) if entry.phase == phase)
+            assert payload == {
+                "multiplier": step.multiplier_after, "message": step.message, "constraint": name,
+                "within_variance": 0.25,
+            }  # fmt: skip
+        if number < 3:
+            assert dual.message is None
+    harm, length = (dual.message or "").split("; ")
+    assert harm.startswith("harm: the multiplier sits at its upper end 2 for 4 rounds")
+    assert length.startswith("length: the multiplier sits at its upper end 6 for 3 rounds")
+    steps = journal.dual_steps()
+    assert [(step.round, step.constraint, step.eta) for step in steps[:2]] == [(1, "harm", 9.0), (1, "length", 9.0)]
+    assert steps[0].estimate == replace(estimate(0.5, "harm"), within_variance=None)
+
+
+def test_an_observed_cost_is_journalled_at_the_multiplier_that_it_is_told(journal: Journal) -> None:
+    dual = DualController(LocalDual(two()), journal)
+    asked = ({}, {"multiplier": 0.0}, {"multiplier": 0.25, "following": 0.0})
+    expected = [(1.0, 3.0, 1.0, 3.0), (0.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.0)]
+    for number, given in zip(journal.rounds(3), asked, strict=True):
+        for name in ("harm", "length"):
+            dual.observe(estimate(0.5, name), **given)
+        told = journal.metrics()[number]
+        names = ("dual/multiplier", "length/dual/multiplier", "dual/next", "length/dual/next")
+        assert tuple(told[name] for name in names) == expected[number - 1]
+        assert told["dual/eta"] == 0.0
+        assert dual.multipliers == {"harm": 1.0, "length": 3.0}
+    payloads = [entry.payload for entry in journal.phases(like="dual%")]
+    assert {(p["message"], p["within_variance"]) for p in payloads} == {(None, 0.25)}
+    assert dual.message is None
+
+
+def test_multipliers_of_any_round_are_known_whatever_was_stepped_since() -> None:
+    owner = LocalDual(two(), warmup_rounds=2)
+    for number in (1, 2, 3, 4):
+        step = owner.ascend(number, estimate(0.05, "harm"))
+        assert owner.ascend(number, estimate(0.9, "harm")) is step
+        assert (step.eta, step.message is None) == ((0.0, False) if number < 3 else (9.0, True))
+    assert step.threshold == 0.0
+    found = [owner.multipliers(number)["harm"] for number in range(6)]
+    assert found == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.45, 1.9])
+    assert [owner.multipliers(number)["length"] for number in (1, 5)] == [3.0, 3.0]
+    again = LocalDual(two(), warmup_rounds=2)
+    again.restore((number, estimate(0.05, "harm")) for number in (1, 2, 3, 4))
+    assert [again.multipliers(number) for number in range(6)] == [owner.multipliers(number) for number in range(6)]
+
+
+class Chooser:
+    """Chooses every second answer against its neighbour; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.updates: list[list[Pair]] = []
+        self.selected: list[tuple[int, int, float]] = []
+        self.metrics = {"explore/tau": 0.5, "explore/pairs": 99.0}
+
+    def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
+        return [Pair("any", one.responses[0], one.responses[1]) for one in candidates]
+
+    def select(self, pairs: Sequence[Pair], keep: int, random_share: float) -> list[Pair]:
+        self.selected.append((len(pairs), keep, random_share))
+        return list(pairs)[1 : 1 + keep]
+
+    def update(self, pairs: Sequence[Pair]) -> None:
+        self.updates.append(list(pairs))
+
+    def bonuses(self, responses: Sequence[Response]) -> tuple[np.ndarray, np.ndarray]:
+        reward = np.array([10.0 * r.prompt.token_ids[0] + r.token_ids[0] for r in responses])
+        return reward, 0.25 * reward
+
+
+def sets() -> list[CandidateSet]:
+    log = (0.0, 0.0)
+    return [CandidateSet(pair.prompt, (pair.first, pair.second), log, log) for pair in PAIRS[:3]]
+
+
+def test_chosen_pairs_are_named_by_round_and_counted(journal: Journal) -> None:
+    chooser, source = Chooser(), Chooser()
+    plain = ExplorationController(chooser, journal, source)
+    for number in journal.rounds(2):
+        pairs = plain.choose(sets())
+        assert pairs == [replace(p, id=f"{number}-pair-{i}") for i, p in enumerate(PAIRS[:3])]
+        assert journal.pair_questions(number) == pairs
+        assert journal.metrics()[number] == {"explore/tau": 0.5, "explore/pairs": 99.0}
+        assert next(e.payload for e in journal.phases(number) if e.phase == "explore") == 3
+        plain.update(pairs)
+    assert chooser.updates == source.updates == [journal.pair_questions(1), journal.pair_questions(2)]
+    assert chooser.selected == []
+
+
+def test_of_the_chosen_pairs_so_many_are_kept_as_asked(journal: Journal) -> None:
+    chooser = Chooser()
+    kept = ExplorationController(chooser, journal, keep=2, keep_random=0.25)
+    for _ in journal.rounds(1):
+        assert kept.choose(sets()) == [replace(p, id=f"1-pair-{i}") for i, p in enumerate(PAIRS[1:3])]
+    assert chooser.selected == [(3, 2, 0.25)]
+    assert journal.metrics()[1] == {"explore/tau": 0.5, "explore/found": 3.0, "explore/pairs": 2.0}
+    whole = ExplorationController(Chooser(), journal, keep=0)
+    for _ in journal.rounds(2):
+        assert whole.choose(sets()) == []
+
+
+def test_a_restarted_explorer_is_shown_each_finished_rounds_pairs_once_in_order(tmp_path: Path) -> None:
+    """Those from before the first round too, and not those of a round that was not finished."""
+    with Journal.open(tmp_path / "j.sqlite", "run", create={}) as journal:
+        journal.add_samples("candidate", ANSWERS)
+        journal.add_pair_questions(PAIRS[:1])
+        for number in journal.rounds(2):
+            journal.once("explore", lambda number=number: journal.add_pair_questions(PAIRS[number : number + 1]))
+            chooser = Chooser()
+            ExplorationController(chooser, journal)
+            assert chooser.updates == [[pair] for pair in PAIRS[:number]]
+        chooser, source = Chooser(), Chooser()
+        ExplorationController(chooser, journal, source)
+        assert chooser.updates == source.updates == [[pair] for pair in PAIRS[:3]]
+
+
+@pytest.mark.parametrize(("stage", "scale"), [("reward", 1.0), ("cost", 0.25)])
+def test_a_bonus_in_the_loss_belongs_to_the_answer_whatever_its_side(
+    journal: Journal, stage: str, scale: float
+) -> None:
+    """Answer y of prompt x has a bonus of 10 x + y; the rejected one's less the chosen one's is the margin."""
+    control = ExplorationController(Chooser(), journal, Chooser(), answers=ANSWERS[:3])
+    labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in PAIRS]
+    sides = [(PAIRS[0].first, PAIRS[0].second), (PAIRS[5].second, PAIRS[5].first)]
+    rows = [
+        PairRow(pair.id, pair.prompt.token_ids, chosen.token_ids, rejected.token_ids)
+        for pair, (chosen, rejected) in zip((PAIRS[0], PAIRS[5]), sides, strict=True)
+    ]
+    found = control.loss_bonus(stage, rows, labelled)  # type: ignore[arg-type]
+    assert found == LossBonus((1.0 * scale, -1.0 * scale), (0.0, 1.0 * scale, 2.0 * scale))
+    assert control.loss_bonus(stage, [], labelled) == LossBonus()  # type: ignore[arg-type]
+    assert ExplorationController(Chooser(), journal).loss_bonus(stage, rows, labelled) == LossBonus()  # type: ignore[arg-type]
+    without = ExplorationController(Chooser(), journal, Chooser())
+    assert without.loss_bonus(stage, rows, labelled).answers == ()  # type: ignore[arg-type]
