@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Jo
 
 def test_an_observed_cost_is_journalled_at_the_multiplier_that_it_is_told(journal: Journal) -> None:
     dual = DualController(LocalDual(two()), journal)
-    asked = ({}, {"multiplier": 0.0}, {"multiplier": 0.25, "following": 0.0})
+    asked: tuple[dict[str, float], ...] = ({}, {"multiplier": 0.0}, {"multiplier": 0.25, "following": 0.0})
     expected = [(1.0, 3.0, 1.0, 3.0), (0.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.0)]
     for number, given in zip(journal.rounds(3), asked, strict=True):
         for name in ("harm", "length"):
@@ -166,7 +167,7 @@ def test_a_restarted_explorer_is_shown_each_finished_rounds_pairs_once_in_order(
         journal.add_samples("candidate", ANSWERS)
         journal.add_pair_questions(PAIRS[:1])
         for number in journal.rounds(2):
-            journal.once("explore", lambda number=number: journal.add_pair_questions(PAIRS[number : number + 1]))
+            journal.once("explore", partial(journal.add_pair_questions, PAIRS[number : number + 1]))
             chooser = Chooser()
             ExplorationController(chooser, journal)
             assert chooser.updates == [[pair] for pair in PAIRS[:number]]

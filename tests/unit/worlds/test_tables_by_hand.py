@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,9 +118,7 @@ def test_a_bonus_of_all_answers_is_added_to_the_reward_or_taken_off_the_cost(sto
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-9)
     moved = trainer.table(other) - trainer.table(one) - bonus / 0.7
     np.testing.assert_allclose(moved - moved[:, :1], 0.0, atol=1e-9)
-    left = Objective(
-        stage, trainer.reference, 0.7, None, tuple(m + 0.5 for m in margins), tuple(bonus.ravel().tolist())
-    )  # type: ignore[arg-type]
+    left = replace(with_bonus, margins=tuple(margin + 0.5 for margin in margins))
     offsets = offsets_of(ROWS, left, bonus)
     where = [(1, 2, 5), (1, 5, 2), (3, 0, 7)] if stage == "reward" else [(1, 5, 2), (1, 2, 5), (3, 7, 0)]
     assert [offsets[cell] for cell in where] == pytest.approx([-0.5] * 3)
@@ -178,7 +177,8 @@ def test_an_engine_delivers_draws_and_scores_what_it_was_given(store: ArtifactSt
         answers = [
             int(np.searchsorted(cumulative, u, side="right")) for u in np.random.default_rng(seed).random(len(own))
         ]
-        assert own == [((y,), f"answer {y}", pytest.approx(table[x, y])) for y in answers]
+        expected: list[Any] = [((y,), f"answer {y}", pytest.approx(table[x, y])) for y in answers]
+        assert own == expected
     assert engine.score(prompts, [(2,), (7,)]).tolist() == [table[3, 2], table[1, 7]]
     with pytest.raises(ValueError, match="zip"):
         engine.score(prompts, [(2,)])
