@@ -186,6 +186,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
         ("load", outcome.load(run_dir)),
+        ("export", outcome.export(run_dir)),
         ("serve", outcome.serve(run_dir)),
         ("report", str(page) if page else None),
         ("next", None if outcome.round else more),

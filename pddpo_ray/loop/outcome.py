@@ -63,8 +63,7 @@ class Outcome:
     @property
     def statement(self) -> str:
         """What the estimates of the limits are worth."""
-        often = "once" if self.asked == 1 else f"{self.asked} times, once a round"
-        return f"The release rule was asked {often}. An estimate is no certificate that a limit is kept."
+        return _worth(self.asked)
 
     def load(self, run: str | Path = RUN) -> str | None:
         """Python that loads the released policy; None if there is none."""
@@ -82,10 +81,15 @@ class Outcome:
         """The command that serves the released policy; None if there is none, and for a table, which cannot speak."""
         return f"pddpo serve {run}" if self.kind in ("model", "adapter") else None
 
+    def export(self, run: str | Path = RUN) -> str | None:
+        """The command that writes the released policy as a folder for transformers and vLLM; None as for `serve`."""
+        return f"pddpo export {run} --to DIR" if self.kind in ("model", "adapter") else None
+
     def as_json(self) -> dict[str, Any]:
         """`outcome` of result.json; paths begin at the run's folder."""
-        said = {"headline": self.headline, "statement": self.statement, "load": self.load(), "serve": self.serve()}
-        return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], **said}
+        said = {"headline": self.headline, "statement": self.statement}
+        ways = {"load": self.load(), "export": self.export(), "serve": self.serve()}
+        return {**asdict(self), "limits": [asdict(limit) for limit in self.limits], **said, **ways}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
@@ -102,12 +106,7 @@ def outcome_of(journal: JournalReader, thresholds: Mapping[str, float], run_dir:
     number = now.current
     about = number if number is not None else max(decided, default=None)
     reason = now.reasons.get(about, "") if about is not None else "no round is finished"
-    estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == about}
-    limits = tuple(
-        LimitEstimate(name, limit, estimates[name].value, estimates[name].standard_error)
-        for name, limit in thresholds.items()
-        if name in estimates
-    )
+    limits = estimates_of(journal, thresholds, about)
     version = _policy_of_round(journal.versions(), number)
     if version is None:
         return Outcome(None, None, None, reason, limits, len(decided))
@@ -115,6 +114,29 @@ def outcome_of(journal: JournalReader, thresholds: Mapping[str, float], run_dir:
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, tables=tables)
     weights = f"{ARTIFACTS}/{version.version.path}"
     return Outcome(number, version.version.name, by, reason, limits, len(decided), weights, kind, base)
+
+
+def estimates_of(
+    journal: JournalReader, thresholds: Mapping[str, float], number: int | None
+) -> tuple[LimitEstimate, ...]:
+    """What the labels of a round say about every limit."""
+    estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == number}
+    return tuple(
+        LimitEstimate(name, limit, estimates[name].value, estimates[name].standard_error)
+        for name, limit in thresholds.items()
+        if name in estimates
+    )
+
+
+def statement(journal: JournalReader) -> str:
+    """What the estimates of a run's limits are worth."""
+    history = Releases(Store(journal.engine, journal.run_id)).history()
+    return _worth(sum(line.by == RULE and line.round is not None for line in history))
+
+
+def _worth(asked: int) -> str:
+    often = "once" if asked == 1 else f"{asked} times, once a round"
+    return f"The release rule was asked {often}. An estimate is no certificate that a limit is kept."
 
 
 def _policy_of_round(versions: list[VersionEntry], number: int | None) -> VersionEntry | None:

@@ -49,7 +49,7 @@ def _outcome(run: RunData) -> str:
     )
     known = f"<p>{which}, by the labels of its own round:</p><ul>{limits}</ul>" if limits else ""
     ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
-    ways += [("load in Python", outcome.load()), ("serve", outcome.serve())]
+    ways += [("load in Python", outcome.load()), ("export", outcome.export()), ("serve", outcome.serve())]
     rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
     use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
     asked = f"<p>{escape(outcome.statement)}</p>" if outcome.asked else ""

@@ -71,12 +71,17 @@ def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path,
         # A file that was asked for now counts as new, so that it is kept.
         os.utime(file)
         return target
-    base = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
-    weights = merged(read(base["path"], base["sha256"]), read_adapter(stored), base["scale"])
+    weights = whole_weights(read, stored)
     with written_aside(file) as staging:
         save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, staging)
     _forget_old(target.parent)
     return target
+
+
+def whole_weights(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path) -> dict[str, Tensor]:
+    """Base and adapter of a version's folder, merged. `read` as in `whole_folder`."""
+    base = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
+    return merged(read(base["path"], base["sha256"]), read_adapter(stored), base["scale"])
 
 
 def _forget_old(folder: Path) -> None:

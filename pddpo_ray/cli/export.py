@@ -1,0 +1,43 @@
+"""`pddpo export`: a policy of a run as a folder that transformers and vLLM load without this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.errors import UserError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write: new, or empty.", metavar="DIR")],
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="The policy of this round, released or not.", metavar="K")
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, in peft's layout.")] = False,
+    journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the released policy, or that of a round, as a model folder with tokenizer and model card."""
+    found = find_run(run, journal)
+    if found.config.world.kind == "tabular":
+        raise UserError(f"the policies of {run} are tables, not language models: there is nothing to export")
+    # Imported here: configuration and storage take a second to load.
+    from pddpo_ray.report.exported import export as write_policy
+    from pddpo_ray.report.exported import policy_to_take, refuse_full
+    from pddpo_ray.serving.catalog import read_catalog
+
+    target = to.expanduser().absolute()
+    refuse_full(target)
+    with store_of(found, to_read=True) as store:
+        policy = policy_to_take(read_catalog(store), run, round_)
+        write_policy(found.folder, found.config, store, policy, target, adapter=adapter)
+    if as_json:
+        about = {"folder": str(target), "round": policy.round, "release": policy.release}
+        print_json(about | {"sha256": policy.version.sha256, "adapter": adapter})
+    else:
+        typer.echo(f"round {policy.round} ({policy.release}): {target}")

@@ -1,0 +1,134 @@
+"""A policy of a run as a folder of its own, which transformers and vLLM load without this package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pddpo_ray.config import Config
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.report.model_card import model_card
+from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.folders import ADAPTER_BASE, ARTIFACTS, WEIGHTS
+from pddpo_ray.storage.whole_files import written_aside
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CARD, GENERATION = "README.md", "generation_config.json"
+PLAIN_FILES = {".json", ".jinja", ".model", ".txt"}
+"""Endings of what lies beside the weights: configuration, tokenizer, chat template."""
+
+
+def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target: Path, *, adapter: bool) -> Path:
+    """Write the policy of a round to `target`, whole or not at all. -> target
+
+    Merged weights or, with `adapter`, the adapter in peft's layout with its base named; tokenizer, chat template,
+    generation config and a model card. UserError where `target` holds something or the run trained no adapters.
+    """
+    refuse_full(target)
+    artifacts = ArtifactStore(run / ARTIFACTS)
+    stored = artifacts.stored(policy.version.path)
+    if adapter and not (stored / ADAPTER_BASE).exists():
+        raise UserError(f"the run in {run} trained whole models, there is no adapter: leave --adapter out")
+    base = config.model.reference or str(run / ARTIFACTS / _reference(store).version.path)
+    with written_aside(target) as folder:
+        folder.mkdir()
+        for file in sorted(stored.iterdir()):
+            if file.suffix in PLAIN_FILES and file.name != ADAPTER_BASE and "index" not in file.name:
+                shutil.copyfile(file, folder / file.name)
+        if adapter:
+            _write_adapter(stored, folder, base)
+        else:
+            _write_weights(weights_of(artifacts, policy), folder)
+        _write_generation(stored, folder)
+        card = model_card(run, config, JournalReader(store.engine, store.run), policy, base=base, adapter=adapter)
+        (folder / CARD).write_text(card, encoding="utf-8")
+        if target.exists():
+            target.rmdir()
+    return target
+
+
+def refuse_full(target: Path) -> None:
+    """UserError unless there is nothing here, or an empty folder."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is there already and not empty: name a new folder with --to")
+
+
+def policy_to_take(catalog: Catalog, run: Path, number: int | None) -> ServedPolicy:
+    """The policy of a round, or the released one. UserError where there is no such round, or none is released."""
+    rounds = ", ".join(map(str, catalog.rounds)) or "none yet"
+    if number is None and catalog.released is None:
+        last = max(catalog.rounds, default=0)
+        why = catalog.policies[last].reason if last else "no round is finished"
+        raise UserError(f"no policy of {run} is released ({why}): ask for a round with --round (finished: {rounds})")
+    wanted = catalog.released if number is None else number
+    if wanted not in catalog.rounds:
+        raise UserError(f"{run} has no policy of round {wanted}; finished rounds: {rounds}")
+    return catalog.policies[wanted]
+
+
+def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, Tensor]:
+    """Whole weights of a policy, checked against the journal's hash; nothing is written to the run."""
+    from pddpo_ray.storage.adapters import whole_weights
+
+    stored, version = artifacts.stored(policy.version.path), policy.version
+    if not (stored / ADAPTER_BASE).exists():
+        return artifacts.read_torch(version.path, version.sha256)
+    weights = whole_weights(artifacts.read_torch, stored)
+    if tensors_sha256(weights.items()) != version.sha256:
+        raise RunError(f"the adapter of {version.name} does not give its weights: {version.path} was changed")
+    return weights
+
+
+def _reference(store: Store) -> Any:
+    return next(entry for entry in JournalReader(store.engine, store.run).versions() if entry.stage == REFERENCE)
+
+
+def _write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    # transformers asks which framework wrote the file
+    plain = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_adapter(stored: Path, folder: Path, base: str) -> None:
+    from pddpo_ray.storage.adapters import ADAPTER
+
+    for file in (stored / ADAPTER).iterdir():
+        if file.name != CARD:
+            shutil.copyfile(file, folder / file.name)
+    settings = folder / "adapter_config.json"
+    named = json.loads(settings.read_text("utf-8")) | {"base_model_name_or_path": base}
+    settings.write_text(json.dumps(named, indent=2), encoding="utf-8")
+    # a folder with the model's own configuration would be taken for a whole model
+    (folder / "config.json").unlink(missing_ok=True)
+
+
+def _write_generation(stored: Path, folder: Path) -> None:
+    """Stop ids of the policy, and sampling from the policy itself: nothing cut off."""
+    known = _json_in(stored / GENERATION)
+    drawn = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    (folder / GENERATION).write_text(
+        json.dumps(known | {"eos_token_id": _stop_ids(stored)} | drawn, indent=2), encoding="utf-8"
+    )
+
+
+def _stop_ids(stored: Path) -> list[int]:
+    found = {load_tokenizer(stored).eos_token_id}
+    for name in ("config.json", GENERATION):
+        declared = _json_in(stored / name).get("eos_token_id")
+        found |= set(declared) if isinstance(declared, list) else {declared}
+    return sorted(found - {None})
+
+
+def _json_in(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text("utf-8")) if file.is_file() else {}

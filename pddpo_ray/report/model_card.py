@@ -1,0 +1,118 @@
+"""The model card of an exported policy: what it was made from, what is known of its limits, how to load it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.config import Config, LoraParameters
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.loop.outcome import estimates_of, statement
+from pddpo_ray.loop.provenance import provenance_of
+from pddpo_ray.report.text import visible
+from pddpo_ray.serving.catalog import ServedPolicy
+
+LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
+
+
+def model_card(
+    run: Path, config: Config, journal: JournalReader, policy: ServedPolicy, *, base: str, adapter: bool
+) -> str:
+    """README.md of the exported folder."""
+    license_ = license_of(config.model.reference)
+    front = ["---", f"library_name: {'peft' if adapter else 'transformers'}", f"base_model: {_plain(base)}"]
+    front += [f"license: {license_}"] if license_ else []
+    sections = [
+        "\n".join([*front, "tags: [pddpo-ray, constrained-alignment]", "---"]),
+        f"# {_plain(run.name)}: policy of round {policy.round}",
+        _standing(policy),
+        _use(base, adapter),
+        _limits(config, journal, policy),
+        _making(config, policy, base, license_),
+        _origin(config, journal, policy),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def license_of(reference: str | None) -> str | None:
+    """The licence that the base's folder states, in its model card or as a file; None where it states none."""
+    folder = Path(reference or "")
+    if reference is None or not folder.is_dir():
+        return None
+    card = folder / "README.md"
+    if card.is_file():
+        front = re.match(r"---\n(.*?)\n---", card.read_text("utf-8", errors="replace"), re.DOTALL)
+        stated = re.search(r"^license:\s*([\w.+-]+)\s*$", front.group(1), re.MULTILINE) if front else None
+        if stated:
+            return stated.group(1)
+    return "other" if any((folder / name).is_file() for name in LICENSES) else None
+
+
+def _standing(policy: ServedPolicy) -> str:
+    if policy.release == "released":
+        return f"**Released**: {_plain(policy.reason)}."
+    return f"**Not released** ({policy.release}): {_plain(policy.reason) or 'the release rule has not decided'}."
+
+
+def _use(base: str, adapter: bool) -> str:
+    auto = "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    load = 'model = AutoModelForCausalLM.from_pretrained("DIR")\n'
+    if adapter:
+        auto = f"from peft import PeftModel\n{auto}"
+        load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "DIR")\n'
+    serve = "" if adapter else "\n\nvLLM serves it too: `vllm serve DIR`."
+    return f'## Use\n\n```python\n{auto}{load}tokenizer = AutoTokenizer.from_pretrained("DIR")\n```{serve}'
+
+
+def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str:
+    rows = [
+        f"| {_plain(limit.name)} | {limit.limit:g} | {limit.estimate:.4g} | {limit.standard_error:.2g} |"
+        for limit in estimates_of(journal, config.thresholds, policy.round)
+    ]
+    table = "\n".join(["| limit on | at most | estimate | standard error |", "|---|---|---|---|", *rows])
+    return f"## Limits\n\nBy the labels of the policy's own round:\n\n{table}\n\n{statement(journal)}"
+
+
+def _making(config: Config, policy: ServedPolicy, base: str, license_: str | None) -> str:
+    parameters = config.model.parameters
+    trained = f"LoRA, rank {parameters.rank}" if isinstance(parameters, LoraParameters) else "all weights"
+    multiplier = "-" if policy.multiplier is None else f"{policy.multiplier:.4g}"
+    rows = {
+        "method": config.algorithm,
+        "round": f"{policy.round} of {config.rounds}",
+        "multiplier": multiplier,
+        "beta": f"{config.beta:g}",
+        "trained": f"{trained}, {config.model.dtype}",
+        "base": base,
+        "licence of the base": license_ or "not stated in its folder",
+    }
+    return "## How it was made\n\n" + _list(rows)
+
+
+def _origin(config: Config, journal: JournalReader, policy: ServedPolicy) -> str:
+    known = provenance_of(config, journal)
+    machine = known.get("machine") or {}
+    model = known["model"] or {}
+    files = [f"- `{_plain(name)}`: {sha or 'gone, or no local file'}" for name, sha in known["data"].items()]
+    rows = {
+        "weights (sha256)": policy.version.sha256,
+        "base (sha256)": model.get("sha256"),
+        "run": known["run"],
+        "begun": known["begun"],
+        "pddpo-ray": known.get("version"),
+        "commit": known.get("commit"),
+        "command": f"`{_plain(known.get('command'))}`",
+        "machine": ", ".join(str(machine[key]) for key in ("cpu", "cores", "os") if key in machine),
+    }
+    data = "\n".join(files) or "No files: the run's own world."
+    return f"## Data\n\nFiles and their sha256:\n\n{data}\n\n## Versions and hashes\n\n{_list(rows)}"
+
+
+def _list(rows: dict[str, Any]) -> str:
+    return "\n".join(f"- {name}: {_plain(value) or 'not known'}" for name, value in rows.items())
+
+
+def _plain(value: object) -> str:
+    """One line, whatever somebody wrote as a name or reason."""
+    return "" if value is None else " ".join(visible(value).split())
