@@ -16,6 +16,7 @@ import typer
 from pddpo_ray import __version__
 from pddpo_ray.cli import (
     annotate,
+    chat,
     compare,
     data,
     doctor,
@@ -54,6 +55,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "simulate-annotators": simulate_annotators.simulate_annotators,
     "serve": serve.serve,
     "export": export.export,
+    "chat": chat.chat,
     "release": release.release,
     "rollback": release.rollback,
     "submit": submit.submit,

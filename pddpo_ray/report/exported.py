@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pddpo_ray.config import Config
+from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.transactions import Store
@@ -18,11 +18,12 @@ from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.storage.folders import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 from pddpo_ray.storage.whole_files import written_aside
+from pddpo_ray.text.renderer import Renderer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CARD, GENERATION = "README.md", "generation_config.json"
+CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_template.jinja"
 PLAIN_FILES = {".json", ".jinja", ".model", ".txt"}
 """Endings of what lies beside the weights: configuration, tokenizer, chat template."""
 
@@ -48,7 +49,10 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
             _write_adapter(stored, folder, base)
         else:
             _write_weights(weights_of(artifacts, policy), folder)
-        _write_generation(stored, folder)
+        renderer = renderer_of(config, stored)
+        (folder / TEMPLATE).write_text(renderer.template, encoding="utf-8")
+        settings = _json_in(stored / GENERATION) | drawn_as(renderer)
+        (folder / GENERATION).write_text(json.dumps(settings, indent=2), encoding="utf-8")
         card = model_card(run, config, JournalReader(store.engine, store.run), policy, base=base, adapter=adapter)
         (folder / CARD).write_text(card, encoding="utf-8")
         if target.exists():
@@ -88,6 +92,18 @@ def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, T
     return weights
 
 
+def renderer_of(config: Config, stored: Path) -> Renderer:
+    """From turns to ids as the run did it: with the recipe's template for real text, else with the model's own."""
+    named = config.world.template if isinstance(config.world, NoWorldConfig) else "tokenizer-or-plain"
+    return Renderer(load_tokenizer(stored), named, stored)
+
+
+def drawn_as(renderer: Renderer) -> dict[str, Any]:
+    """Settings of `generate` that sample from the policy itself, nothing cut off."""
+    ends = list(renderer.stop_ids)
+    return {"eos_token_id": ends, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
 def _reference(store: Store) -> Any:
     return next(entry for entry in JournalReader(store.engine, store.run).versions() if entry.stage == REFERENCE)
 
@@ -111,23 +127,6 @@ def _write_adapter(stored: Path, folder: Path, base: str) -> None:
     settings.write_text(json.dumps(named, indent=2), encoding="utf-8")
     # a folder with the model's own configuration would be taken for a whole model
     (folder / "config.json").unlink(missing_ok=True)
-
-
-def _write_generation(stored: Path, folder: Path) -> None:
-    """Stop ids of the policy, and sampling from the policy itself: nothing cut off."""
-    known = _json_in(stored / GENERATION)
-    drawn = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    (folder / GENERATION).write_text(
-        json.dumps(known | {"eos_token_id": _stop_ids(stored)} | drawn, indent=2), encoding="utf-8"
-    )
-
-
-def _stop_ids(stored: Path) -> list[int]:
-    found = {load_tokenizer(stored).eos_token_id}
-    for name in ("config.json", GENERATION):
-        declared = _json_in(stored / name).get("eos_token_id")
-        found |= set(declared) if isinstance(declared, list) else {declared}
-    return sorted(found - {None})
 
 
 def _json_in(file: Path) -> dict[str, Any]:

@@ -59,6 +59,10 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     torch.testing.assert_close(log_probs(model), log_probs(tiny_llama(101)), atol=1e-6, rtol=0)
     assert tensors_sha256(model.state_dict().items()) == told["sha256"]
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("word3")["input_ids"] == [7]
+    said = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(
+        [{"role": "user", "content": "word3 word4"}], tokenize=False
+    )
+    assert said.split() == ["<bos>word3", "word4"]
     drawn = model.generation_config
     assert (drawn.eos_token_id, drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (
         [2],

@@ -1,0 +1,130 @@
+"""`pddpo chat`: try a policy of a run in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pddpo_ray.records import Message
+    from pddpo_ray.text.renderer import Renderer
+
+
+def chat(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="The policy of this round, released or not.", metavar="K")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Ask this, print the answer and end.", metavar="TEXT")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the first answer; later ones count up.")] = 0,
+    journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
+) -> None:
+    """Talk with the released policy, or with that of a round. An empty line begins anew, end of input (Ctrl-D) ends."""
+    found = find_run(run, journal)
+    if found.config.world.kind == "tabular":
+        raise UserError(f"the policies of {run} are tables, not language models: there is nobody to talk with")
+    # Imported here: torch and transformers take seconds to load.
+    from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
+    from pddpo_ray.serving.catalog import read_catalog
+    from pddpo_ray.storage.artifacts import ArtifactStore
+    from pddpo_ray.storage.folders import ARTIFACTS
+
+    artifacts = ArtifactStore(found.folder / ARTIFACTS)
+    with store_of(found, to_read=True) as store:
+        policy = policy_to_take(read_catalog(store), run, round_)
+    stored = artifacts.stored(policy.version.path)
+    talk = Conversation(stored, weights_of(artifacts, policy), renderer_of(found.config, stored), max_tokens, seed)
+    if prompt is not None:
+        talk.ask(prompt, _print)
+        return
+    typer.echo(f"round {policy.round} ({policy.release}) of {run}; an empty line begins anew, Ctrl-D ends", err=True)
+    while (asked := _line()) is not None:
+        if asked:
+            talk.ask(asked, _print)
+        else:
+            talk.begin_anew()
+
+
+class Conversation:
+    """Turns with one model; every answer is drawn from the policy with a seed of its own."""
+
+    def __init__(
+        self, stored: Path, weights: Mapping[str, Any], renderer: Renderer, max_tokens: int, seed: int
+    ) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from pddpo_ray.rollout.checkpoint import load_tokenizer
+
+        self._tokenizer = load_tokenizer(stored)
+        config = AutoConfig.from_pretrained(stored)
+        self._model = AutoModelForCausalLM.from_config(config).eval()
+        self._model.load_state_dict(weights, strict=False)
+        self._model.tie_weights()
+        self._room = int(getattr(config, "max_position_embeddings", sys.maxsize)) - max_tokens
+        self._renderer, self._max_tokens, self._seed = renderer, max_tokens, seed
+        self._turns: list[Message] = []
+
+    def begin_anew(self) -> None:
+        self._turns = []
+
+    def ask(self, text: str, show: Callable[[str], None]) -> None:
+        """Hand the answer to `show` piece by piece as it is written, without control characters. UserError for a text
+        that the model has no room for; the oldest turns are left out where the conversation gets too long."""
+        import torch
+        from transformers import TextStreamer
+
+        from pddpo_ray.records import Message
+        from pddpo_ray.report.exported import drawn_as
+        from pddpo_ray.report.text import visible
+
+        self._turns.append(Message("user", text))
+        while len(ids := self._renderer.prompt_ids(self._turns)) > self._room:
+            if len(self._turns) == 1:
+                raise UserError(
+                    f"the text has {len(ids)} tokens, the model has room for {self._room} before its answer"
+                )
+            self._turns = self._turns[2:]
+        torch.manual_seed(self._seed)
+        self._seed += 1
+        pieces: list[str] = []
+
+        class Shown(TextStreamer):
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                pieces.append(visible(text))
+                show(pieces[-1])
+
+        given = torch.tensor([ids])
+        with torch.no_grad():
+            self._model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=self._max_tokens,
+                pad_token_id=self._renderer.stop_ids[0],
+                streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
+                **drawn_as(self._renderer),
+            )
+        show("\n")
+        self._turns.append(Message("assistant", "".join(pieces).strip()))
+
+
+def _print(piece: str) -> None:
+    typer.echo(piece, nl=False)
+
+
+def _line() -> str | None:
+    """The next line that a person writes; None at the end of input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        typer.echo()
+        return None
