@@ -91,6 +91,7 @@ def without_end(folder: Path, target: Path, size: Size) -> tuple[Any, list[Promp
     texts = texts_of_prompts(size.answers)
     prompts = [Prompt(str(number), tuple(tokenizer(text)["input_ids"]), text) for number, text in enumerate(texts)]
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token = None
+    tokenizer.chat_template = None  # it says too what ends an answer
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return model, prompts

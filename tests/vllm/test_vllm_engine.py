@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.vllm
 
 PROMPTS = [Prompt(f"p{i}", (1, 4 + 3 * i, 9 + i, 12), f"prompt {i}") for i in range(6)]
 DECODING = Decoding(max_tokens=16)
+FURTHER_ENDS = (40, 41, 42, 43)
+"""Words that end an answer by `generation_config.json` alone."""
 
 
 @dataclass
@@ -53,6 +56,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     root = tmp_path_factory.mktemp("engine")
     reference = save_policy(root / "reference", seed=0)
     (reference / "model.safetensors").unlink()  # an engine starts before there are weights
+    (reference / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, *FURTHER_ENDS]}))
     store = ArtifactStore(root / "artifacts")
     with vllm_process("rollout-0", reference, store) as engine:
         yield Bench(engine, store, reference)
@@ -100,7 +104,7 @@ def test_log_probs_of_draws_and_scores_equal_a_plain_forward_pass(bench: Bench) 
     assert [answer.log_prob for answer in answers] == pytest.approx(list(expected), abs=1e-3)
     scores = bench.engine.score([a.prompt for a in answers], [a.token_ids for a in answers])
     np.testing.assert_allclose(scores, expected, atol=1e-3)
-    assert all(answer.token_ids[-1] == 2 or len(answer.token_ids) == 16 for answer in answers)
+    assert all(answer.token_ids[-1] in (2, *FURTHER_ENDS) or len(answer.token_ids) == 16 for answer in answers)
     assert all(answer.text == word_tokenizer().decode(answer.token_ids, skip_special_tokens=True) for answer in answers)
 
 
@@ -129,6 +133,14 @@ def test_a_draw_depends_on_its_seed_and_not_on_the_batch(engine: Any) -> None:
     assert [[draw[0] for draw in draws] for draws in uneven] == expected
     assert ids != [[d[0] for d in draws] for draws in engine.sample(PROMPTS, [1, 2, 3, 4, 5, 6], 4, DECODING)]
     assert len({tuple(draw) for draws in ids for draw in draws}) > 20
+
+
+def test_an_answer_ends_with_whatever_the_models_files_name_as_its_end(engine: Any) -> None:
+    draws = [draw[0] for group in engine.sample(PROMPTS, range(6), 20, DECODING) for draw in group]
+    ends = {2, *FURTHER_ENDS}
+    assert {ids[-1] for ids in draws} & set(FURTHER_ENDS), "the end belongs to the answer"
+    assert all(ids[-1] in ends or len(ids) == DECODING.max_tokens for ids in draws)
+    assert not any(set(ids[:-1]) & ends for ids in draws)
 
 
 def test_prompts_of_a_batch_may_be_longer_together_than_one_step_of_the_engine(engine: Any) -> None:
