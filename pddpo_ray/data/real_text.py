@@ -154,7 +154,7 @@ class _Tokens:
         self._renderer, self._settings = renderer, settings
         self.template = renderer.template
         self._known: dict[tuple[Message, ...], Prompt | None] = {}
-        self._refused: set[tuple[Message, ...]] = set()
+        self._refused: set[tuple[Message, ...] | str] = set()
 
     def all_prompts(self, examples: Sequence[Example]) -> list[Prompt | None]:
         """The prompt of each example. UserError where system turns would be lost."""
@@ -172,9 +172,8 @@ class _Tokens:
         try:
             text, ids = self._renderer.plain_prompt(messages), self._renderer.prompt_ids(messages)
         except TemplateError:
-            self._refused.add(messages)
-            return None
-        if any(self._renderer.holds_marks(message.content) for message in messages):
+            text, ids = "", ()
+        if not text or any(self._renderer.holds_marks(message.content) for message in messages):
             self._refused.add(messages)
             return None
         if len(ids) > self._settings.prompt_tokens:
@@ -185,6 +184,7 @@ class _Tokens:
     def answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
         """An answer as an engine returns one: the tokens that the model would write, the end of its turn last."""
         if self._renderer.holds_marks(text):
+            self._refused.add(text)
             return None
         ids = self._renderer.answer_ids(prompt.messages, text)
         if len(ids) > self._settings.answer_tokens:
@@ -192,10 +192,11 @@ class _Tokens:
         return Response(name, prompt, ids, self._renderer.answer_text(prompt.messages, text), policy_version=0, seed=0)
 
     def left_out(self) -> str:
-        """What to add to a message about prompts that the template refuses; empty where there are none."""
+        """What to add to a message about texts that cannot be rendered; empty where there are none."""
         if not self._refused:
             return ""
-        return f"; {len(self._refused)} prompts are left out: the template refuses their turns, or they hold its marks"
+        count = len(self._refused)
+        return f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks"
 
 
 def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:

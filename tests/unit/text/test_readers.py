@@ -11,15 +11,17 @@ import pytest
 
 from pddpo_ray.annotation.questions import pair_question, safety_question
 from pddpo_ray.config import EndpointConfig, ScorerConfig, load
+from pddpo_ray.data.formats import read_pku
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.runs import pair_row
-from pddpo_ray.records import LabelledPair, Message
+from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.stored_scorers import encoded, load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import for_reading
 from pddpo_ray.training.local import store_reference
 from tests.chat_tokenizers import gpt_2, zephyr
 from tests.small_real_text import SMALL_REAL_TEXT
@@ -51,6 +53,12 @@ def test_people_see_the_question_as_it_was_asked(pairs: list[LabelledPair]) -> N
     assert {pair_question(item.pair).prompt for item in pairs} == {QUESTION}
     assert safety_question(pairs[0].pair.first).prompt == QUESTION
     assert pair_row(pairs[0])["prompt"] == QUESTION
+
+
+def test_a_dialogue_out_of_a_run_is_read_back_turn_by_turn() -> None:
+    answers = [Response(name, Prompt("p", (1,), for_reading(DIALOGUE), DIALOGUE), (2,), name, 0, 0) for name in "ab"]
+    row = pair_row(LabelledPair(Pair("x", *answers), Verdict.FIRST, Verdict.SECOND))
+    assert read_pku(row, "helpful").prompt == DIALOGUE
 
 
 @pytest.fixture

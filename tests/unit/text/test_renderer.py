@@ -278,7 +278,7 @@ def test_rows_with_marks_or_refused_turns_are_left_out_and_counted(tmp_path: Pat
     prepared = prepare_real_text(config)
     assert {prompt.messages for prompt in prepared.prompts} == {QUESTION, DIALOGUE}
     file.write_text(json.dumps(bad) + "\n")
-    with pytest.raises(UserError, match="1 prompts are left out"):
+    with pytest.raises(UserError, match="1 prompts or answers are left out"):
         prepare_real_text(config)
 
 
