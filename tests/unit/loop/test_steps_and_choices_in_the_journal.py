@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,9 +111,13 @@ class Chooser:
     """Chooses every second answer against its neighbour; keeps what it is told."""
 
     def __init__(self) -> None:
+        self.met: list[dict[str, list[str]]] = []
         self.updates: list[list[Pair]] = []
         self.selected: list[tuple[int, int, float]] = []
         self.metrics = {"explore/tau": 0.5, "explore/pairs": 99.0}
+
+    def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None:
+        self.met.append({prompt: [answer.id for answer in answers] for prompt, answers in baseline.items()})
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         return [Pair("any", one.responses[0], one.responses[1]) for one in candidates]
@@ -147,6 +151,24 @@ def test_chosen_pairs_are_named_by_round_and_counted(journal: Journal) -> None:
         plain.update(pairs)
     assert chooser.updates == source.updates == [journal.pair_questions(1), journal.pair_questions(2)]
     assert chooser.selected == []
+
+
+def test_baseline_answers_of_finished_rounds_and_of_the_one_begun_are_met(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j.sqlite", "run", create={}) as journal:
+        journal.add_samples("candidate", ANSWERS)
+        baseline = [WORLD.response(x, y, f"b{x}{y}") for x, y in ((0, 1), (2, 3), (0, 5))]
+        journal.add_samples("baseline", baseline)
+        chooser, source = Chooser(), Chooser()
+        known = {"p0": ["b01", "b05"], "p2": ["b23"]}
+        for _ in journal.rounds(1):
+            control = ExplorationController(chooser, journal, source)
+            assert chooser.met == source.met == [known]
+            journal.add_samples("baseline", [WORLD.response(1, 4, "b14")])
+            control.choose(sets())
+            assert chooser.met == source.met == [known, {"p1": ["b14"]}]
+        again = Chooser()
+        ExplorationController(again, journal)
+        assert again.met == [known, {"p1": ["b14"]}]
 
 
 def test_of_the_chosen_pairs_so_many_are_kept_as_asked(journal: Journal) -> None:
