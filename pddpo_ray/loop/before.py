@@ -55,6 +55,15 @@ def record_reference(journal: Journal, backends: Backends) -> None:
         )
 
 
+def check_reference(journal: Journal, backends: Backends, rollout: RolloutController) -> None:
+    """Language models: the engines compute with the reference as the trainer does, known before any long work.
+
+    Training scorers and drawing pools may take hours; an engine that mistakes this model would stop the run after them.
+    """
+    if backends.whiten and "publish-reference" not in {entry.phase for entry in journal.phases(0)}:
+        rollout.publish(backends.reference)
+
+
 def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: RolloutController, online: bool) -> None:
     """The baseline's answers and the pool of proposals, or with many prompts the features' calibration set alone."""
     if not online:

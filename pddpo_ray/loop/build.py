@@ -11,7 +11,14 @@ from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.before import calibration_answers, draw_pools, offline_pairs, proposal_of, record_reference
+from pddpo_ray.loop.before import (
+    calibration_answers,
+    check_reference,
+    draw_pools,
+    offline_pairs,
+    proposal_of,
+    record_reference,
+)
 from pddpo_ray.loop.dual_state import dual_state
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.exploring import ExplorationController
@@ -49,6 +56,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
     record_reference(journal, backends)
+    check_reference(journal, backends, rollout)
     feedback = feedback_of(config, journal, backends, rollout)
     draw_pools(config, journal, backends, rollout, online)
     preferences = Preferences(journal, backends.store, tuple(config.thresholds))
