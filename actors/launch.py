@@ -221,9 +221,9 @@ def text_backends(groups: Groups) -> Backends:
     config = groups.config
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
     prepared = prepare_texts(config)
-    folder, root = prepared.reference_folder.absolute(), str(store.root)
+    reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
+    folder, root = store.folder(reference.path), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))
-    reference = store_reference(store, folder, prepared.chat_template)
     trainer = groups.start_trainer(partial(text_trainer, config, folder, root, reference))
     here = text_world_backends(config, store, prepared, reference, trainer, engines)
     if here.world is None:

@@ -15,6 +15,7 @@ import ray
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.storage.checkpoints import is_hub_name
 
 SECRETS = "PDDPO_SECRETS"
 """Environment variable with the names of secrets, as `pddpo submit --secret` sets it."""
@@ -23,9 +24,9 @@ SECRET_FILES = Path("/run/secrets")
 
 
 def needed_paths(config: Config) -> list[str]:
-    """Paths in a recipe that every node must see."""
+    """Paths in a recipe that every node must see; a model of the hub is fetched by the driver."""
     paths = [config.model.reference, getattr(config.world, "path", None)]
-    return [path for path in paths if path is not None]
+    return [path for path in paths if path is not None and not is_hub_name(path)]
 
 
 def problems_here(paths: Sequence[str], marker: str, content: str, names: Sequence[str]) -> list[str]:

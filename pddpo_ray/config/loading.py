@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, is_hub_name
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
@@ -152,11 +153,13 @@ def _with_tags(tree: Tree, model: type[BaseModel]) -> Tree:
 
 
 def _absolute_paths(tree: Tree, folder: Path) -> None:
-    """Make the paths of one layer absolute, in place."""
+    """Make the paths of one layer absolute, in place. What can only be a model of the hub stays as it is."""
     for *parents, key in PATHS:
         section = _at(tree, tuple(parents))
         if isinstance(section, dict) and isinstance(section.get(key), str):
-            section[key] = str(folder / Path(section[key]).expanduser())
+            path = folder / Path(section[key]).expanduser()
+            if key != "reference" or path.exists() or not is_hub_name(section[key]):
+                section[key] = str(path)
 
 
 def _problem_of_world(path: Any) -> Tree:
@@ -322,25 +325,12 @@ def _shown(value: Any) -> str:
 
 
 def _check_files(config: Config, origins: Origins) -> None:
-    """Everything that a recipe points to is there. Nothing is downloaded, so a missing file stays missing."""
+    """Everything that a recipe points to is there; a model of the hub is downloaded, the first time."""
     if config.world.kind == "tabular" and config.world.path is not None and not Path(config.world.path).is_file():
         origin, file = _origin_of(("world", "path"), origins), config.world.path
         raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
     if config.model.reference is not None:
-        origin, folder = _origin_of(("model", "reference"), origins), Path(config.model.reference)
-        problem = model_folder_problem(folder)
+        origin, reference = _origin_of(("model", "reference"), origins), config.model.reference
+        problem = checkpoint_problem(checkpoint_folder(reference) if is_hub_name(reference) else Path(reference))
         if problem:
-            raise UserError(f"{origin}: model.reference {folder} {problem}")
-
-
-def model_folder_problem(folder: Path) -> str | None:
-    """What a folder lacks to be a model in Hugging Face layout with its tokenizer, and what to do; None if nothing."""
-    if not folder.is_dir():
-        return "does not exist; give a folder with config.json, *.safetensors and a tokenizer (nothing is downloaded)"
-    if not (folder / "config.json").is_file():
-        return "has no config.json; save the model there with save_pretrained"
-    if not any(folder.glob("*.safetensors")):
-        return "has no *.safetensors; save the model there with save_pretrained (pickled weights are not read)"
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return "has no tokenizer; save it there too: tokenizer.save_pretrained(folder)"
-    return None
+            raise UserError(f"{origin}: model.reference {reference} {problem}")

@@ -33,7 +33,7 @@ class ModelConfig(Strict):
     """The language model that is aligned."""
 
     reference: str | None = None
-    """Folder in Hugging Face layout with weights and tokenizer; null: the world's own reference."""
+    """Folder in Hugging Face layout with weights and tokenizer, or owner/model on the hub; null: the world's own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights while computing. Losses and log-probabilities are float32 in any case."""
     tf32: bool = False

@@ -21,6 +21,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading, rendered, template_named
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
@@ -81,7 +82,7 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     if config.model.reference is None:
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
-        folder = Path(config.model.reference)
+        folder = checkpoint_folder(config.model.reference)
     tokens = _Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}

@@ -57,9 +57,9 @@ def model_folder(place: str) -> Path:
     path, _, version = place.partition("@")
     if (Path(path) / JOURNAL).is_file():
         return _of_run(Path(path).absolute(), version or LAST)
-    from pddpo_ray.scoring.stored_scorers import local_folder
+    from pddpo_ray.storage.checkpoints import checkpoint_folder
 
-    folder = local_folder(place)
+    folder = checkpoint_folder(place)
     if not (folder / "config.json").is_file():
         raise UserError(f"{place} holds no model (config.json is missing): name a model folder, a hub name or a run")
     return folder

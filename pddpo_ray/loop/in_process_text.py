@@ -24,9 +24,10 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     """Trainer, engine, prompts and, on a world, labels and truth."""
     torch.set_num_threads(config.trainer.threads)
     prepared = prepare_texts(config)
-    reference = store_reference(store, prepared.reference_folder, prepared.chat_template)
-    trainer = recipe_trainer(config.model, prepared.reference_folder, store, reference)
-    engine = language_engine(config, f"{config.rollout.engine}-0", prepared.reference_folder, store)
+    reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
+    folder = store.folder(reference.path)
+    trainer = recipe_trainer(config.model, folder, store, reference)
+    engine = language_engine(config, f"{config.rollout.engine}-0", folder, store)
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
 
 

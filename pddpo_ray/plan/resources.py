@@ -19,6 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.plan.work import work, work_rows
 from pddpo_ray.rollout.delivery import Device
+from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.grammar import Grammar
 
@@ -210,7 +211,7 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
 def model_shape(config: Config) -> ModelShape | None:
     """The model's numbers, from its folder or from the text world's settings; None for tables."""
     if config.model.reference is not None:
-        return _shape_of_folder(Path(config.model.reference), config)
+        return _shape_of_folder(checkpoint_folder(config.model.reference), config)
     if config.world.kind == "tabular":
         return None
     size = config.world.reference
@@ -237,7 +238,7 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         described = described.get("text_config", described)
-        shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in stored_shapes(path)]
+        shapes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
         hidden, layers = int(described["hidden_size"]), int(described["num_hidden_layers"])
         vocabulary = int(described["vocab_size"])
     except (OSError, ValueError, KeyError, AttributeError) as error:

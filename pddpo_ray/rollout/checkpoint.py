@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pddpo_ray.errors import RunError
+from pddpo_ray.storage.checkpoints import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +46,9 @@ def model_tensors(folder: Path) -> ModelTensors:
     return ModelTensors(once, frozenset(tied))
 
 
-def weight_files(folder: Path) -> list[Path]:
+def version_files(folder: Path) -> list[Path]:
     """The safetensors files of a version, in name order. Raises RunError when there is none."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise RunError(f"no weights in {folder}: expected model.safetensors; was the artifact store moved or emptied?")
     return files
@@ -58,7 +59,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(folder):
+    for path in version_files(folder):
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
@@ -69,7 +70,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The stored tensors one by one, in the order of their names within each file."""
     from safetensors import safe_open
 
-    for path in weight_files(folder):
+    for path in version_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in sorted(file.keys()):
                 yield name, file.get_tensor(name)

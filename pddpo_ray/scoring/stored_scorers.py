@@ -32,6 +32,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message, Response
 from pddpo_ray.rollout.checkpoint import fingerprint
 from pddpo_ray.scoring.interface import Array, AskedText
+from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered
 from pddpo_ray.training.batches import collate
@@ -101,7 +102,7 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
     from transformers import AutoConfig
 
     settings = settings or ScorerConfig()
-    folder = local_folder(source)
+    folder = checkpoint_folder(source)
     safetensors_files(folder)
     config = AutoConfig.from_pretrained(folder)
     architecture = (getattr(config, "architectures", None) or [""])[0]
@@ -119,23 +120,6 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
     template = settings.template or template
     check_template(template, tokenizer, source)
     return NeuralScorer(str(source), tokenizer, forward, template, settings, _limit(settings, config, tokenizer))
-
-
-def local_folder(source: str | Path) -> Path:
-    """The folder itself, or a hub model's files, downloaded into the hub's cache."""
-    if Path(source).is_dir():
-        return Path(source)
-    if Path(source).is_absolute() or str(source).count("/") != 1:
-        raise UserError(f"{source}: there is no such folder, and a hub name reads owner/model")
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=wanted))
-    except Exception as error:
-        raise UserError(
-            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answer: str) -> Encoded:

@@ -1,6 +1,8 @@
 """Names of the files in a version's folder."""
 
 WEIGHTS = "model.safetensors"
+SHARDS = "model.safetensors.index.json"
+"""Where a checkpoint has several files of weights: which tensor is in which."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
 JOURNAL = "journal.sqlite"

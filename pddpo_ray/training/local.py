@@ -6,6 +6,7 @@ versions to the artifact store, and every rank computes the same hash, so nothin
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
+from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.folders import WEIGHTS
+from pddpo_ray.storage.folders import SHARDS, WEIGHTS
+from pddpo_ray.storage.whole_files import write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
@@ -203,21 +206,35 @@ def carried(
     return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
 
 
-def store_reference(store: ArtifactStore, folder: Path, chat_template: str | None = None) -> PolicyVersion:
-    """Put a model folder in Hugging Face layout into the store as version 0.
+def store_reference(
+    store: ArtifactStore, folder: Path, chat_template: str | None = None, dtype: str = "float32"
+) -> PolicyVersion:
+    """Put a checkpoint into the store as version 0: one file, tied tensors once, in the type that the run computes in.
 
-    `chat_template` takes the place of the folder's own: every version of a run carries the one it is trained with.
+    From there trainer and engines read it, whatever its shards, names and type were. `chat_template` takes the place of
+    the folder's own: every version of a run carries the one it is trained with. Raises UserError where weights that the
+    model needs are missing.
     """
-    from safetensors.torch import load_file
+    import torch
+    from transformers import AutoModelForCausalLM
 
-    weights = load_file(folder / WEIGHTS)
+    model, loaded = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
+    )
+    if loaded["missing_keys"]:
+        missing = sorted(loaded["missing_keys"])
+        raise UserError(f"{folder} lacks {len(missing)} tensors of its model, first {missing[0]}; copy it again")
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def fill(target: Path) -> None:
         for file in folder.iterdir():
-            if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"}:
+            if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"} and file.name != SHARDS:
                 shutil.copyfile(file, target / file.name)
         if chat_template is not None:
             (target / "chat_template.jinja").write_text(chat_template, "utf-8")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config.pop("torch_dtype", None) is not None or config.get("dtype") != dtype:
+            write_json(target / "config.json", {**config, "dtype": dtype})
 
     path, sha256 = store.write_tensors("reference", weights, fill=fill)
     return PolicyVersion(0, "reference", sha256, path)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.contracts import FitCommand, PpoCommand, Start
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
@@ -25,8 +25,15 @@ from pddpo_ray.training.log_probs import ResponseScorer
 
 
 def add_adapters(model: torch.nn.Module, *, rank: int, alpha: float, dropout: float = 0.0) -> torch.nn.Module:
-    """The model with trainable adapters on every linear map but the head; everything else is frozen."""
+    """The model with trainable adapters on every linear map but the head; everything else is frozen.
+
+    UserError for GPT-2's kind, which stores its matrices turned: base + up @ down would be another matrix.
+    """
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise UserError(f"{type(model).__name__} takes no adapters here: set model.parameters.kind=full")
 
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear", bias="none")
     wrapped: torch.nn.Module = get_peft_model(model, config)

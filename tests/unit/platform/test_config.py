@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from pddpo_ray.config import Config, FixedRule, LogRule, RayCluster, TransformersRollout, load, recipe_names, to_yaml
 from pddpo_ray.config.document import parse_value
-from pddpo_ray.config.loading import dotted_keys, model_folder_problem
+from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.checkpoints import checkpoint_problem
 
 
 def complaint(recipe: str | Path, *overrides: str) -> str:
@@ -312,5 +313,5 @@ def test_a_reference_model_without_its_tokenizer_is_refused(tmp_path: Path) -> N
     write(tmp_path / "model" / "model.safetensors", "")
     assert "has no tokenizer; save it there too" in complaint("text-world", override)
     write(tmp_path / "model" / "tokenizer.json", "{}")
-    assert model_folder_problem(tmp_path / "model") is None
+    assert checkpoint_problem(tmp_path / "model") is None
     assert load("text-world", [override]).model.reference == str(tmp_path / "model")

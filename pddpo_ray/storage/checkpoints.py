@@ -1,0 +1,122 @@
+"""A checkpoint as its makers left it: a folder or a hub name, one file or shards; and what is wrong with one.
+
+Everything here reads names and JSON alone: a plan is made, and a mistake named, without loading anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.storage.folders import SHARDS, WEIGHTS
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""What is taken from the hub; pickled weights and code never are."""
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DECODERS = ("ForCausalLM", "LMHeadModel")
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of models (Gemma 2, Cohere, Granite) whose probabilities are not the softmax of their output head's product."""
+
+
+def is_hub_name(source: str | Path) -> bool:
+    """Whether this can only mean a model of the hub: owner/model, and no such folder here."""
+    return HUB_NAME.fullmatch(str(source)) is not None and not Path(source).exists()
+
+
+def checkpoint_folder(source: str | Path) -> Path:
+    """The folder itself, or a hub model's files in the hub's cache, downloaded the first time."""
+    if Path(source).is_dir():
+        return Path(source)
+    if not is_hub_name(source):
+        raise UserError(f"{source}: there is no such folder, and a hub name reads owner/model")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=FILES))
+    except Exception as error:
+        raise UserError(
+            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, in name order; empty where there is none.
+
+    Other files with weights may lie beside them (an original format, an adapter): the index and the usual name win.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / SHARDS).is_file():
+        return sorted({folder / name for name in _json(folder / SHARDS)["weight_map"].values()})
+    return sorted(folder.glob("*.safetensors"))
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a folder is no language model in Hugging Face layout with its tokenizer, and what to do; None if it is."""
+    if not folder.is_dir():
+        return "does not exist; give a folder with config.json, *.safetensors and a tokenizer, or a hub's owner/model"
+    if not (folder / "config.json").is_file():
+        return "has no config.json; save the model there with save_pretrained"
+    try:
+        return _kind_problem(folder) or _weights_problem(folder) or _tokenizer_problem(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"has a damaged file ({error!r}); save the model there again"
+
+
+def _kind_problem(folder: Path) -> str | None:
+    config = _json(folder / "config.json")
+    names = config.get("architectures") or []
+    if names and not any(name.endswith(DECODERS) for name in names):
+        return f"holds {names[0]}, no plain decoder; give a model of a kind …ForCausalLM"
+    scaled = [name for name in SCALED_LOGITS if config.get(name) not in (None, 1, 1.0)]
+    if scaled:
+        return f"changes its logits ({scaled[0]}), which the trainer does not do; give a model of another kind"
+    if "quantization_config" in config:
+        return "is quantised, and its weights cannot be trained; give the checkpoint that it was made from"
+    return None
+
+
+def _weights_problem(folder: Path) -> str | None:
+    files = weight_files(folder)
+    if not files:
+        pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
+        if pickled:
+            return f"has pickled weights ({pickled[0]}), which can run code and are not read; save them as safetensors"
+        return "has no *.safetensors; save the model there with save_pretrained"
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        return f"lacks {len(missing)} of its {len(files)} files of weights, first {missing[0]}; copy it again"
+    return None
+
+
+def _tokenizer_problem(folder: Path) -> str | None:
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        return "has no tokenizer; save it there too: tokenizer.save_pretrained(folder)"
+    config = _json(folder / "config.json")
+    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    last = _last_token(folder / "tokenizer.json")
+    if rows is not None and last is not None and last >= rows:
+        return f"has {rows} embeddings and a tokenizer with ids up to {last}: another model's; save its own there"
+    return None
+
+
+def _last_token(file: Path) -> int | None:
+    """The largest id in a tokenizer.json; None where there is none to read."""
+    if not file.is_file():
+        return None
+    described = _json(file)
+    vocabulary = (described.get("model") or {}).get("vocab") or {}
+    # a table of ids, or (unigram) a list of pieces by id
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+    ids += [token["id"] for token in described.get("added_tokens") or []]
+    return max(ids, default=None)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
