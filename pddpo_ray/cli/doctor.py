@@ -1,7 +1,8 @@
-"""`pddpo doctor`: is this environment fit for a run, and if not, what to do."""
+"""`pddpo doctor`: is this environment fit for a run, or does a model go the whole way; and if not, what to do."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -13,9 +14,20 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Import the engines as well (half a minute); finds broken installations.")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME_OR_FOLDER", help="Take this model the whole way of a run.")
+    ] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option("--engine", help="With --model: transformers or vllm; all that are installed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check versions, wrong pairs, engines, GPUs, ports, disk, memory and Ray; exit 1 if something must be repaired."""
+    """Check versions, wrong pairs, engines, GPUs, ports, disk, memory and Ray; exit 1 if something must be repaired.
+
+    With --model: load, render, deliver, train a step, merge, export and reload it; exit 2 if a step fails.
+    """
+    if model is not None:
+        raise typer.Exit(0 if _examine_model(model, engine or [], as_json=as_json) else 2)
     from pddpo_ray.plan.doctor import Finding, examine
 
     findings: list[Finding] = examine(deep=deep)
@@ -28,3 +40,22 @@ def doctor(
             if finding.advice:
                 typer.echo(f"{'':27}-> {finding.advice}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
+    """Whether the model goes the whole way; one line per step as it ends."""
+    from pddpo_ray.errors import UserError
+    from pddpo_ray.plan.conformance import EngineName, Step, steps_of
+
+    known: tuple[EngineName, ...] = ("transformers", "vllm")
+    if unknown := set(engines) - set(known):
+        raise UserError(f"--engine {min(unknown)}: there are {' and '.join(known)}")
+    chosen = [name for name in known if (name in engines if engines else find_spec(name) is not None)]
+    steps: list[Step] = []
+    for step in steps_of(model, chosen):
+        steps.append(step)
+        if not as_json:
+            typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:22}  {step.found}")
+    if as_json:
+        print_json({"ok": steps[-1].ok, "model": model, "steps": [step.as_dict() for step in steps]})
+    return steps[-1].ok

@@ -20,7 +20,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of models (Gemma 2, Cohere, Granite) whose probabilities are not the softmax of their output head's product."""
+"""Settings of models (Gemma 2, Cohere, Granite) that change the logits which their output head gives."""
 
 
 def is_hub_name(source: str | Path) -> bool:

@@ -15,7 +15,7 @@ from pddpo_ray.records import Objective, PairRow, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import verify
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.local import load_trainer, store_reference
+from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
 from pddpo_ray.training.lora import load_lora_trainer
 from tests.engine_process import adapters_process, vllm_process
 from tests.tiny_language_model import SPECIAL, WORDS, word_tokenizer
@@ -59,6 +59,7 @@ def test_every_version_of_a_tied_model_computes_in_the_engine_as_in_the_trainer(
     folder = tied_model(tmp_path / "reference", shape)
     store = ArtifactStore(tmp_path / "artifacts")
     reference = store_reference(store, folder)
+    trainer: LocalTrainer
     if adapters:
         trainer = load_lora_trainer(folder, store, reference, rank=8, alpha=16.0)
         process = adapters_process("rollout-0", folder, store, rank=8, alpha=16.0)
