@@ -82,7 +82,7 @@ class PolicyEngine:
         llm = watched_engine(settings)
         models = OpenAIServingModels(llm, [BaseModelPath(name=BASE, model_path=settings.model)])
         tokenizer = load_tokenizer(Path(settings.model))
-        template = settings.chat_template or template_named("tokenizer-or-plain", tokenizer)
+        template = settings.chat_template or template_named(settings.template, tokenizer)
         form: dict[str, Any] = {"chat_template": template, "chat_template_content_format": "auto"}
         renderer = OnlineRenderer(llm.model_config, llm.renderer, request_logger=None, **form)
         chat = OpenAIServingChat(llm, models, "assistant", online_renderer=renderer, request_logger=None, **form)

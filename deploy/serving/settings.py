@@ -55,7 +55,7 @@ class ServeArgs(BaseModel):
     feedback_memory: int = Field(2000, ge=0)
     """Replies that are kept in memory so that their readers can give feedback."""
     chat_template: str | None = None
-    """File of a chat template (Jinja); null: the model's own."""
+    """File of a chat template (Jinja); null: what the run was trained with."""
     max_model_len: int | None = Field(None, ge=8)
     """Context of the engine; null: the recipe's."""
     kv_cache_gib: float = Field(0.5, gt=0)
@@ -82,7 +82,10 @@ class EngineSettings(BaseModel):
     gpu_memory: float
     tensor_parallel: int
     threads: int
+    template: str
+    """Name of what the run turned messages into text with."""
     chat_template: str | None
+    """Jinja in its place."""
 
 
 class Place(BaseModel):
@@ -134,6 +137,7 @@ def engine_settings(args: ServeArgs, place: Place, reference_path: str) -> Engin
         gpu_memory=args.gpu_memory,
         tensor_parallel=args.tensor_parallel,
         threads=max(1, int(args.cpus)),
+        template=config.template,
         chat_template=template,
     )
 

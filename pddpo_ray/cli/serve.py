@@ -39,7 +39,7 @@ def serve(
     seed: Annotated[int, typer.Option(help="Seed of the mixture's draws.")] = 0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one answer.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="A chat template (Jinja) in place of the model's own.", metavar="FILE")
+        Path | None, typer.Option(help="A chat template (Jinja) in place of the run's.", metavar="FILE")
     ] = None,
     cors: Annotated[list[str] | None, typer.Option(help="A web origin whose pages may call.", metavar="ORIGIN")] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write prompts and answers to the log.")] = False,

@@ -117,6 +117,11 @@ class Config(Strict):
         return self.algorithm.startswith("o-")
 
     @property
+    def template(self) -> str:
+        """Name of what turns messages into text; worlds made here have none of their own."""
+        return self.world.template if isinstance(self.world, NoWorldConfig) else "tokenizer-or-plain"
+
+    @property
     def thresholds(self) -> dict[str, float]:
         """d of every constraint, by name and in order."""
         limits = {one.name: one.threshold for one in self.constraints}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pddpo_ray.config import Config, NoWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.transactions import Store
@@ -94,8 +94,7 @@ def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, T
 
 def renderer_of(config: Config, stored: Path) -> Renderer:
     """From turns to ids as the run did it: with the recipe's template for real text, else with the model's own."""
-    named = config.world.template if isinstance(config.world, NoWorldConfig) else "tokenizer-or-plain"
-    return Renderer(load_tokenizer(stored), named, stored)
+    return Renderer(load_tokenizer(stored), config.template, stored)
 
 
 def drawn_as(renderer: Renderer) -> dict[str, Any]:

@@ -60,6 +60,7 @@ async def serve(store: ArtifactStore, reference: PolicyVersion, policies: list[S
         gpu_memory=0.5,
         tensor_parallel=1,
         threads=1,
+        template="tokenizer-or-plain",
         chat_template=None,
     )
     engine = await PolicyEngine.start(settings)

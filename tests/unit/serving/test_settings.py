@@ -61,6 +61,17 @@ def test_merged_weights_hold_four_policies_and_adapters_all(run: ServedRun) -> N
     assert engine_settings(args, place, "reference").weights == "merged"
 
 
+def test_requests_are_rendered_as_the_run_was_trained(run: ServedRun, tmp_path: Path) -> None:
+    args, place = ServeArgs(run=str(run.folder)), find(ServeArgs(run=str(run.folder)))
+    settings = engine_settings(args, place, "reference")
+    assert (settings.template, settings.chat_template) == ("tokenizer-or-plain", None)
+    of_files = place.model_copy(update={"config": load("real-text", ["world.template=alpaca"])})
+    assert engine_settings(args, of_files, "reference").template == "alpaca"
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    given = args.model_copy(update={"chat_template": str(tmp_path / "own.jinja")})
+    assert engine_settings(given, of_files, "reference").chat_template == "{{ messages }}"
+
+
 def test_tables_and_runs_without_a_reference_are_not_served(tmp_path: Path) -> None:
     for recipe, said in (("tabular", "are tables"), ("text-world", "not stored its reference")):
         folder = tmp_path / recipe
