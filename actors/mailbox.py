@@ -51,6 +51,7 @@ class Mailbox:
         self._outcomes: dict[int, Outcome] = {}
         self._stopped = False
         self._restarts = 0
+        self._advances = 0
         self._changed = asyncio.Condition()
 
     async def hello(self, worker: Worker) -> None:
@@ -109,6 +110,14 @@ class Mailbox:
             if number == self._number and self._workers.get(worker.rank) == worker:
                 self._outcomes[worker.rank] = outcome
                 self._changed.notify_all()
+
+    async def advance(self) -> None:
+        """A rank got further with its command."""
+        self._advances += 1
+
+    async def advances(self) -> int:
+        """How often any rank got further."""
+        return self._advances
 
     async def stop(self) -> None:
         async with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from actors.weights import SendCommand, WeightSender
 from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.training.progress import PROGRESS
 
 POLL_S = 5.0
+PROGRESS_S = 0.5
 MakeBackend = Callable[[int, int], TrainerBackend]
 """(rank, ranks) -> the engine-bearing backend of that rank; runs in the rank's process, so it must be picklable."""
 
@@ -53,6 +56,8 @@ def rank_loop(config: dict[str, Any]) -> None:
     backend: TrainerBackend = config["make_backend"](rank, ranks)
     mailbox = config["mailbox"]
     worker = Worker(rank, os.getpid(), ray.util.get_node_ip_address())
+    ended = threading.Event()
+    threading.Thread(target=_report_progress, args=(mailbox, ended), daemon=True, name="progress").start()
     try:
         ray.get(mailbox.hello.remote(worker))
         _serve(mailbox, worker, Rank(backend, WeightSender(rank)))
@@ -60,7 +65,17 @@ def rank_loop(config: dict[str, Any]) -> None:
         # Without its mailbox nobody wants this group any more; an error here would only start it again.
         return
     finally:
+        ended.set()
         backend.close()
+
+
+def _report_progress(mailbox: Any, ended: threading.Event) -> None:
+    """Tells the mailbox, every now and then, that this process got further."""
+    told = PROGRESS.steps
+    while not ended.wait(PROGRESS_S):
+        if PROGRESS.steps != told:
+            told = PROGRESS.steps
+            mailbox.advance.remote()
 
 
 def _serve(mailbox: Any, worker: Worker, rank: Rank) -> None:

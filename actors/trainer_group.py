@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Size of the group, and how long it is waited for."""
+    """Size of the group, and how long it is waited for: `deadline_s` without any progress."""
 
     workers: int = 1
     threads: int = 1
@@ -203,8 +203,8 @@ class TrainerGroup:
     def _command(self, what: str, do: Callable[[Rank], Any]) -> Any:
         self._number += 1
         outcome: Outcome | None = None
-        submitted = False
-        deadline = time.monotonic() + self._settings.deadline_s
+        submitted = overdue = False
+        advances, deadline = 0, time.monotonic() + self._settings.deadline_s
         while True:
             try:
                 if not submitted:
@@ -212,6 +212,9 @@ class TrainerGroup:
                     self._submit(do)
                     submitted = True
                 outcome = ray.get(self._mailbox.result.remote(self._number, POLL_S))
+                if time.monotonic() > deadline:
+                    before, advances = advances, ray.get(self._mailbox.advances.remote())
+                    overdue, deadline = advances == before, time.monotonic() + self._settings.deadline_s
             except ray.exceptions.RayActorError as error:
                 self._replace_group(error)
                 submitted = False
@@ -220,7 +223,7 @@ class TrainerGroup:
             if self._group_ended():
                 self._replace_group(self._failure)
                 submitted = False
-            if time.monotonic() > deadline:
+            if overdue:
                 raise RunError(self._overdue(what))
             release_superseded_places()
             self._raise_if_cluster_shrank(what)
@@ -239,7 +242,8 @@ class TrainerGroup:
             for worker in self.workers()
             if worker.rank in missing
         )
-        return f"{what} took longer than {self._settings.deadline_s:.0f} s: still waiting for {names or 'a new group'}"
+        waited = f"{self._settings.deadline_s:.0f} s"
+        return f"{what} made no progress for {waited}: still waiting for {names or 'a new group'}"
 
     def _group_ended(self) -> bool:
         return not self._thread.is_alive()

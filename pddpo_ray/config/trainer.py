@@ -125,4 +125,5 @@ class TrainerConfig(Strict):
     max_failures: int = Field(3, ge=0)
     """How often a broken worker group is restarted before the run fails."""
     deadline_s: float = Field(1800.0, gt=0)
-    """Longest wait for one fit, in seconds; after it the run fails and says whom it waited for."""
+    """Longest time without progress of a fit or of scoring, in seconds; then the run fails and says whom it waited
+    for."""

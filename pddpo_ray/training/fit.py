@@ -26,6 +26,7 @@ from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss,
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
+from pddpo_ray.training.progress import PROGRESS
 
 Tensors = Mapping[str, Tensor]
 
@@ -117,6 +118,7 @@ def run_fit(
         loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
         totals += [loss, accuracy, norm, off_support]
         last.append(loss)
+        PROGRESS.advance()
     mean = totals / settings.steps
     return {
         "fit/loss": final_loss(last),

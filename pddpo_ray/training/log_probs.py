@@ -9,7 +9,7 @@ A sum runs over the response tokens including end-of-sequence, in float32 or bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from pddpo_ray.training.batches import Text, TextBatch, collate
 from pddpo_ray.training.memory import PACKED_FROM, Sizes
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
+from pddpo_ray.training.progress import PROGRESS
 from pddpo_ray.training.response_head import SupportIndex, chunk_rows, response_log_probs
 
 Layout = Literal["plain", "packed"]
@@ -278,14 +279,16 @@ def _plausible_words(
     return np.concatenate(tokens), np.concatenate(counts), np.concatenate(words)
 
 
-def _batches(scorer: ResponseScorer, texts: Sequence[Text], size: int) -> list[np.ndarray]:
+def _batches(scorer: ResponseScorer, texts: Sequence[Text], size: int) -> Iterator[np.ndarray]:
     """Indices in batches of similar length; for a packed row, texts with the same prompt side by side."""
     if scorer.layout == "plain":
         order = np.argsort([len(prompt) + len(response) for prompt, response in texts], kind="stable")
     else:
         keys = [(len(prompt), prompt, len(response)) for prompt, response in texts]
         order = np.array(sorted(range(len(texts)), key=keys.__getitem__))
-    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+    for begin in range(0, len(order), size):
+        yield order[begin : begin + size]
+        PROGRESS.advance()
 
 
 def _support_index(batch: PackedBatch, supports: Sequence[Support]) -> SupportIndex:

@@ -17,7 +17,7 @@ from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 from tests.ray_session import session
-from tests.summing_backend import command, make
+from tests.summing_backend import command, make, make_steady
 
 pytestmark = pytest.mark.ray
 
@@ -106,14 +106,24 @@ def test_a_rank_killed_in_mid_fit_comes_back_and_the_result_is_the_same(group: T
     assert group.restarts() >= 1
 
 
-def test_a_fit_that_takes_too_long_names_the_ranks_it_waits_for(ray_running: None, folder: Path) -> None:
+def test_a_fit_that_gets_on_may_take_longer_than_its_deadline(ray_running: None, folder: Path) -> None:
+    settings = TrainerSettings(workers=1, deadline_s=3)
+    group = TrainerGroup(partial(make_steady, folder), name="steady", storage=folder / "ray", settings=settings)
+    try:
+        group.wait_ready()
+        group.execute(command(1, steps=80, pause_s=0.15))
+    finally:
+        group.close()
+
+
+def test_a_fit_that_makes_no_progress_names_the_ranks_it_waits_for(ray_running: None, folder: Path) -> None:
     group = TrainerGroup(
         partial(make, folder), name="slow", storage=folder / "ray", settings=TrainerSettings(workers=1, deadline_s=1)
     )
     try:
         group.wait_ready()
         with pytest.raises(
-            RunError, match=r"fit fit-1 took longer than 1 s: still waiting for rank 0 \(process \d+ on"
+            RunError, match=r"fit fit-1 made no progress for 1 s: still waiting for rank 0 \(process \d+ on"
         ):
             group.execute(command(1, steps=80, pause_s=0.1))
     finally:
