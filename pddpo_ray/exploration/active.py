@@ -35,7 +35,7 @@ def choose_pairs(
     for index in chosen:
         picked(index)
     while len(chosen) < keep:
-        values = np.asarray(norms(), dtype=np.float64).copy()
+        values = np.array(norms(), dtype=np.float64)
         values[chosen] = -np.inf
         best = int(values.argmax())
         chosen.append(best)

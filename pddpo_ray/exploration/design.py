@@ -8,6 +8,7 @@ a linear score whose differences have prior standard deviation s0. All float64.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,17 +59,17 @@ def empty_design(dimension: int, *, s0: float, weight: float = FISHER_WEIGHT) ->
 def factor(matrix: Array) -> Array:
     """Lower Cholesky factor of Lambda [..., q, q], with a jitter of 1e-9 trace/q where rounding spoilt it."""
     try:
-        return np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
+        return np.asarray(np.linalg.cholesky(matrix))
     except np.linalg.LinAlgError:
         size = matrix.shape[-1]
         scale = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / size
-        return np.asarray(np.linalg.cholesky(matrix + 1e-9 * scale * np.eye(size)), dtype=np.float64)
+        return np.asarray(np.linalg.cholesky(matrix + 1e-9 * scale * np.eye(size)))
 
 
 def inverse(matrix: Array) -> Array:
     """Lambda^-1 from its Cholesky factor. [..., q, q] -> [..., q, q]"""
     half = np.linalg.solve(factor(matrix), np.broadcast_to(np.eye(matrix.shape[-1]), matrix.shape))
-    return np.asarray(np.swapaxes(half, -1, -2) @ half, dtype=np.float64)
+    return np.asarray(np.swapaxes(half, -1, -2) @ half)
 
 
 def sherman_morrison(inverse_matrix: Array, row: Array, weight: float = FISHER_WEIGHT) -> Array:
@@ -81,4 +82,4 @@ def sherman_morrison(inverse_matrix: Array, row: Array, weight: float = FISHER_W
 
 
 def _copies(matrix: Array) -> int:
-    return int(np.prod(matrix.shape[:-2], dtype=np.int64))
+    return math.prod(matrix.shape[:-2])

@@ -213,6 +213,4 @@ def _minimise(
 ) -> Array:
     """Minimiser in the box by L-BFGS-B. [p] -> [p]"""
     limits = None if bound is None else [(-bound, bound)] * start.size
-    return np.asarray(
-        minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x, dtype=np.float64
-    )
+    return np.asarray(minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options).x)

@@ -109,7 +109,7 @@ def limit_rows(
     if budget is None or len(older) <= budget:
         return tuple(rows), tuple(margins)
     chosen = {older[index] for index in draws.choice(len(older), budget, replace=False)}
-    factor = len(older) / budget if budget else 0.0
+    factor = len(older) / max(budget, 1)
     kept = [index for index, row in enumerate(rows) if row.round == newest or index in chosen]
     weighted = tuple(
         replace(rows[index], weight=rows[index].weight * factor) if index in chosen else rows[index] for index in kept

@@ -9,7 +9,7 @@ number, computed once and passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,7 +104,8 @@ def run_fit(
     limit = micro_batch_limit(engine.scorer, rows, settings)
     # The weight of a batch is its expected one, not its own: the mean over batches is then the weighted mean over rows.
     mean_weight = float(np.mean([row.weight for row in rows]))
-    baseline_batches = _baseline_batches(optimism, settings, seed)
+    baseline = () if optimism is None else optimism.answers
+    baseline_batches = minibatches(len(baseline), settings.steps, settings.batch_pairs, seed)
     last: list[float] = []
     for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
         sums = _accumulate(engine, objective, rows, columns, settings, indices, loss_scale, mean_weight, limit)
@@ -192,12 +193,6 @@ def _accumulate(
         part_sums = [float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens]
         sums += scale * torch.tensor(part_sums, dtype=torch.float64)
     return sums
-
-
-def _baseline_batches(optimism: LossOptimism | None, settings: FitSettings, seed: int) -> Iterator[np.ndarray]:
-    """Indices of the baseline's answers of each step, as many as pairs."""
-    count = 0 if optimism is None else len(optimism.answers)
-    return minibatches(count, settings.steps, settings.batch_pairs, seed)
 
 
 def _accumulate_optimism(

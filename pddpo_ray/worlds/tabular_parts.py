@@ -99,14 +99,12 @@ class TabularTrainer:
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x) from the table. -> [n]"""
         table = self.table(policy)
-        return np.array([table[self._world.cell(response)] for response in responses], dtype=np.float64)
+        return np.array([table[self._world.cell(response)] for response in responses])
 
     def features(self, responses: Sequence[Response]) -> Array:
         """One-hot over prompts x answers. -> [n, X Y]"""
-        rows = np.zeros((len(responses), self._world.shape[0] * self._world.shape[1]))
-        for row, response in zip(rows, responses, strict=True):
-            row[np.ravel_multi_index(self._world.cell(response), self._world.shape)] = 1.0
-        return rows
+        cells = [np.ravel_multi_index(self._world.cell(response), self._world.shape) for response in responses]
+        return np.eye(self._world.shape[0] * self._world.shape[1])[cells]
 
     def table(self, policy: PolicyVersion) -> Array:
         """log pi as a table. [X, Y]"""
@@ -163,8 +161,7 @@ class TabularEngine:
         """log-probability of each answer under the loaded table. -> [n]"""
         table = self._table()
         return np.array(
-            [table[prompt.token_ids[0], answer[0]] for prompt, answer in zip(prompts, answers, strict=True)],
-            dtype=np.float64,
+            [table[prompt.token_ids[0], answer[0]] for prompt, answer in zip(prompts, answers, strict=True)]
         )
 
     def close(self) -> None:
@@ -178,11 +175,11 @@ class TabularEngine:
 
 def wins_of(rows: Sequence[PairRow], shape: tuple[int, int], *, costs: bool) -> Array:
     """Weighted win counts of training rows. A cost is won by the costlier answer, which is `rejected`. -> [X, Y, Y]"""
-    prompts = np.array([row.prompt[0] for row in rows], dtype=np.int64)
-    chosen = np.array([row.chosen[0] for row in rows], dtype=np.int64)
-    rejected = np.array([row.rejected[0] for row in rows], dtype=np.int64)
+    prompts = np.array([row.prompt[0] for row in rows])
+    chosen = np.array([row.chosen[0] for row in rows])
+    rejected = np.array([row.rejected[0] for row in rows])
     winners, losers = (rejected, chosen) if costs else (chosen, rejected)
-    weights = np.array([row.weight for row in rows], dtype=np.float64)
+    weights = np.array([row.weight for row in rows])
     return win_counts(prompts, winners, losers, shape=shape, weights=weights)
 
 
@@ -198,9 +195,9 @@ def scores_with_margins(rows: Sequence[PairRow], objective: Objective, shape: tu
     """Box maximum likelihood where every row has a margin of its own, part of its logit. -> [X, Y]"""
     table = np.zeros((len(rows), *shape))
     sign = 1.0 if objective.stage == "reward" else -1.0
-    for values, row in zip(table, rows, strict=True):
-        values[row.prompt[0], row.chosen[0]] += sign
-        values[row.prompt[0], row.rejected[0]] -= sign
+    for index, row in enumerate(rows):
+        table[index, row.prompt[0], row.chosen[0]] += sign
+        table[index, row.prompt[0], row.rejected[0]] -= sign
     weights = np.array([row.weight for row in rows])
     margins = np.array(objective.margins)
     return bounded_logistic(table.reshape(len(rows), -1), margins=margins, weights=weights, bound=bound).reshape(shape)

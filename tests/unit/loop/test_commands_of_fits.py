@@ -18,7 +18,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, refit_policy, start_of, with_steps
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.refit import Budget, Determinant, Geometric, Union
+from pddpo_ray.theory.refit import Budget, Determinant, Geometric, Union, limit_rows
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import trap_world
 
@@ -243,7 +243,39 @@ def test_an_update_by_policy_gradients_goes_on_where_the_last_one_ended(journal:
     assert journal.metrics()[3] == {"ppo/kl": 0.5}
 
 
-def test_numbers_of_the_backend_come_back_unchanged(journal: Journal) -> None:
+def test_an_update_needs_scores_of_all_answers(journal: Journal) -> None:
+    trainer = controller(journal, Noting())
+    for number in journal.rounds(1):
+        with pytest.raises(ValueError, match="zip"):
+            trainer.reinforce(REFERENCE, ANSWERS, (np.ones(4), np.ones(3)), 0.5 * number, None)
+
+
+def test_older_rows_are_drawn_under_the_name_of_their_fit(journal: Journal) -> None:
+    backend = Noting()
+    trainer = controller(journal, backend, FitPlan(TrainerConfig(refit=BudgetRefit(rows=3, per_new=0.0))))
+    rows = [replace(row, round=index // 7) for index, row in enumerate(ROWS)]
+    for _ in journal.rounds(1):
+        policy = trainer.fit(reward_objective(REFERENCE, 0.1), rows)
+        trainer.fit(lagrangian_objective(policy, 0.5, 0.1), rows)
+    for command, (stage, link) in zip(backend.commands, (("reward", 0), ("cost", 1)), strict=True):
+        draws = np.random.default_rng(seed_of(7, 1, stage, link, "replay"))
+        assert command.rows == limit_rows(rows, (), 3, draws)[0]
+    assert len(backend.commands[0].rows) == 5
+
+
+def test_numbers_of_the_backend_come_back_unchanged_and_none_is_missing(journal: Journal) -> None:
+    class Losing(Noting):
+        def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> np.ndarray:
+            return np.zeros(len(responses) - 1)
+
+        def features(self, responses: Sequence[Response]) -> np.ndarray:
+            return np.zeros((len(responses) + 1, 3))
+
+    losing = controller(journal, Losing())
+    with pytest.raises(RunError, match="asked for log-probabilities of 4 answers and returned 3"):
+        losing.log_probs(REFERENCE, ANSWERS)
+    with pytest.raises(RunError, match="asked for features of 4 answers and returned 5"):
+        losing.features(ANSWERS)
     trainer = controller(journal, Noting())
     assert trainer.log_probs(REFERENCE, ANSWERS).tolist() == [0.5, 1.5, 2.5, 3.5]
     assert trainer.features(ANSWERS).shape == (4, 3)

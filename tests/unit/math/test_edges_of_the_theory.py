@@ -384,3 +384,9 @@ def test_older_rows_are_drawn_evenly_without_repeating_any() -> None:
         seen[older] += 1
     np.testing.assert_allclose(seen / 400, 0.4, atol=5 * math.sqrt(0.24 / 400))
     assert [row.id for row in limit_rows(rows, (), 0, np.random.default_rng(0))[0]] == [f"r{i}" for i in range(10, 20)]
+
+
+def test_one_older_row_stands_for_all_that_were_left_out() -> None:
+    rows = [PairRow(f"r{i}", (0,), (1,), (2,), round=i // 5) for i in range(10)]
+    kept, _ = limit_rows(rows, (), 1, np.random.default_rng(0))
+    assert [row.weight for row in kept] == [5.0] + [1.0] * 5

@@ -341,3 +341,31 @@ def test_too_few_rows_are_projected_at_random_with_directions_of_spread_1() -> N
         with pytest.raises(ValueError, match="at least 2 rows"):
             fit_whitening(wrong, 2, seed=0)
     assert fit_whitening(rows[:2], 1, seed=0).projection.shape == (1, 3)
+
+
+def test_features_that_lose_an_answer_teach_nothing_wrong() -> None:
+    whole = explorer()
+    whole._features = lambda responses: features(responses)[:-1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="zip"):
+        whole.update(SEEN)
+
+
+def test_cells_of_one_prompt_are_not_those_of_another() -> None:
+    one = explorer(bonus="simhash")
+    pair = Pair("p", WORLD.response(0, 2, "a"), WORLD.response(0, 3, "b"))
+    one.update([pair])
+    same, other = (WORLD.response(x, 2, f"q{x}") for x in (0, 1))
+    assert one.bonuses([same])[0] == pytest.approx([K / math.sqrt(2)])
+    assert one.bonuses([other])[0] == pytest.approx([K])
+
+
+def test_the_best_pairs_are_found_among_whole_numbers_too_and_the_norms_stay_as_they_are() -> None:
+    norms = np.array([3, 9, 1, 8, 7, 2])
+    kept = choose_pairs(
+        lambda: norms,  # type: ignore[arg-type, return-value]
+        lambda index: None, 6, keep=4, random_share=0.01, generator=np.random.default_rng(1),
+    )  # fmt: skip
+    drawn = int(np.random.default_rng(1).choice(6, size=1, replace=False)[0])
+    best = [index for index in (1, 3, 4, 0) if index != drawn][:3]
+    assert kept == sorted([drawn, *best])
+    assert norms.tolist() == [3, 9, 1, 8, 7, 2]

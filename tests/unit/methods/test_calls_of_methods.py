@@ -83,6 +83,7 @@ class Rounds:
         self.round, self.next_round = 0, next_round
         self.policies = ["one", "two"]
         self.labelled: dict[tuple[int, str], list[Any]] = {}
+        self.read: list[int] = []
 
     def rounds(self, count: int) -> Iterator[int]:
         for number in range(self.next_round, count + 1):
@@ -90,6 +91,7 @@ class Rounds:
             yield number
 
     def samples(self, number: int, purpose: str) -> list[Any]:
+        self.read.append(number)
         return self.labelled.get((number, purpose), [])
 
     safety = samples
@@ -520,3 +522,13 @@ def test_bounds_of_weighed_scores_and_one_estimate_for_each_constraint() -> None
     )
     assert estimates_of(parts, "answers", SIZES) == ["parts.estimate_cost"]  # type: ignore[arg-type, comparison-overlap]
     assert calls == [("feedback.safety", "answers", 3, "harm"), ("parts.estimate_cost", "feedback.safety")]
+
+
+def test_windows_read_no_round_that_they_do_not_need() -> None:
+    journal: Any = Rounds()
+    journal.round = 3
+    journal.labelled = {(number, name): [number, number] for number in range(4) for name in ("harm", "cost")}
+    parts: Any = Asked([], "parts", journal=journal)
+    windowed(parts, "harm", 4)
+    newest_answers(parts, 4, 4)
+    assert journal.read == [3, 2, 3, 2]
