@@ -459,7 +459,7 @@ FIXED = (
     mutant(
         "replayed rows stand for themselves alone",
         "theory/refit limit_rows",
-        "factor = len(older) / budget if budget else 0.0",
+        "factor = len(older) / max(budget, 1)",
         "factor = 1.0",
         "test_a_row_budget_keeps_the_newest_round_and_the_weight_of_the_others",
     ),
