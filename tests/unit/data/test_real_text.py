@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.real_text import prepare_real_text
@@ -17,6 +20,7 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
@@ -106,8 +110,10 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         names = [entry.version.name for entry in journal.versions()]
         pairs, metrics, deliveries = journal.pairs(), journal.metrics(), journal.deliveries()
+        before = [entry.phase for entry in journal.phases(0)]
     assert names == ["reference", "reward-1", "policy-1", "reward-2", "policy-2"]
     assert all(entry.verified for entry in deliveries)
+    assert before.index("publish-reference") < before.index("score-models"), "the engine is checked before long work"
     offline = [entry for entry in pairs if entry.round == 0]
     assert 30 <= len(offline) <= 40
     assert {entry.labelled.helpful for entry in offline} == {Verdict.FIRST, Verdict.ABSTAIN}
@@ -122,6 +128,31 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     shown = read_run(tmp_path / "run").before
     assert 0 < len(shown) <= 6
     assert all(answer.id.startswith("0-baseline") for answer in shown)  # none out of the files
+
+
+@pytest.mark.slow
+def test_a_run_takes_a_tied_checkpoint_of_several_bfloat16_files(tmp_path: Path) -> None:
+    """Its reference is one float32 file; every version is delivered, and the last one merged, in that type."""
+    made = prepare_real_text(tiny(tmp_path / "cache")).reference_folder
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(2)
+    config = LlamaConfig(vocab_size=len(tokenizer), **shape, tie_word_embeddings=True, eos_token_id=2)
+    folder = tmp_path / "model"
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
+    tokenizer.save_pretrained(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    adapters = "model.parameters={kind: lora, rank: 2, alpha: 4}"
+    run = tmp_path / "run"
+    result = run_recipe(tiny(tmp_path / "cache", "rounds=1", f"model.reference={folder}", adapters), run)
+    assert result["weights_verified"] is True
+    with read_journal(run / JOURNAL, "run") as journal:
+        paths = [entry.version.path for entry in journal.versions()]
+    store = ArtifactStore(run / "artifacts")
+    kept = [load_file(store.folder(path) / "model.safetensors") for path in (paths[0], paths[-1])]
+    assert {tensor.dtype for weights in kept for tensor in weights.values()} == {torch.float32}
+    assert kept[0].keys() == kept[1].keys()
+    assert "lm_head.weight" not in kept[0]
 
 
 @pytest.mark.slow
