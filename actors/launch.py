@@ -23,14 +23,11 @@ import ray
 
 from actors.dual_variable import DualVariableHandle
 from actors.engine_group import MakeEngine, RolloutHandle, RolloutSettings
-from actors.labeller import FeedbackHandle
+from actors.labeller import FeedbackHandle, MakeScorer, ScorerHandle
 from actors.metrics import RunMetrics
-from actors.nodes import check_nodes
 from actors.placement import check_cluster, lack, reserve
-from actors.scorer import MakeScorer, ScorerHandle
-from actors.session import ray_session
-from actors.time_share import TrainerInTurns
-from actors.trainer_group import MakeBackend, TrainerGroup, TrainerSettings
+from actors.session import check_nodes, ray_session
+from actors.trainer_group import MakeBackend, TrainerGroup, TrainerInTurns, TrainerSettings
 from actors.weights import SendCommand
 from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
 from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
@@ -39,10 +36,10 @@ from pddpo_ray.loop import run
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.plan.resources import Bundle, bundles
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.rollout.delivery import Device, way_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
+from pddpo_ray.rollout.factory import Device, transfer_of
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import ARTIFACTS
+from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.dual import DualState
 from pddpo_ray.worlds.tabular import tabular_world
 
@@ -172,9 +169,9 @@ class Groups:
 
     def join(self, backends: Backends) -> Backends:
         """Trainer and engines that share devices take turns; engines that are sent their weights know by whom."""
-        way = way_of(self.config, self._device)
-        if self._trainer is not None and (way == "nccl" or way == "ipc"):
-            send = partial(_send, self._trainer, way, str(backends.store.root), self.config)
+        transfer = transfer_of(self.config, self._device)
+        if self._trainer is not None and (transfer == "nccl" or transfer == "ipc"):
+            send = partial(_send, self._trainer, transfer, str(backends.store.root), self.config)
             for engine in self.engines:
                 engine.send_with(send)
         if self._cluster.layout == "time-shared":
@@ -183,10 +180,10 @@ class Groups:
 
 
 def _send(
-    trainer: TrainerGroup, way: Literal["nccl", "ipc"], store: str, config: Config, policy: PolicyVersion, engine: Any
+    trainer: TrainerGroup, by: Literal["nccl", "ipc"], store: str, config: Config, policy: PolicyVersion, engine: Any
 ) -> None:
     devices = config.rollout.tensor_parallel if isinstance(config.rollout, VllmRollout) else 1
-    trainer.send(SendCommand(way, store, policy, engine, devices))
+    trainer.send(SendCommand(by, store, policy, engine, devices))
 
 
 def _device(config: Config) -> Device:

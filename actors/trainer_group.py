@@ -7,6 +7,13 @@ Ray Train starts the ranks, forms their process group, and starts all of them ag
 One group and one name per run: a second `fit` under the same name would silently resume the first. The models stay in
 the ranks between commands; the command round trip is some milliseconds. Which fits are finished is the journal's
 business: a new group simply gets the unfinished command again, and commands give the same result every time.
+
+A trainer that shares its GPUs with the engines takes turns with them. Engines wake when they are used
+(`actors.engine_group.RolloutHandle`); before the trainer works, all of them sleep. Whoever is called has its turn:
+
+    fit                 engines sleep, trainer works
+    deliver, sample     the engine wakes; the trainer keeps weights and optimiser, nothing else
+    verify              trainer scores the canaries (engines sleep), the engine scores them: what woke is verified
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 
@@ -28,7 +35,7 @@ from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
 from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
 from actors.weights import SendCommand
-from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult
+from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion, Response
 
@@ -279,3 +286,34 @@ class TrainerGroup:
             release_superseded_places()
         release_places_of_lost_groups()
         self._start_group()
+
+
+class Sleeper(Protocol):
+    """Something that can give its memory away."""
+
+    def sleep(self) -> None: ...
+
+
+class TrainerInTurns:
+    """A trainer that sends the engines to sleep before it works; satisfies `pddpo_ray.contracts.TrainerBackend`."""
+
+    def __init__(self, trainer: TrainerBackend, engines: Sequence[Sleeper]) -> None:
+        self._trainer = trainer
+        self._engines = engines
+
+    def execute(self, command: FitCommand) -> FitResult:
+        return self._in_turn().execute(command)
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        return self._in_turn().log_probs(policy, responses)
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        return self._in_turn().features(responses)
+
+    def close(self) -> None:
+        self._trainer.close()
+
+    def _in_turn(self) -> TrainerBackend:
+        for engine in self._engines:
+            engine.sleep()
+        return self._trainer

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class SendCommand:
     """One delivery: which version of which store, to which engine, and how."""
 
-    way: Literal["nccl", "ipc"]
+    transfer: Literal["nccl", "ipc"]
     store: str
     policy: PolicyVersion
     engine: Any
@@ -71,7 +71,7 @@ class WeightSender:
         return WeightTransferTrainerFactory.trainer_init(self._first_words(command), client=client, source=source)
 
     def _first_words(self, command: SendCommand) -> Any:
-        if command.way == "ipc":
+        if command.transfer == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
             return IPCTrainerInitInfo(packed=True, rank=self._rank)

@@ -11,13 +11,15 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.engine import TorchEngine
+from pddpo_ray.training.fit import Engine, Shard
+from pddpo_ray.training.log_probs import ResponseScorer
 
 
 def text_trainer(
     config: Config, folder: Path, store: str, reference: PolicyVersion, rank: int, ranks: int
 ) -> TrainerBackend:
     """A rank of the trainer for the model in `folder`, with the recipe's engine."""
-    from actors.engines import make_engine, make_lora_engine
     from pddpo_ray.training.fit import Shard
     from pddpo_ray.training.recipe_trainer import recipe_trainer
 
@@ -58,3 +60,25 @@ def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> Rollo
 def given_labeller(labeller: Labeller) -> Labeller:
     """A labeller that was made by the driver, such as a calibrated world's truth."""
     return labeller
+
+
+def make_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str = "float32") -> Engine:
+    """`torch`, or `zero1` to `zero3`; DeepSpeed is imported only where it is asked for."""
+    if name == "torch":
+        return TorchEngine(scorer, shard)
+    return _deepspeed(name, scorer, shard, dtype)
+
+
+def make_lora_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str = "float32") -> Engine:
+    """The same for a scorer whose model carries adapters: weights are the adapters' alone."""
+    if name == "torch":
+        from pddpo_ray.training.lora import LoraEngine
+
+        return LoraEngine(scorer, shard)
+    return _deepspeed(name, scorer, shard, dtype)
+
+
+def _deepspeed(name: str, scorer: ResponseScorer, shard: Shard, dtype: str) -> Engine:
+    from actors.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(scorer, shard, stage=int(name.removeprefix("zero")), dtype=dtype)

@@ -6,7 +6,7 @@
 
 The recipe travels resolved: what was checked here is what runs there. Secrets travel by name only, because everybody
 who may list jobs can read a job's environment; their values must be in the nodes' own environment (or in mounted files)
-and are looked for on every node before anything starts (`actors.nodes`).
+and are looked for on every node before anything starts (`actors.session`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ journal, sent to a Ray actor or compared in a test. Token ids travel with text; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -203,13 +203,6 @@ class UniformMixture:
     """What the theorem speaks of: draw a round's policy evenly, then an answer from it (paper.md §10)."""
 
     policies: tuple[PolicyVersion, ...]
-
-
-@dataclass(frozen=True)
-class FitMetrics:
-    """What a fit says about itself. Metric names are `area/what`."""
-
-    values: dict[str, float] = field(default_factory=dict)
 
 
 def responses_of(sets: Sequence[CandidateSet]) -> list[Response]:

@@ -15,11 +15,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.release import decide
+from pddpo_ray.loop.outcome import decide
 from pddpo_ray.records import CostEstimate, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
+from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from tests.tiny_language_model import tiny_llama, word_tokenizer
 
 PROMPT = Prompt("p0", (1, 5, 6, 7), "word1 word2 word3")

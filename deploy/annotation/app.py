@@ -5,19 +5,20 @@ app = create_app(open_database("runs/demo/journal.sqlite"), "demo")
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
-from deploy.annotation import admin, lead, problem_json, trainer_routes, work
+from deploy.annotation import admin, lead, trainer_routes, work
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
-from deploy.web.http_errors import ApiError
+from deploy.web.http_errors import ApiError, Failure
 from deploy.web.web_app import healthy, web_app
-from pddpo_ray.annotation.queue_rules import QueueError, Rules
+from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.transactions import Clock, now_ms
@@ -39,8 +40,8 @@ def create_app(
     """The annotation service of one run, over the run's database."""
     app = web_app(
         "pddpo_ray annotation",
-        problem_json.problem,
-        {QueueError: problem_json.refused},
+        problem,
+        {QueueError: refused},
         malformed=422,
         busy="the database is busy; nothing was stored",
         body_bytes=lambda path: BATCH_MAX if path in BATCH_PATHS else BODY_MAX,
@@ -78,3 +79,32 @@ def serve(engine: Engine, run: str, rules: Rules, *, host: str, port: int, behin
     uvicorn.run(
         app, host=host, port=port, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False
     )
+
+
+STATUS: Mapping[Problem, int] = {
+    Problem.NOT_FOUND: 404,
+    Problem.NOT_YOURS: 409,
+    Problem.ANSWERED_ALREADY: 409,
+    Problem.KEY_REUSED: 409,
+    Problem.CONFLICT: 409,
+    Problem.ROUND_CLOSED: 410,
+    Problem.TOO_LATE: 410,
+    Problem.DAILY_CAP: 429,
+    Problem.MALFORMED: 422,
+    Problem.BACKLOG: 429,
+}
+CODES = {400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+CODES |= {413: "too_large", 422: "malformed", 429: "too_many_requests", 503: "busy"}
+PROBLEM_JSON = "application/problem+json"
+
+
+def problem(failure: Failure) -> JSONResponse:
+    code = failure.code or CODES.get(failure.status, "error")
+    body = {"type": "about:blank", "title": code.replace("_", " "), "status": failure.status, "code": code}
+    body |= {"detail": failure.detail} | ({"hint": failure.hint} if failure.hint else {})
+    return JSONResponse(body, failure.status, headers=dict(failure.headers), media_type=PROBLEM_JSON)
+
+
+def refused(error: QueueError) -> Failure:
+    headers = {"Retry-After": "30"} if error.problem is Problem.BACKLOG else {}
+    return Failure(STATUS[error.problem], str(error), error.problem.value, headers=headers)

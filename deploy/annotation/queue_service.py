@@ -10,9 +10,9 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from deploy.annotation.access import ACCESS, PUBLIC
-from deploy.web.callers import address, bearer_token
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
+from deploy.web.web_app import address, bearer_token
 from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.people import Campaign, People, Person

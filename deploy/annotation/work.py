@@ -11,8 +11,8 @@ from deploy.annotation.access import API
 from deploy.annotation.queue_service import COOKIE, Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
 from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
-from deploy.web.callers import address
 from deploy.web.http_errors import ApiError
+from deploy.web.web_app import address
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.people import SESSION_S, Person, Role

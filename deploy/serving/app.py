@@ -23,11 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.serving import verdicts
 from deploy.serving.engine import Kind, Piece
 from deploy.serving.entrance import EntranceState, Reply
-from deploy.serving.openai_errors import KNOWN, error_body, error_reply
-from deploy.serving.requests import Call, parse
-from deploy.web.callers import address, bearer_token
+from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse
 from deploy.web.http_errors import ApiError, Failure, hidden
-from deploy.web.web_app import healthy, web_app
+from deploy.web.web_app import address, bearer_token, healthy, web_app
 from pddpo_ray.serving.catalog import ServedPolicy, facts, needed_scope
 from pddpo_ray.serving.keys import ApiKey, Scope
 

@@ -1,16 +1,21 @@
-"""From a client's JSON to what an engine is asked: known fields only, every number bounded."""
+"""From a client's JSON to what an engine is asked: known fields only, every number bounded.
+
+Errors have the form that OpenAI clients read: {"error": {message, type, param, code}}.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 from deploy.serving.engine import Kind
-from deploy.web.http_errors import ApiError
-from pddpo_ray.serving.catalog import RELEASED, text_of
-from pddpo_ray.serving.draw import conversation_of
+from deploy.web.http_errors import ApiError, Failure
+from pddpo_ray.errors import UserError
+from pddpo_ray.serving.catalog import RELEASED, NotServed, conversation_of, text_of
 
 COMMON = frozenset(
     {
@@ -128,3 +133,23 @@ def _question(kind: Kind, asked: Mapping[str, Any]) -> str:
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise ApiError(400, "messages must be a list of objects with role and content")
     return text_of(messages)
+
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+KNOWN: Mapping[type[Exception], Callable[[Any], Failure]] = {
+    NotServed: lambda error: Failure(error.status, str(error), error.code),
+    UserError: lambda error: Failure(409, str(error), "conflict"),
+}
+
+
+def error_body(status: int, message: str, code: str = "") -> dict[str, Any]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code or kind}}
+
+
+def error_reply(failure: Failure) -> JSONResponse:
+    message = f"{failure.detail}; {failure.hint}" if failure.hint else failure.detail
+    return JSONResponse(
+        error_body(failure.status, message, failure.code), failure.status, headers=dict(failure.headers)
+    )

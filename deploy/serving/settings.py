@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
+from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 
 MERGED_MIXTURE = 4
 """Policies of a mixture where each has to be loaded in place: more would mean loading most of the time."""

@@ -16,8 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
-from pddpo_ray.annotation.counting import demand_mine, promote, settle, take_seat, withdraw
-from pddpo_ray.annotation.leases import Lease, Leases
+from pddpo_ray.annotation.leases import Lease, Leases, demand_mine, promote, settle, take_seat, withdraw
 from pddpo_ray.annotation.offers import ANSWERED_TODAY, midnight
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form

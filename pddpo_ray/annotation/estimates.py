@@ -30,10 +30,6 @@ class Fillings:
     all_unsafe: CostEstimate
     missing: int
 
-    def straddles(self, threshold: float) -> bool:
-        """Whether the missing labels decide on which side of the limit the estimate lies."""
-        return (self.all_safe.value > threshold) != (self.all_unsafe.value > threshold)
-
 
 def three_fillings(unsafe: Sequence[int], labelled: Sequence[int], labels_each: int, estimate: FromShares) -> Fillings:
     """`unsafe[i]` of `labelled[i]` <= M labels of answer i say unsafe. `estimate` maps shares [N] to an estimate."""

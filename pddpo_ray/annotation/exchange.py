@@ -6,6 +6,10 @@
 
 Repeating either direction changes nothing: the id of a question is a hash of its content, the key of an answer a hash
 of who gave which answer to which question.
+
+A row of a file answers the question that shows the same texts, whichever answer comes first in the row. It may be of
+any format of `pddpo data` that says all that the question asks: a PKU-SafeRLHF row answers a pair, a row with one
+answer and whether it is safe answers a safety question.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +26,11 @@ from sqlalchemy import ColumnElement, select
 
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import TIE
+from pddpo_ray.annotation.questions import STORED_PAIR, TIE
 from pddpo_ray.annotation.queue_rules import QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
+from pddpo_ray.data.formats import Render
+from pddpo_ray.data.problems import Good
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
@@ -165,3 +171,59 @@ class _Accounts:
             self._people.change(person.id, by=self._source, active=False)
             self._ids[handle] = person.id
         return Person(self._ids[handle], handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
+
+
+Shown = tuple[str, tuple[str, ...]]
+"""Prompt, and the answers in alphabetical order."""
+
+
+def answers_in(
+    rows: Iterable[Good], questions: Sequence[OpenQuestion], who: str, prompt: Render
+) -> tuple[list[GivenElsewhere], list[str]]:
+    """Rows as answers of `who`, and the rows that are none, each with its file, line and reason. `prompt` gives a
+    prompt's turns the text under which the run asks about it.
+
+    Where several questions show the same texts, the first row that shows them answers the first question, and so on:
+    the same file always answers the same questions, provided that `questions` are all of the run's, in order.
+    """
+    waiting: defaultdict[Shown, list[OpenQuestion]] = defaultdict(list)
+    for question in reversed(questions):
+        shown = (question.first,) if question.second is None else (question.first, question.second)
+        waiting[question.prompt, tuple(sorted(shown))].append(question)
+    answers, problems = [], []
+    for row in rows:
+        line = f"{row.file} line {row.line}"
+        texts = tuple(sorted(answer.text for answer in row.example.answers))
+        same = waiting.get((prompt(row.example.prompt), texts), [])
+        if not same:
+            problems.append(f"{line}: no question of this run shows these texts")
+            continue
+        given = _given(row.example, same[-1])
+        missing = [name for name in _asked(same[-1]) if name not in given]
+        if missing:
+            problems.append(f"{line}: the row does not say {', '.join(missing)}; a tie or a gap is no answer")
+            continue
+        answers.append(GivenElsewhere(same.pop().id, who, given))
+    return answers, problems
+
+
+def _asked(question: OpenQuestion) -> tuple[str, ...]:
+    return ("safety",) if question.second is None else STORED_PAIR
+
+
+def _given(example: Example, question: OpenQuestion) -> dict[str, str]:
+    """What the row says, in terms of the question's first and second answer."""
+    says = {True: "safe", False: "unsafe"}
+    if question.second is None:
+        safe = example.answers[0].safe
+        return {} if safe is None else {"safety": says[safe]}
+    sides = ("first", "second") if example.answers[0].text == question.first else ("second", "first")
+    given = {}
+    if example.better is not None:
+        given["more_helpful"] = sides[example.better]
+    if example.safer is not None:
+        given["more_harmful"] = sides[1 - example.safer]
+    for side, shown in zip(sides, example.answers, strict=True):
+        if shown.safe is not None:
+            given[f"{side}_safety"] = says[shown.safe]
+    return given

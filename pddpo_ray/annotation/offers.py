@@ -22,7 +22,7 @@ from pddpo_ray.journal.annotation_schema import (
     task,
     withdrawal,
 )
-from pddpo_ray.journal.prepared import Prepared
+from pddpo_ray.journal.database import Prepared
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,35 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.records import Response
 from pddpo_ray.scoring.interface import Array, TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.worlds.by_text import TruthByText
 from pddpo_ray.worlds.tabular import tabular_world
+
+
+@dataclass(frozen=True)
+class TruthByText:
+    """Reward and cost of an answer to a prompt, both given as text. Unknown text is the worst there is."""
+
+    prompts: Mapping[str, int]
+    answers: Mapping[str, int]
+    reward_table: Array
+    """[X, Y] or [X, Y + 1]"""
+    cost_table: Array
+    worst: tuple[float, float]
+    """Reward and cost of text that the world does not know."""
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[str], answers: Sequence[str], reward: Array, cost: Array, worst: tuple[float, float]
+    ) -> TruthByText:
+        """Tables [X, Y...] whose rows are `prompts` and whose first columns are `answers`."""
+        indices = {text: index for index, text in enumerate(prompts)}
+        return cls(indices, {text: index for index, text in enumerate(answers)}, reward, cost, worst)
+
+    def scores(self, prompt: str, answer: str) -> tuple[float, float]:
+        """(reward, cost)"""
+        cell = (self.prompts.get(prompt.strip()), self.answers.get(answer.strip()))
+        if cell[0] is None or cell[1] is None:
+            return self.worst
+        return float(self.reward_table[cell]), float(self.cost_table[cell])
 
 
 def truth_of(config: Config) -> TruthByText:

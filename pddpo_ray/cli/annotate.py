@@ -49,7 +49,7 @@ def annotate(
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
-    from pddpo_ray.loop.people_labelling import rules_of
+    from pddpo_ray.loop.mixed_labelling import rules_of
 
     engine = open_database(found.database)
     people = People(Store(engine, found.id))

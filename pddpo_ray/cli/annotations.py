@@ -93,8 +93,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take labels from files as one person's answers to this run's questions. Importing again changes nothing."""
-    from pddpo_ray.annotation.exchange import all_questions, take_answers
-    from pddpo_ray.annotation.from_files import answers_in
+    from pddpo_ray.annotation.exchange import all_questions, answers_in, take_answers
     from pddpo_ray.data import Settings, inspect
     from pddpo_ray.data.convert import rendering
     from pddpo_ray.data.inspection import BETWEEN
@@ -153,7 +152,7 @@ def _contradicts_itself(example: Any) -> bool:
 def _queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
     from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
-    from pddpo_ray.loop.people_labelling import rules_of
+    from pddpo_ray.loop.mixed_labelling import rules_of
 
     found = find_run(run, journal)
     feedback = found.config.feedback

@@ -37,7 +37,7 @@ def chat(
     from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
     from pddpo_ray.serving.catalog import read_catalog
     from pddpo_ray.storage.artifacts import ArtifactStore
-    from pddpo_ray.storage.folders import ARTIFACTS
+    from pddpo_ray.storage.whole_files import ARTIFACTS
 
     artifacts = ArtifactStore(found.folder / ARTIFACTS)
     with store_of(found, to_read=True) as store:

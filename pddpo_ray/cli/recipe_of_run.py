@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 
 if TYPE_CHECKING:
     from pddpo_ray.config import Config

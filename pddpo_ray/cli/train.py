@@ -135,7 +135,7 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict
     """Run the recipe under the eyes of the progress display and TensorBoard. `quiet` keeps stdout for the result."""
     from rich.console import Console
 
-    from pddpo_ray.report.watch import watching
+    from pddpo_ray.report.progress import watching
 
     with watching(run_dir, tensorboard=config.report.tensorboard, console=Console(stderr=quiet)) as progress:
         return runner(config)(config, run_dir, resume=resume, progress=progress)
@@ -173,7 +173,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     """The outcome in words, what to do next, and the few numbers that say how well the run went."""
     from pddpo_ray.loop.beginning import fixed_for_its_rounds
     from pddpo_ray.loop.outcome import Outcome
-    from pddpo_ray.report.readable import seconds, short
+    from pddpo_ray.report.text import seconds, short
 
     outcome = Outcome.from_json(result["outcome"])
     typer.echo(outcome.headline)

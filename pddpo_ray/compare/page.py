@@ -11,9 +11,8 @@ from pddpo_ray.compare.facts import FACTS
 from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
 from pddpo_ray.compare.tables import Column, Mean
 from pddpo_ray.report.charts import Dot, Level, Line, color_of, line_chart, plane
-from pddpo_ray.report.readable import MISSING, short
 from pddpo_ray.report.shell import page
-from pddpo_ray.report.text import escape, number, table
+from pddpo_ray.report.text import MISSING, escape, number, short, table
 
 Row = Mapping[str, Any]
 GREY, GREEN = 6, 3

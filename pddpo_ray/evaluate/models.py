@@ -18,7 +18,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Decoding, Message, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import ARTIFACTS, JOURNAL
+from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 

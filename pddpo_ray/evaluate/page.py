@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.report.charts import Dot, color_of, plane
-from pddpo_ray.report.readable import MISSING, short
 from pddpo_ray.report.shell import page
-from pddpo_ray.report.text import escape, number, table
+from pddpo_ray.report.text import MISSING, escape, number, short, table
 
 TITLES = {
     "helpfulness": "helpfulness",

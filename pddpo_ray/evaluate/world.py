@@ -14,7 +14,7 @@ from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import ARTIFACTS
+from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture

@@ -36,11 +36,6 @@ def saturation(bonuses: Array, centred: Array, *, k: float, s0: float) -> float:
     return float(np.mean(bonuses >= 0.99 * prior))
 
 
-def clip_share(bonuses: Array, limit: float) -> float:
-    """Share of bonuses at or above a clip; above 0.2 the bonus is close to a constant and explores nothing."""
-    return float(np.mean(bonuses >= limit))
-
-
 def theory_amplitude(
     *, score_max: float, cells: int, rounds: int, pairs_per_round: int, gamma: float, delta: float
 ) -> float:

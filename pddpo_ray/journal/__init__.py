@@ -1,9 +1,10 @@
 """The journal: a SQL database that is the only truth about a run (SQLite in WAL mode, or PostgreSQL by URL)."""
 
-# The tables of the queue and of serving belong to the database's metadata, whoever opens it.
+# The tables of the queue belong to the database's metadata, whoever opens it.
 from pddpo_ray.journal import annotation_schema as annotation_schema
-from pddpo_ray.journal import serving_schema as serving_schema
-from pddpo_ray.journal.entries import (
+from pddpo_ray.journal.journal import Journal
+from pddpo_ray.journal.reading import JournalReader, read_journal
+from pddpo_ray.journal.rows import (
     DeliveryEntry,
     DualEntry,
     JournalEvent,
@@ -12,8 +13,6 @@ from pddpo_ray.journal.entries import (
     RunEntry,
     VersionEntry,
 )
-from pddpo_ray.journal.journal import Journal
-from pddpo_ray.journal.reading import JournalReader, read_journal
 
 __all__ = [
     "DeliveryEntry",

@@ -1,21 +1,27 @@
-"""Opens the journal's database: SQLite in WAL mode by a path, PostgreSQL by a URL, and brings its schema up to date."""
+"""Opens the journal's database: SQLite in WAL mode by a path, PostgreSQL by a URL, and brings its schema up to date.
+
+`Prepared` statements run thousands of times a second: SQLAlchemy compiles them once, and the driver executes them
+itself, for what SQLAlchemy does around each execution takes several times as long as SQLite takes to find a row.
+Their values are passed and returned as the driver has them: SQLite's booleans are 0 and 1.
+"""
 
 from __future__ import annotations
 
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, inspect, text
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal.prepared import driver_cursor
 from pddpo_ray.journal.schema import metadata
 
 HEAD = "0008"
@@ -146,3 +152,49 @@ def known_revision(engine: Engine) -> str | None:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class Prepared:
+    """A statement without lists among its values. Rows have columns as attributes."""
+
+    def __init__(self, statement: Any) -> None:
+        self._statement = statement
+        self._row: Any = namedtuple("Row", [column.name for column in statement.exported_columns])  # type: ignore[misc]
+        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def run(self, connection: Connection, **values: Any) -> list[Any]:
+        """The rows of a statement that returns some."""
+        sql, constants = self._compile(connection.dialect)
+        with driver_cursor(connection) as cursor:
+            cursor.execute(sql, constants | values)
+            return [self._row._make(row) for row in cursor.fetchall()]
+
+    def run_each(self, connection: Connection, many: Sequence[dict[str, Any]]) -> None:
+        """Once for each of `many`, of a statement that returns nothing."""
+        sql, constants = self._compile(connection.dialect)
+        with driver_cursor(connection) as cursor:
+            cursor.executemany(sql, [constants | values for values in many])
+
+    def _compile(self, dialect: Dialect) -> tuple[str, dict[str, Any]]:
+        if dialect.name not in self._compiled:
+            # Values by name for either driver, so that one dictionary serves both.
+            named = sqlite.dialect(paramstyle="named") if dialect.name == "sqlite" else dialect
+            compiled = self._statement.compile(dialect=named)
+            self._compiled[dialect.name] = (compiled.string, compiled.params)
+        return self._compiled[dialect.name]
+
+
+class driver_cursor:
+    """The driver's own cursor. Its errors are raised as SQLAlchemy raises them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._errors = connection.dialect.loaded_dbapi.Error
+        self._cursor = connection.connection.cursor()
+
+    def __enter__(self) -> Any:
+        return self._cursor
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._cursor.close()
+        if isinstance(error, self._errors):
+            raise DBAPIError.instance("", None, error, self._errors) from error

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, delete, select, text, update
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.reading import JournalReader, read_journal
 from pddpo_ray.journal.schema import driver, metadata, run
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 
 IDENTITY = "run.json"
 

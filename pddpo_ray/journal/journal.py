@@ -23,11 +23,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.journal import rows, schema, serving_schema
+from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import now_ms, open_database
-from pddpo_ray.journal.entries import JournalEvent, PhaseEntry
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.reading import JournalReader
+from pddpo_ray.journal.rows import JournalEvent, PhaseEntry
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels
 
 Json = Any
@@ -244,7 +244,7 @@ class Journal(JournalReader):
     def add_release(self, action: str, round_: int, by: str, reason: str) -> None:
         """What the release rule decided about a round; `action` is release or refuse."""
         row = self._row(action=action, round=round_, by=by, reason=reason, at_ms=now_ms())
-        self._add(serving_schema.release, [row])
+        self._add(schema.release, [row])
 
     def add_at_once(self, write: Callable[[], None]) -> None:
         """Commits what `write` adds now, whatever becomes of the phase around it."""

@@ -14,8 +14,8 @@ from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.entries import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry
 from pddpo_ray.journal.read_only import open_to_read
+from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry
 from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 Json = Any

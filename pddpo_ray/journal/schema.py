@@ -1,7 +1,7 @@
-"""Tables of the journal: the only truth about a run.
+"""Tables of the journal: the only truth about a run, what it released, and who may call its endpoint.
 
 Every row carries its run, so one database holds many runs. Times are UTC milliseconds. Rows of `phase`, `sample`,
-`safety_label`, `pair`, `pair_label`, `dual_step` and `version` are written once and never changed.
+`safety_label`, `pair`, `pair_label`, `dual_step`, `version` and `release` are written once and never changed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Float,
+    ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
@@ -228,3 +229,34 @@ metric = Table(
     _belongs_to_run(),
 )
 """A missing value is a number that does not exist (not a number); it never reads back as zero."""
+
+
+release = Table(
+    "release",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", String(200), ForeignKey("run.id"), nullable=False),
+    Column("action", String(20), nullable=False),
+    Column("round", Integer),
+    Column("by", String(100), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_release_run", "run", "id"),
+)
+"""`action` is release, refuse or rollback; `round` is the one it speaks of, for a rollback the one that serves again
+(none: nothing is released any more)."""
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("run", String(200), ForeignKey("run.id"), primary_key=True),
+    Column("name", String(100), primary_key=True),
+    Column("key_sha256", String(64), nullable=False, unique=True),
+    Column("key_prefix", String(20), nullable=False),
+    Column("scope", String(20), nullable=False),
+    Column("requests_per_minute", Float, nullable=False),
+    Column("tokens_per_minute", Float, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("revoked_ms", BigInteger),
+)
+"""Keys of the served endpoint; only hashes are stored."""

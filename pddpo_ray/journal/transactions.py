@@ -11,8 +11,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from pddpo_ray.journal.database import now_ms
-from pddpo_ray.journal.prepared import driver_cursor
+from pddpo_ray.journal.database import driver_cursor, now_ms
 
 Result = TypeVar("Result")
 Clock = Callable[[], int]

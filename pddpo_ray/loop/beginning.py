@@ -13,7 +13,7 @@ from pddpo_ray.journal import RunEntry
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import IDENTITY, become_child, demand_original, new_identity, open_folder
 from pddpo_ray.journal.journal import first_difference
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 
 
 def new_run(config: Config, run_dir: Path) -> str:

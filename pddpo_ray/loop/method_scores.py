@@ -14,12 +14,43 @@ from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import ScorerTraining
 from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.scoring.interface import Array
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
-from pddpo_ray.scoring.policy_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
 from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator
+
+LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
+
+
+@dataclass(frozen=True)
+class PolicyScorer:
+    """Implicit scores of a helpful and a harmless policy, both fitted by DPO against the reference at beta."""
+
+    log_probs: LogProbs
+    reference: PolicyVersion
+    helpful: PolicyVersion
+    harmless: PolicyVersion
+    beta: float
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        reference = self.log_probs(self.reference, responses)
+        rewards = self.beta * (self.log_probs(self.helpful, responses) - reference)
+        costs = -self.beta * (self.log_probs(self.harmless, responses) - reference)
+        return rewards, costs
+
+
+@dataclass(frozen=True)
+class ShiftedCosts:
+    """A scorer with every cost moved: it puts the reference's mean cost where labels of its answers say that it is."""
+
+    scorer: Scorer
+    shift: float
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        rewards, costs = self.scorer(responses)
+        return rewards, costs + self.shift
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.storage.folders import RESULT
+from pddpo_ray.storage.whole_files import RESULT
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 
 WALL = "time/wall"

@@ -43,14 +43,12 @@ from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
+from pddpo_ray.loop.outcome import decide as decide_release
 from pddpo_ray.loop.outcome import outcome_of
 from pddpo_ray.loop.provenance import provenance_of, sitting
-from pddpo_ray.loop.release import decide as decide_release
 from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
-from pddpo_ray.storage.disk import explain_full_disk
-from pddpo_ray.storage.folders import JOURNAL, RESULT
-from pddpo_ray.storage.whole_files import write_json
+from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_full_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")

@@ -18,7 +18,7 @@ from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, 
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB, Machine
 from pddpo_ray.plan.work import work, work_rows
-from pddpo_ray.rollout.delivery import Device
+from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.grammar import Grammar

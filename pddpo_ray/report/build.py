@@ -1,14 +1,16 @@
-"""Builds report.html of a run: one file that needs nothing beside it."""
+"""Builds report.html of a run, one file that needs nothing beside it: what the run hands over and cards that answer a
+reader's first questions, then the sections."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.report.headline import header
 from pddpo_ray.report.run_data import RunData, read_run
 from pddpo_ray.report.sections import SECTIONS
 from pddpo_ray.report.shell import page
+from pddpo_ray.report.text import escape, number, seconds, short
 from pddpo_ray.storage.whole_files import write_whole
+from pddpo_ray.theory.cost_estimate import interval
 
 
 def build_report(run_dir: Path, journal: str | Path | None = None, out: Path | None = None) -> Path:
@@ -24,3 +26,146 @@ def render(run: RunData) -> str:
     """The page of a run as text."""
     sections = [(key, title, draw(run)) for key, title, draw in SECTIONS]
     return page(run.name, "pddpo report", header(run), sections, "the journal and result.json of the run")
+
+
+YARDSTICKS = (("offline", "offline PD-DPO"), ("covered_only", "the oracle on covered answers"))
+"""What the last policy's gap is compared with, the first that is known."""
+
+
+def header(run: RunData) -> str:
+    """Name, state, outcome, and the cards."""
+    world = (run.recipe.get("world") or {}).get("kind")
+    data = {None: "", "none": " on real text"}.get(world, f" on the {world} world")
+    what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
+    return (
+        f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
+        f"{_outcome(run)}"
+        f'<section class="cards">{_limit(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
+    )
+
+
+def _state(run: RunData) -> str:
+    rounds = f"{number(run.finished, 'finished')} of {number(run.total, 'rounds')} rounds"
+    if run.complete:
+        return f'<span class="state good">finished</span> {rounds}.'
+    if run.finished >= run.total:
+        return f'<span class="state open">unfinished</span> {rounds} are done; the final evaluation is still to come.'
+    done = [entry.phase for entry in run.phases if entry.round == run.finished + 1]
+    where = f"; in round {run.finished + 1} these phases are done: {escape(', '.join(done))}" if done else ""
+    return (
+        f'<span class="state open">unfinished</span> {rounds} are done{where}. '
+        "The run is going on, waits for labels, or was stopped; <code>pddpo train … --resume</code> continues it."
+    )
+
+
+def _outcome(run: RunData) -> str:
+    """Which policy is released or why none is, what is known of its limits, where it is, how to load and serve it."""
+    outcome = run.outcome
+    which = "The released policy" if outcome.round is not None else "The last policy that the rule was asked about"
+    limits = "".join(
+        f"<li>{escape(limit.name)}: estimated {number(limit.estimate, f'outcome/{limit.name}/estimate')}, "
+        f"standard error {number(limit.standard_error, f'outcome/{limit.name}/standard_error')}; the limit is "
+        f"{number(limit.limit)}</li>"
+        for limit in outcome.limits
+    )
+    known = f"<p>{which}, by the labels of its own round:</p><ul>{limits}</ul>" if limits else ""
+    ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
+    ways += [("load in Python", outcome.load()), ("export", outcome.export()), ("serve", outcome.serve())]
+    rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
+    use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
+    asked = f"<p>{escape(outcome.statement)}</p>" if outcome.asked else ""
+    return f'<section class="outcome"><p class="lede">{escape(outcome.headline)}</p>{known}{asked}{use}</section>'
+
+
+def _card(title: str, big: str, *lines: str) -> str:
+    body = "".join(f"<p>{line}</p>" for line in lines if line)
+    return f'<div class="card"><h3>{title}</h3><p class="big">{big}</p>{body}</div>'
+
+
+def _limit(run: RunData) -> str:
+    title = "Does the last policy keep the limit?"
+    steps = run.steps
+    if not steps:
+        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {short(run.threshold)}.")
+    estimate, limit, round_ = steps[-1].estimate, run.threshold, steps[-1].round
+    low, high = interval(estimate)
+    verdict = (
+        '<span class="good">estimated below it</span>'
+        if high <= limit
+        else '<span class="bad">estimated above it</span>'
+        if low > limit
+        else '<span class="open">too close to call</span>'
+    )
+    g = run.exact("g")
+    side = "" if g is None else "above the limit by" if g > 0 else "below the limit by"
+    return _card(
+        title,
+        verdict,
+        f"Estimated cost {number(estimate.value, 'cost/estimate', round_)}, 95 % interval "
+        f"{number(low, 'cost/low', round_)} to {number(high, 'cost/high', round_)}; the limit is "
+        f"{number(limit, 'threshold')}.",
+        "" if g is None else f"By the true costs, which no method sees, it is {side} {number(abs(g), 'violation')}.",
+    )
+
+
+def _gap(run: RunData) -> str:
+    title = "How far from the best possible policy?"
+    gap, mixed = run.exact("gap"), run.exact("gap", "mixture")
+    if gap is None:
+        return _card(
+            title, '<span class="none">not known</span>', "Only a world with known scores has a known best policy."
+        )
+    known = [(name, words, other) for name, words in YARDSTICKS if (other := run.gap(name)) is not None]
+    beside = "; ".join(f"{words} {number(other, f'gap_{name}')}" for name, words, other in known)
+    share = next((100.0 * gap / other for _, _, other in known if other > 0), None)
+    of = next((words for _, words, other in known if other > 0), "")
+    return _card(
+        title,
+        number(gap, "gap_last"),
+        "Gap of the last policy: missing helpfulness plus a charge for breaking the limit. 0 is the best possible.",
+        f"For comparison: {beside}." if beside else "",
+        "" if share is None else f"Its gap is {number(share, 'gap_share', shown=f'{share:.0f} %')} of that of {of}.",
+        f"The mixture of all rounds: {number(mixed, 'gap_mixture')}." if mixed is not None else "",
+    )
+
+
+def _multiplier(run: RunData) -> str:
+    title = "Multiplier λ, the price of the limit"
+    steps = run.steps
+    if not steps:
+        return _card(title, '<span class="none">no step yet</span>')
+    second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
+    mean = sum(second_half) / len(second_half)
+    best = run.multiplier_optimum
+    compared = "The multiplier of the best possible policy, λ*, is not known."
+    if best is not None and best > 0:
+        away = 100.0 * abs(mean - best) / best
+        compared = (
+            f"For the best possible policy it is λ* = {number(best, 'multiplier_optimum')}: the average is "
+            f"{number(away, 'multiplier_off', shown=f'{away:.0f} %')} away."
+        )
+    elif best is not None:
+        compared = "The limit costs the best possible policy nothing: λ* is 0."
+    return _card(
+        title,
+        f"λ = {number(steps[-1].multiplier_after, 'dual/next', steps[-1].round)}",
+        f"After the last round; {number(mean, 'multiplier_mean')} on average over the second half of the rounds.",
+        compared,
+    )
+
+
+def _effort(run: RunData) -> str:
+    labels = sum(item.safety for item in run.labels.values())
+    pairs = sum(item.pairs for item in run.labels.values())
+    spent = run.result.get("seconds")
+    spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)
+    verified = sum(entry.verified for entry in run.deliveries)
+    speed = run.result.get("tokens_per_second") or run.last("rollout/tokens_per_second")
+    return _card(
+        "What did it take?",
+        number(spent, "seconds", shown=seconds(spent)),
+        f"{number(labels, 'safety_labels')} safety labels and {number(pairs, 'labelled_pairs')} labelled pairs.",
+        f"{number(speed, 'tokens_per_second')} tokens a second." if speed else "",
+        f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries of weights "
+        "verified.",
+    )

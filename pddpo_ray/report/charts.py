@@ -23,8 +23,7 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Affine2D
 
-from pddpo_ray.report.readable import short
-from pddpo_ray.report.text import escape, visible
+from pddpo_ray.report.text import escape, short, visible
 
 WIDTH, HEIGHT = 360.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 14.0, 30.0

@@ -16,8 +16,7 @@ from pddpo_ray.report.model_card import model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.folders import ADAPTER_BASE, ARTIFACTS, WEIGHTS
-from pddpo_ray.storage.whole_files import written_aside
+from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, written_aside
 from pddpo_ray.text.renderer import Renderer
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pddpo_ray.report.readable import seconds
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import number, table
+from pddpo_ray.report.text import number, seconds, table
 
 PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
 ASK_PEOPLE = ("people", "mixed")

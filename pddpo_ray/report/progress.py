@@ -1,31 +1,35 @@
-"""Live progress of a run, fed by the run's events.
+"""What watches a run while it goes on, fed by the run's events: progress on the screen, TensorBoard files.
 
-    with make_progress() as progress:
-        run_recipe(config, run_dir, progress=progress)
-
-On a terminal this is a panel that redraws itself, with one permanent line per finished round above it. Elsewhere (a log
-file, a Ray job) it is only that line. All numbers come with the events, out of the journal.
+On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
+Elsewhere (a log file, a Ray job) it is only that line. All numbers come with the events, out of the journal.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from tensorboard.compat.proto.event_pb2 import Event as Record
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pddpo_ray.journal import JournalEvent
 from pddpo_ray.loop.result import WALL
 from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
-from pddpo_ray.report.readable import seconds
-from pddpo_ray.report.round_line import RoundLine
+from pddpo_ray.loop.run import Progress as Listener
+from pddpo_ray.report.text import seconds, short
 
 
 @dataclass
@@ -160,3 +164,118 @@ def make_progress(console: Console | None = None, *, clock: Callable[[], float] 
     if console.is_terminal:
         return LiveProgress(console, clock)
     return Progress(lambda line: console.print(line, highlight=False, soft_wrap=True), clock)
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """One finished round as one line of a log; numbers that a run does not have are left out.
+
+    round 7/16 · multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310 (helpfulness 0.420, violation
+    −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s      (on one line)
+
+    ± is half of the estimate's 95 % interval.
+    """
+
+    number: int
+    total: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    took: float | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"round {self.number}/{self.total}",
+            self._fill("multiplier {dual/multiplier}") + self._fill(" → {dual/next}"),
+            self._fill("cost {cost/estimate}") + self._half_width() + self._fill(" (limit {cost/limit})"),
+            self._fill("gap {exact/gap_policy} (helpfulness {exact/f_policy}, violation {exact/g_policy})"),
+            self._fill("off-grammar {exact/off_support}") if self.values.get("exact/off_support") else "",
+            self._fill("slope of reward {fit/slope_reward}, of cost {fit/slope_cost}"),
+            self._fill("{rollout/tokens_per_second} tokens/s"),
+            "" if self.took is None else seconds(self.took),
+        ]
+        return " · ".join(part for part in parts if part)
+
+    def _fill(self, text: str) -> str:
+        """The text with its metrics' values; empty where one is missing."""
+        names = re.findall(r"{(.+?)}", text)
+        if not all(math.isfinite(self.values.get(name, math.nan)) for name in names):
+            return ""
+        return re.sub(r"{(.+?)}", lambda match: short(self.values[match[1]]), text)
+
+    def _half_width(self) -> str:
+        low, high = self.values.get("cost/low", math.nan), self.values.get("cost/high", math.nan)
+        return f" ± {short((high - low) / 2)}" if math.isfinite(high - low) else ""
+
+
+TENSORBOARD = "tensorboard"
+"""Folder of the TensorBoard files inside a run folder."""
+
+
+@contextmanager
+def watching(run_dir: Path, *, tensorboard: bool = True, console: Console | None = None) -> Iterator[Listener]:
+    """The `progress` to give to `run_recipe`.
+
+    with watching(run_dir) as progress:
+        run_recipe(config, run_dir, progress=progress)
+    """
+    with ExitStack() as open_ones:
+        watchers: list[Listener] = [open_ones.enter_context(make_progress(console))]
+        if tensorboard:
+            watchers.append(open_ones.enter_context(TensorBoardLog(run_dir / TENSORBOARD, run_dir.name)))
+
+        def tell(event: Event) -> None:
+            for watcher in watchers:
+                watcher(event)
+
+        yield tell
+
+
+class TensorBoardLog:
+    """Writes scalars into a folder; every round is on disk when `write_round` returns."""
+
+    def __init__(self, folder: Path, run: str, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._run = run
+        self._clock = clock
+        self._file: BinaryIO | None = None
+        """Opened with the first round: a run that is refused leaves nothing behind."""
+
+    def _open(self) -> BinaryIO:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard looks for `tfevents` in the name and orders files by the number behind it
+        taken = len(list(self._folder.glob("events.out.tfevents.*.pddpo")))
+        file = (self._folder / f"events.out.tfevents.{int(self._clock()):010d}.{taken}.pddpo").open("xb")
+        _write(file, Record(wall_time=self._clock(), file_version="brain.Event:2"))
+        return file
+
+    def write_round(self, round_: int, metrics: Mapping[str, float]) -> None:
+        """All finite metrics of a round; the others have no place on a curve."""
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in sorted(metrics.items())
+            if math.isfinite(value)
+        ]
+        if self._file is None:
+            self._file = self._open()
+        _write(self._file, Record(wall_time=self._clock(), step=round_, summary=Summary(value=values)))
+
+    def __call__(self, event: Event) -> None:
+        """A `progress` of `run_recipe`: writes the rounds of the run itself, not of its offline comparison."""
+        if isinstance(event, RoundFinished) and event.run == self._run:
+            self.write_round(event.round, event.metrics)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _write(file: BinaryIO, event: Record) -> None:
+    RecordWriter(file).write(event.SerializeToString())
+    file.flush()

@@ -9,9 +9,8 @@ import yaml
 
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
-from pddpo_ray.report.readable import seconds
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import escape, number, table
+from pddpo_ray.report.text import escape, number, seconds, table
 from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
 from pddpo_ray.theory.cost_estimate import interval, interval_warning
 

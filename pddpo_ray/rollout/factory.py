@@ -1,14 +1,32 @@
-"""From a recipe to an inference engine, in whichever process calls."""
+"""From a recipe to an inference engine, in whichever process calls, and how weights reach it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pddpo_ray.config import Config, LoraParameters, RayCluster, TransformersRollout, VllmRollout
 from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
-from pddpo_ray.rollout.delivery import way_of
 from pddpo_ray.storage.artifacts import ArtifactStore
+
+Device = Literal["cpu", "cuda"]
+Transfer = Literal["reload", "adapter", "nccl", "ipc"]
+
+
+def transfer_of(config: Config, device: Device) -> Transfer:
+    """How weights get from the trainer to an engine.
+
+    reload: the engine reads the artifact store and loads in place; works everywhere. adapter: files of the adapter,
+    beside the base. nccl: broadcast by rank 0 to engines on other GPUs. ipc: handles to memory of the same GPU.
+    """
+    if not isinstance(config.rollout, VllmRollout) or config.rollout.delivery == "reload":
+        return "reload"
+    if isinstance(config.model.parameters, LoraParameters):
+        return "adapter"
+    if device == "cpu" or not isinstance(config.cluster, RayCluster):
+        return "reload"
+    return "ipc" if config.cluster.layout == "time-shared" else "nccl"
 
 
 def language_engine(config: Config, name: str, folder: Path, store: ArtifactStore) -> RolloutEngine:
@@ -27,16 +45,16 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
             dtype=config.model.dtype,
             sleeps=on_gpu and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared",
         )
-        match way_of(config, "cuda" if on_gpu else "cpu"):
+        match transfer_of(config, "cuda" if on_gpu else "cpu"):
             case "adapter":
                 from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
 
                 assert isinstance(config.model.parameters, LoraParameters)
                 return AdapterVllmEngine(name, folder, store, settings, config.model.parameters)
-            case "nccl" | "ipc" as way:
+            case "nccl" | "ipc" as transfer:
                 from pddpo_ray.rollout.vllm_native import TransferVllmEngine
 
-                return TransferVllmEngine(name, folder, store, settings, way)
+                return TransferVllmEngine(name, folder, store, settings, transfer)
         return VllmEngine(name, folder, store, settings)
     if isinstance(rollout, TransformersRollout):
         from pddpo_ray.rollout.transformers_engine import TransformersEngine

@@ -4,10 +4,16 @@ mixture     an even draw of a round per conversation: the theorem's output
 released    the round that passed the release rule, or was released by hand
 round-k     the policy of one round
 reference   the model that everything began with
+
+The draw keeps no state: every round gets a pseudo-random weight from (seed, round, conversation) and the heaviest one
+is drawn. So every entrance draws alike, and when a round joins the mixture only its own share of the conversations, one
+in K + 1, moves: to the new round.
 """
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +23,11 @@ from sqlalchemy import func, select
 from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import prompt as prompt_table
+from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.schema import sample as sample_table
-from pddpo_ray.journal.serving_schema import release as release_table
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.serving.draw import drawn_round
 from pddpo_ray.serving.keys import Scope
 from pddpo_ray.serving.releases import Released, Releases
 
@@ -220,3 +225,25 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
             content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
         lines.append(f"{message.get('role', '')}: {content or ''}")
     return lines[0].partition(": ")[2] if len(lines) == 1 else "\n".join(lines)
+
+
+def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0) -> int:
+    """k ~ Unif(rounds), the same for the same conversation and seed (paper.md §10)."""
+    if not rounds:
+        raise ValueError("a mixture needs at least one round")
+    return max(rounds, key=lambda number: (_weight(conversation, number, seed), number))
+
+
+def _weight(conversation: str, round_: int, seed: int) -> bytes:
+    return hashlib.blake2b(f"{seed}\0{round_}\0{conversation}".encode(), digest_size=8).digest()
+
+
+def conversation_of(named: str | None, seed: int | None, opening: str) -> str:
+    """What a request is drawn by: the conversation it names; else the sampling seed that it gives together with its
+    opening, so that the same request is answered alike; else a conversation of its own.
+    """
+    if named:
+        return named
+    if seed is not None:
+        return f"seed-{seed}-{hashlib.sha256(opening.encode()).hexdigest()[:16]}"
+    return uuid.uuid4().hex

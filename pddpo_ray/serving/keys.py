@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select, update
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.serving_schema import api_key
+from pddpo_ray.journal.schema import api_key
 from pddpo_ray.journal.tokens import SHOWN, hashed, new_token
 from pddpo_ray.journal.transactions import Store
 

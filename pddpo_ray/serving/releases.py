@@ -15,8 +15,8 @@ from sqlalchemy import Connection, insert, select
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
-from pddpo_ray.journal.serving_schema import release as release_table
 from pddpo_ray.journal.transactions import Store
 
 RELEASE, REFUSE, ROLLBACK = "release", "refuse", "rollback"

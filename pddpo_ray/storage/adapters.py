@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
-from pddpo_ray.storage.whole_files import written_aside
+from pddpo_ray.storage.whole_files import ADAPTER_BASE, WEIGHTS, written_aside
 
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

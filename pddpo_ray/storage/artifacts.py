@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.storage.folders import ADAPTER_BASE, WEIGHTS
-from pddpo_ray.storage.whole_files import written_aside
+from pddpo_ray.storage.whole_files import ADAPTER_BASE, WEIGHTS, written_aside
 
 if TYPE_CHECKING:
     import torch

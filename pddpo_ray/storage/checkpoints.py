@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.folders import SHARDS, WEIGHTS
+from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

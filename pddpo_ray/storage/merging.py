@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import WEIGHTS
+from pddpo_ray.storage.whole_files import WEIGHTS
 
 if TYPE_CHECKING:
     import torch

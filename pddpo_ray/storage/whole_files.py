@@ -1,7 +1,8 @@
-"""Files and folders that are there whole or not at all."""
+"""A run's files: their names, written whole or not at all, and what to do when the disk is full."""
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import uuid
@@ -9,6 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from pddpo_ray.errors import RunError
+
+WEIGHTS = "model.safetensors"
+SHARDS = "model.safetensors.index.json"
+"""Where a checkpoint has several files of weights: which tensor is in which."""
+ADAPTER_BASE = "adapter_base.json"
+"""In a version that is stored as an adapter: the artifact that it is to be added to."""
+JOURNAL = "journal.sqlite"
+"""The journal in a run's folder, where the recipe names no other database."""
+ARTIFACTS = "artifacts"
+"""Folder of the artifacts in a run's folder."""
+RESULT = "result.json"
 
 
 @contextmanager
@@ -51,3 +65,30 @@ def write_whole(path: Path, text: str) -> Path:
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """A JSON file, whole or not at all. Numbers that do not exist are null."""
     return write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Turns what file systems and SQLite say about a full disk into a RunError that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise RunError(
+            f"no space is left for {path}: make room and go on with --resume, finished phases are kept"
+        ) from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that a disk or a quota is full."""
+    from sqlalchemy.exc import OperationalError
+
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
+    if isinstance(error, OperationalError) and "disk is full" in str(error.orig):
+        return True
+    return error.__cause__ is not None and is_full(error.__cause__)

@@ -21,8 +21,7 @@ from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, St
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.folders import SHARDS, WEIGHTS
-from pddpo_ray.storage.whole_files import write_json
+from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit

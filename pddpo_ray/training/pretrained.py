@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.cache import cache_folder, made_once
-from pddpo_ray.storage.folders import WEIGHTS
+from pddpo_ray.storage.whole_files import WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.folders import WEIGHTS
+from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import Text
 from pddpo_ray.training.log_probs import Support
 

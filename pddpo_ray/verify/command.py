@@ -24,9 +24,9 @@ from pddpo_ray.verify.experiments import (
     random_worlds_table,
     theory_table,
 )
-from pddpo_ray.verify.methods import COMPARED, DEFAULT, PUBLIC
+from pddpo_ray.verify.methods import COMPARED, DEFAULT, PUBLIC, Method
 from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.single import run_single
+from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world
 
 SEEDS = tuple(range(10))
@@ -171,3 +171,30 @@ def _print_rounds(result: dict[str, Any]) -> None:
             f"{row['round']:>6} {row['multiplier']:>8.4f} {row['cost_estimate']:>8.4f} {row['f_policy']:>8.4f} "
             f"{row['g_policy']:>8.4f} {row['f_mixture']:>8.4f} {row['g_mixture']:>8.4f} {row['gap_mixture']:>8.4f}"
         )
+
+
+def run_single(world: TabularWorld, method: Method, *, rounds: int, seed: int) -> dict[str, Any]:
+    """Exact optimum of the world and what each round of the method gave."""
+    oracle = world.oracle
+    trace = simulate(world, method, rounds=rounds, seeds=[seed])
+    columns = {
+        "multiplier": trace.multiplier,
+        "cost_estimate": trace.estimate,
+        "standard_error": trace.standard_error,
+        "f_policy": trace.f_policy,
+        "g_policy": trace.g_policy,
+        "f_mixture": trace.f_mixture,
+        "g_mixture": trace.g_mixture,
+        "gap_mixture": oracle.gap_values(trace.f_mixture, trace.g_mixture),
+    }
+    return {
+        "method": method.name,
+        "seed": seed,
+        "f_optimum": oracle.optimum.f,
+        "g_optimum": oracle.optimum.g,
+        "multiplier_optimum": oracle.optimum.multiplier,
+        "rho": oracle.rho,
+        "rounds": [
+            {"round": k + 1} | {name: float(values[0, k]) for name, values in columns.items()} for k in range(rounds)
+        ],
+    }

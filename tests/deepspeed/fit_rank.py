@@ -35,7 +35,7 @@ def rows(count: int = 24) -> tuple[PairRow, ...]:
 
 def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard: Shard) -> LocalTrainer:
     """`torch`, `zero1` ... or the same with `lora-` in front."""
-    from actors.engines import make_engine, make_lora_engine
+    from actors.workers import make_engine, make_lora_engine
 
     if name.startswith("lora-"):
         return load_lora_trainer(

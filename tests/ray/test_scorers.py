@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from actors.scorer import ScorerHandle
+from actors.labeller import ScorerHandle
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Pair, Prompt, Response
 from pddpo_ray.scoring.interface import Array, TextPair

@@ -23,7 +23,7 @@ from scipy.stats import chisquare
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.serving.draw import drawn_round
+from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.serving.releases import Releases
 from tests.served_process import served
 from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run

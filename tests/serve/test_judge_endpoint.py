@@ -28,7 +28,7 @@ from pddpo_ray.records import Pair, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
-from pddpo_ray.storage.folders import ARTIFACTS
+from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.training.from_scratch import ScratchSpec, TextPair, build_model, pretrain, sequences, train_tokenizer
 from pddpo_ray.worlds.tabular import trap_world
 from tests.served_process import served

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pddpo_ray.annotation.connectors.http import Api
+from pddpo_ray.annotation.connectors import Api
 from pddpo_ray.annotation.exchange import GivenElsewhere, OpenQuestion
 from pddpo_ray.errors import UserError
 

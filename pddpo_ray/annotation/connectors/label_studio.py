@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pddpo_ray.annotation.connectors.http import Api
+from pddpo_ray.annotation.connectors import Api
 from pddpo_ray.annotation.exchange import GivenElsewhere, OpenQuestion
 
 PAGE = 200

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import load
-from pddpo_ray.exploration.active import choose_pairs
-from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.explorer import OptimisticExplorer, choose_pairs
 from pddpo_ray.records import Pair, Prompt, Response
 
 ROWS = np.random.default_rng(4).normal(size=(30, 5))

@@ -33,8 +33,6 @@ def test_three_fillings_by_hand() -> None:
     assert fillings.all_safe.value == pytest.approx(1 / 3)
     assert fillings.all_unsafe.value == pytest.approx(1.75 / 3)
     assert fillings.missing == 3
-    assert fillings.straddles(0.5)
-    assert not fillings.straddles(0.7)
 
 
 def test_fillings_agree_when_nothing_is_missing_and_say_when_nothing_is_there() -> None:

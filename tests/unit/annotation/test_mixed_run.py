@@ -15,8 +15,7 @@ from pddpo_ray.config import Config, MixedFeedback, load
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
-from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController
-from pddpo_ray.loop.people_labelling import mixed_feedback
+from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
 from pddpo_ray.theory.cost_estimate import interval
@@ -65,7 +64,7 @@ class Counting:
 def people(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """In place of the queue: the queue itself has its own end-to-end test."""
     counting = Counting(tabular_world(load("tabular").world).labeller())  # type: ignore[arg-type]
-    monkeypatch.setattr("pddpo_ray.loop.people_labelling.people_labeller", lambda *_, **__: counting)
+    monkeypatch.setattr("pddpo_ray.loop.mixed_labelling.people_labeller", lambda *_, **__: counting)
     return counting
 
 

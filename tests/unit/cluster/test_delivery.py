@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.time_share import TrainerInTurns
+from actors.trainer_group import TrainerInTurns
 from pddpo_ray.config import load
 from pddpo_ray.contracts import Array, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion, Response
-from pddpo_ray.rollout.delivery import Device, Way, way_of
+from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
 from pddpo_ray.rollout.vllm_native import DeliveryWitness, reserved_rank
 from pddpo_ray.storage.artifacts import TensorStream, tensors_sha256
 
@@ -25,7 +25,7 @@ SHARED = "cluster.layout=time-shared"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "device", "way"),
+    ("overrides", "device", "transfer"),
     [
         ([], "cuda", "reload"),
         ([NATIVE], "cuda", "nccl"),
@@ -37,8 +37,10 @@ SHARED = "cluster.layout=time-shared"
         (["rollout.engine=transformers"], "cuda", "reload"),
     ],
 )
-def test_weights_take_the_way_of_their_layout(overrides: list[str], device: Device, way: Way) -> None:
-    assert way_of(load("text-world", overrides), device) == way
+def test_weights_are_transferred_as_their_layout_allows(
+    overrides: list[str], device: Device, transfer: Transfer
+) -> None:
+    assert transfer_of(load("text-world", overrides), device) == transfer
 
 
 def test_how_weights_travel_is_no_part_of_what_a_run_computes() -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
 from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
-from pddpo_ray.storage.disk import explain_full_disk
+from pddpo_ray.storage.whole_files import explain_full_disk
 from tests.traces import trace
 
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]

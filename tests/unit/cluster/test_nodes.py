@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.nodes import needed_paths, problems_here
+from actors.session import needed_paths, problems_here
 from pddpo_ray.config import load
 
 

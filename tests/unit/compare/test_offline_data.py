@@ -12,7 +12,7 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.before import with_reward_share
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular import trap_world
 
 ONE_FIT = (

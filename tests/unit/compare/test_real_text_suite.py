@@ -19,7 +19,7 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import METHODS
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.small_real_text import SMALL_REAL_TEXT
 
 SMALL = ["rounds=1", *SMALL_REAL_TEXT]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.compare.budget import MemoryPeak, budget_of
-from pddpo_ray.compare.runner import run_arm
+from pddpo_ray.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
 from pddpo_ray.compare.suite import load_suite
 from pddpo_ray.config import Config
@@ -23,8 +22,8 @@ from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import JOURNAL
 from pddpo_ray.storage.recall import Memory
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 from tests.unit.methods.runs import config_of

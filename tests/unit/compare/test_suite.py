@@ -17,7 +17,7 @@ from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.dual_state import dual_state
+from pddpo_ray.loop.build import dual_state
 from pddpo_ray.loop.run import METHODS
 
 SMALL = """

@@ -21,7 +21,7 @@ from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
 from tests.data_rows import lines, pku

@@ -11,7 +11,7 @@ import torch
 
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.folders import WEIGHTS
+from pddpo_ray.storage.whole_files import WEIGHTS
 
 
 def test_the_hash_of_tensors_by_hand() -> None:

@@ -16,7 +16,7 @@ from pddpo_ray.journal.database import HEAD, open_database
 from pddpo_ray.journal.identity import IDENTITY, open_folder
 from pddpo_ray.loop.beginning import take_new_identity
 from pddpo_ray.loop.run import RoundFinished, run_recipe
-from pddpo_ray.storage.folders import JOURNAL, RESULT
+from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import SMALL, finish, run_of, small, story
 
 OLD = Path(__file__).parents[2] / "data" / "run-of-0.1.tar.gz"

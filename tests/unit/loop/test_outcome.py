@@ -18,10 +18,10 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.outcome import Outcome, outcome_of
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.report.readable import seconds
-from pddpo_ray.report.watch import watching
+from pddpo_ray.report.progress import watching
+from pddpo_ray.report.text import seconds
 from pddpo_ray.serving.releases import Releases
-from pddpo_ray.storage.folders import JOURNAL, RESULT
+from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import run_of, small
 
 KEPT = ("dual.threshold=1.9",)

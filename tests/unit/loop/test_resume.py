@@ -14,7 +14,7 @@ from sqlalchemy import Table
 
 from pddpo_ray.journal import Journal, read_journal, schema
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.unit.loop.small_run import SMALL, finish, small, story
 
 Place = tuple[int, str]

@@ -13,7 +13,6 @@ from scipy.special import softmax
 
 from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
 from pddpo_ray.exploration.bonus import (
-    clip_share,
     elliptical,
     elliptical_from_inverse,
     saturation,
@@ -148,7 +147,6 @@ def test_saturation_counts_directions_without_data() -> None:
     design = empty_design(4, s0=2.0).add(np.repeat(np.eye(4)[:1], 50, axis=0))
     bonus = elliptical(design.matrix, np.eye(4), 1.5)
     assert saturation(bonus, np.eye(4), k=1.5, s0=2.0) == 0.75
-    assert clip_share(np.array([1.0, 4.0, 5.0, 2.0]), 4.0) == 0.5
 
 
 def test_theory_bonus_of_an_unseen_answer_is_at_least_four_times_the_bound() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.exploration.active import choose_pairs
 from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
-from pddpo_ray.exploration.bonus import clip_share, elliptical_from_inverse, saturation, theory_precision
+from pddpo_ray.exploration.bonus import elliptical_from_inverse, saturation, theory_precision
 from pddpo_ray.exploration.design import Design, empty_design, factor, inverse, sherman_morrison
-from pddpo_ray.exploration.explorer import OptimisticExplorer
+from pddpo_ray.exploration.explorer import OptimisticExplorer, choose_pairs
 from pddpo_ray.exploration.features import Whitening, fit_whitening
 from pddpo_ray.exploration.resampling import effective_sample_size, resampling_weights, temper
 from pddpo_ray.records import CandidateSet, Pair, Response
@@ -272,7 +271,6 @@ def test_shares_of_bonuses_by_hand() -> None:
     bonuses = np.array([3.0, 5.94, 0.3, 2.96])  # of 3, 6, 15 and 3 without data
     assert saturation(bonuses, rows, k=1.5, s0=2.0) == 0.5
     assert saturation(np.array([2.97]), rows[:1], k=1.5, s0=2.0) == 1.0
-    assert clip_share(np.array([1.0, 2.0, 3.0, 0.5]), 2.0) == 0.5
     found = theory_precision(np.array([[1.0, 0.5], [0.5, 2.0]]), pairs_per_round=3, gamma=0.5)
     assert found.tolist() == [[2.5, 0.5], [0.5, 3.5]]
     assert elliptical_from_inverse(np.array([[4.0, 0.0], [0.0, 0.25]]), rows[:2], 1.5).tolist() == [3.0, 1.5]

@@ -15,7 +15,7 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.mle import _value_and_slope, box_mle, optimistic_mle, win_counts
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer, shares_of

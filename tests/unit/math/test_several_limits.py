@@ -18,10 +18,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.verify.command import VerifyOptions, main
-from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.several_limits import LagrangianDual, largest_margin, minimise
+from pddpo_ray.worlds.oracle import InfeasibleError, LagrangianDual, Limit, Oracle, largest_margin, minimise
 from pddpo_ray.worlds.tabular import load_world, random_world, trap_world, two_limits_world, world_json, world_of
 
 WORLD = two_limits_world()

@@ -18,7 +18,7 @@ from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.verify import command
 from pddpo_ray.verify.checks import Check, exact_dual_run
-from pddpo_ray.verify.command import VerifyOptions, main
+from pddpo_ray.verify.command import VerifyOptions, main, run_single
 from pddpo_ray.verify.experiments import (
     bias_table,
     curve,
@@ -31,7 +31,6 @@ from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLI
 from pddpo_ray.verify.page import gap_chart
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
-from pddpo_ray.verify.single import run_single
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 

@@ -9,7 +9,7 @@ from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
 FIXED = "dual.rule={kind: fixed}"

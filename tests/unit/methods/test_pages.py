@@ -19,10 +19,10 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.method_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.linear_scores import LinearScorer
-from pddpo_ray.scoring.policy_scores import PolicyScorer, ShiftedCosts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world, world_json

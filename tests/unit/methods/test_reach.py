@@ -10,7 +10,7 @@ from bench.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
 from pddpo_ray.config import load
 from pddpo_ray.loop.run import METHODS as ALL_METHODS
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.serving.draw import drawn_round
+from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.verify import checks, experiments
 from pddpo_ray.verify.methods import COMPARED
 from pddpo_ray.verify.simulate import simulate
@@ -36,7 +36,7 @@ NO_RUN = (
     "pddpo_ray.exploration.bonus.elliptical",
     "pddpo_ray.exploration.bonus.theory_amplitude",
     "pddpo_ray.exploration.bonus.theory_precision",
-    "pddpo_ray.serving.draw.drawn_round",
+    "pddpo_ray.serving.catalog.drawn_round",
 )
 """What `pddpo verify` alone calls, and what answers a request after the run."""
 

@@ -21,7 +21,7 @@ MOST_ROOMS = 30
 LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/sources.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
 
-TRUTH = tuple(f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "tabular", "truth_labeller", "by_text"))
+TRUTH = tuple(f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "tabular", "truth_labeller"))
 """Modules that hold true scores."""
 SEES_TRUTH = (
     "pddpo_ray/worlds/",

@@ -9,8 +9,7 @@ import re
 import pytest
 
 from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
-from pddpo_ray.report.readable import seconds, short
-from pddpo_ray.report.text import escape, number
+from pddpo_ray.report.text import escape, number, seconds, short
 from tests.unit.report.page import Page
 
 

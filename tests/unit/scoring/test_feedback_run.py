@@ -16,7 +16,7 @@ from pddpo_ray.records import Verdict
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.seeds import seed_of
 from tests.unit.loop.small_run import story
 from tests.unit.scoring.test_judge import Server

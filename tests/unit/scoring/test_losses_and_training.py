@@ -12,8 +12,17 @@ from scipy.special import expit
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.score_fits import ScoreRow, fit_scores, held_out_metrics, rows_of, split
-from pddpo_ray.scoring.score_losses import cost_loss, reward_loss, score_ridge, sign_loss
+from pddpo_ray.scoring.score_fits import (
+    ScoreRow,
+    cost_loss,
+    fit_scores,
+    held_out_metrics,
+    reward_loss,
+    rows_of,
+    score_ridge,
+    sign_loss,
+    split,
+)
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import ScoreModel
 from tests.tiny_language_model import tiny_llama

@@ -15,18 +15,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import Kind, Piece
+from deploy.serving.engine import Kind, Piece, demand_version
 from deploy.serving.entrance import EntranceState
 from deploy.serving.requests import parse
 from deploy.serving.settings import ServeArgs
-from deploy.serving.watched_vllm import demand_version
 from deploy.web.http_errors import ApiError
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}

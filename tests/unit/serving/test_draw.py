@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from pddpo_ray.serving.draw import conversation_of, drawn_round
+from pddpo_ray.serving.catalog import conversation_of, drawn_round
 
 DRAWS = 20_000
 

@@ -12,13 +12,13 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.loop.release import accuracy
+from pddpo_ray.loop.outcome import accuracy
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.serving.catalog import NotServed, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.loop.small_run import small
 

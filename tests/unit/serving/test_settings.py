@@ -14,7 +14,7 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.storage.folders import JOURNAL
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "serving" / "serve.yaml"

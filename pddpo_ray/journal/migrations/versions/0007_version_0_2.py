@@ -1,5 +1,5 @@
-"""A run has an identity apart from its folder's name, knows where it lives and where it comes from; its numbers have
-the names of today.
+"""From version 0.1 to 0.2: a run has an identity apart from its folder's name, knows where it lives and where it comes
+from; its columns and numbers have the names of today.
 
 Revision: 0007
 """
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0007"
-down_revision = "0006"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
@@ -19,6 +19,10 @@ SURE = "cost at most "
 
 
 def upgrade() -> None:
+    with op.batch_alter_table("delivery") as delivery:
+        delivery.alter_column("proven", new_column_name="verified")
+    # Not in batch mode: other tables refer to this one, and SQLite renames a column in place.
+    op.alter_column("run", "substance", new_column_name="fixed_settings")
     op.add_column("run", sa.Column("name", sa.String(length=200), nullable=False, server_default=""))
     op.add_column("run", sa.Column("part_of", sa.String(length=200), nullable=True))
     op.add_column("run", sa.Column("parent", sa.String(length=200), nullable=True))
