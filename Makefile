@@ -80,7 +80,7 @@ chaos: setup
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)
 
-# ARGS="--number 300 --seed 16"; what is known is kept in .cache/mutants, so a run that broke off goes on
+# ARGS="--number 300 --seed 18"; what is known is kept in .cache/mutants, so a run that broke off goes on
 mutants: setup
 	$(BIN)/python -m tests.mutants.drawn $(ARGS)
 

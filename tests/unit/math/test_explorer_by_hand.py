@@ -367,3 +367,36 @@ def test_the_best_pairs_are_found_among_whole_numbers_too_and_the_norms_stay_as_
     best = [index for index in (1, 3, 4, 0) if index != drawn][:3]
     assert kept == sorted([drawn, *best])
     assert norms.tolist() == [3, 9, 1, 8, 7, 2]
+
+
+@pytest.mark.parametrize("weights", ["exact", "bonus_only"])
+def test_an_explorer_that_is_told_nothing_more_has_the_settings_of_its_page(weights: Any) -> None:
+    """1.5 standard deviations of a prior of 2, w = 1/4, one pair a set, the whole cost bonus, tempered at 1.5."""
+    needed: dict[str, Any] = {
+        "features": features, "baseline": WORLD.baseline_pool(5), "beta": BETA, "multiplier": lambda: MULTIPLIER,
+        "seed": 3,
+    }  # fmt: skip
+    written = explorer(
+        k=1.5, s0=2.0, weight=0.25, picks=1, bonus="elliptical", comparator="baseline", weights=weights,
+        proposal_weight=0.2, ess_floor=1.5, cost_bonus_scale=1.0,
+    )  # fmt: skip
+    bare = OptimisticExplorer(**needed, **({} if weights == "exact" else {"weights": weights}))
+    assert bare.metrics == {}
+    for one in (bare, written):
+        one.update(SEEN)
+    assert bare.choose([candidates(0)]) == written.choose([candidates(0)])
+    assert bare.metrics == written.metrics
+    off = explorer(bonus="off")
+    off.choose([candidates(0)])
+    names = ("mean_bonus_reward", "mean_bonus_cost", "saturation", "tau", "ess", "logdet")
+    assert [off.metrics[f"explore/{name}"] for name in names] == [0.0] * 6
+
+
+def test_a_prompt_that_was_met_keeps_its_baseline_answers() -> None:
+    one = explorer()
+    before = [values.tolist() for values in one.bonuses([WORLD.response(0, 3, "q")])]
+    one.meet({"p0": [WORLD.response(0, 7, "late")]})
+    assert [values.tolist() for values in one.bonuses([WORLD.response(0, 3, "q")])] == before
+    fresh = explorer(baseline={"p1": WORLD.baseline_pool(5)["p1"]})
+    fresh.meet({"p0": WORLD.baseline_pool(5)["p0"]})
+    assert [values.tolist() for values in fresh.bonuses([WORLD.response(0, 3, "q")])] == before
