@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -38,6 +39,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe, resources, memory and labels; run nothing.")
     ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute and print seconds.")
+    ] = False,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
     ] = False,
@@ -50,8 +54,10 @@ def train(
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
     config = load(recipe, overrides or [])
+    if calibrate and not dry_run:
+        raise UserError("--calibrate measures for a plan: add --dry-run")
     if dry_run:
-        show_plan(config, as_json=as_json)
+        show_plan(config, calibrate=calibrate, as_json=as_json)
         return
     run_dir = run_folder(recipe, run, resume=resume)
     machine = inspect_machine()
@@ -150,12 +156,14 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
     return build_report(run_dir, config.journal)
 
 
-def show_plan(config: Config, *, as_json: bool) -> None:
+def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
     from pddpo_ray.plan.resources import make_plan, plan_lines, shortage
 
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
+    if calibrate and not problem:
+        plan["speeds"], plan["seconds"] = measured_seconds(config, plan["work"], machine)
     if as_json:
         print_json(
             {"recipe": config.model_dump(mode="json"), "digest": config.digest(), "plan": plan, "short": problem}
@@ -167,6 +175,17 @@ def show_plan(config: Config, *, as_json: bool) -> None:
             print_columns(rows, indent=2)
     if problem:
         raise UserError(problem)
+
+
+def measured_seconds(
+    config: Config, work: Mapping[str, Any], machine: Machine
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What this machine does in a second, and the seconds of each stretch of the run."""
+    from pddpo_ray.plan.calibration import measure, seconds_of
+
+    quieten_libraries(machine)
+    speeds = measure(config)
+    return asdict(speeds), {stretch: seconds_of(counted, speeds) for stretch, counted in work.items()}
 
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:

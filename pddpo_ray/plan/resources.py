@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pddpo_ray.config import Config, LoraParameters, ModelFeedback, RayCluster, TabularRollout, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB, Machine
-from pddpo_ray.plan.work import work, work_rows
+from pddpo_ray.plan.work import time_rows, work, work_rows
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
@@ -467,6 +467,8 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
     ]
     worked = [("work", work_rows(plan["work"]))] if plan["parameters"] else []
+    if "seconds" in plan:
+        worked.append(("time on this machine, in one process", time_rows(plan["speeds"], plan["seconds"])))
     return [
         (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),
         (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),

@@ -15,6 +15,8 @@ from pddpo_ray.loop.before import calibration_size, offline_answers, proposal_of
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.worlds.grammar import Grammar
 
+STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}
+
 
 @dataclass(frozen=True)
 class Work:
@@ -124,9 +126,24 @@ def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
         "scorer_pairs": "pairs through the scorers' fits",
     }
     rows: list[Sequence[str]] = []
-    for name, title in (("before", "before round 1"), ("first_round", "round 1"), ("round", "each later round")):
+    for name, title in STRETCHES.items():
         one = plan[name]
         parts = ", ".join(f"{purpose} {count:,}" for purpose, count in one["answers"].items())
         rows.append((title, f"{sum(one['answers'].values()):,} answers", f"at most {one['tokens']:,} tokens", parts))
         rows += [("", f"{one[key]:,}", what, "") for key, what in computed.items() if one[key]]
+    return rows
+
+
+def time_rows(speeds: Mapping[str, float], seconds: Mapping[str, float]) -> list[Sequence[str]]:
+    """Measured speeds and what follows from them, for a reader."""
+    did = (
+        ("answers", "answers"),
+        ("features", "features"),
+        ("log_probs", "log-probabilities"),
+        ("fitted_pairs", "pairs"),
+    )
+    rows: list[Sequence[str]] = [(f"{speeds[key]:,.3g} {what} a second", "measured") for key, what in did]
+    rows += [
+        (title, f"{seconds[name] / 60:,.1f} min, without labelling and delivery") for name, title in STRETCHES.items()
+    ]
     return rows
