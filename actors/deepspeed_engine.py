@@ -33,6 +33,7 @@ class DeepSpeedEngine:
         self.shard = shard
         self.scorer = scorer.eval()
         self._stage = stage
+        self._has_masters = dtype == "bfloat16"
         self._parameters = {n: p for n, p in scorer.model.named_parameters() if p.requires_grad}
         self._shapes = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._engine = _initialize(scorer, list(self._parameters.values()), stage, dtype)
@@ -48,6 +49,7 @@ class DeepSpeedEngine:
         else:
             self._load_partitioned(weights)
         self._engine.optimizer.refresh_fp32_params()
+        self._load_masters(weights)
 
     def begin(self, settings: FitConfig) -> None:
         optimizer = self._engine.optimizer
@@ -80,16 +82,28 @@ class DeepSpeedEngine:
         return parts
 
     def weights(self) -> dict[str, Tensor]:
-        if self._stage < 3:
-            return {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
         import deepspeed
 
+        if self._has_masters:
+            whole = deepspeed.utils.safe_get_full_fp32_param
+            return {name: whole(p).detach().cpu().clone() for name, p in self._parameters.items()}
+        if self._stage < 3:
+            return {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
         result = {}
         # One at a time: a whole model would not fit where stage 3 is needed.
         for name, parameter in self._parameters.items():
             with deepspeed.zero.GatheredParameters([parameter]):
                 result[name] = parameter.detach().cpu().clone()
         return result
+
+    def _load_masters(self, weights: Tensors) -> None:
+        """Refreshed from the parameters they would be roundings of what is loaded."""
+        import deepspeed
+
+        if self._has_masters:
+            device = device_of(self.scorer)
+            for name, parameter in self._parameters.items():
+                deepspeed.utils.safe_set_full_fp32_param(parameter, weights[name].to(device).float())
 
     def _load_partitioned(self, weights: Tensors) -> None:
         import deepspeed

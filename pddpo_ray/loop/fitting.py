@@ -6,6 +6,7 @@ in the middle gives the same version when it is asked again.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,9 +55,13 @@ from pddpo_ray.theory.refit import (
 )
 from pddpo_ray.theory.seeds import generator, seed_of
 
+logger = logging.getLogger(__name__)
+
 Fit = TypeVar("Fit", bound=FitConfig)
 LARGEST_CALL = 4096
 """Answers in one call of the backend at most: a call has a deadline, and what it was for is asked again when lost."""
+MOVED_LITTLE = 0.05
+"""Share of the policy's numbers that a fit should change at least, as they are published; below, a warning."""
 CARRY_MAX = 2.0
 """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
@@ -209,7 +214,9 @@ class TrainerController:
             name = self._name(objective, link, round_)
             result = FitResult(replace(objective.base, number=self._next_number(), name=name), {"fit/skipped": 1.0})
         else:
-            result = self._execute(self._command(objective, rows, link, round_))
+            command = self._command(objective, rows, link, round_)
+            result = self._execute(command)
+            _warn_if_little_moved(command, result.metrics)
         self._journal.add_version(
             result.version,
             objective.stage,
@@ -344,3 +351,14 @@ def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequenc
             raise RunError(f"the trainer was asked for {what} of {len(part)} answers and returned {len(values)}")
         parts.append(values)
     return np.concatenate(parts)
+
+
+def _warn_if_little_moved(command: FitCommand, metrics: Mapping[str, float]) -> None:
+    moved = metrics.get("fit/moved", 1.0)
+    if moved < MOVED_LITTLE:
+        logger.warning(
+            "%s: the fit changed %.2g %% of the policy's numbers as they are published (below %g %%) at learning rate"
+            " %g: raise the %s stage's learning_rate or steps in trainer, or set model.dtype=float32",
+            *(command.result, 100 * moved, 100 * MOVED_LITTLE, command.settings.learning_rate),
+            command.objective.stage,
+        )

@@ -374,14 +374,18 @@ def _largest_batch(config: Config) -> int:
 
 
 def stored_bytes(config: Config, shape: ModelShape | None) -> float:
-    """Artifacts of the whole run: the reference, and one reward policy and one policy per round."""
+    """Artifacts of the whole run: the reference, and one reward policy and one policy per round.
+
+    Adapters are float32; a whole version in bfloat16 has its float32 masters beside it.
+    """
     if shape is None:
         return 0.0
     width = 2 if config.model.dtype == "bfloat16" else 4
     versions = 2 * config.rounds
     if isinstance(config.model.parameters, LoraParameters):
-        return width * (shape.parameters + versions * config.model.parameters.rank * shape.linear_sizes)
-    return float(width * shape.parameters * (versions + 1))
+        return width * shape.parameters + 4.0 * versions * config.model.parameters.rank * shape.linear_sizes
+    version = 4 if width == 4 else 6
+    return float(shape.parameters * (width + version * versions))
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------

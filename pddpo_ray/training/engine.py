@@ -23,12 +23,19 @@ class TorchEngine:
 
     With several ranks the gradients are summed in one flat all-reduce; losses arrive divided by global counts, so the
     sum is the gradient of the whole batch and every rank takes the same step.
+
+    A trained parameter in bfloat16 has a float32 master: gradients are added up beside it, the optimiser moves it, and
+    the parameter is its rounding. Steps that are smaller than bfloat16 can show would be lost otherwise.
     """
 
     def __init__(self, scorer: ResponseScorer, shard: Shard | None = None) -> None:
         self.scorer = scorer.eval()
         self.shard = shard or Shard()
-        self._trainable = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+        self._masters: dict[Tensor, Tensor] = {p: p.detach().float() for p in parameters if p.dtype == torch.bfloat16}
+        self._trainable = [self._masters.get(parameter, parameter) for parameter in parameters]
+        for parameter in self._masters:
+            parameter.register_post_accumulate_grad_hook(self._give_to_master)
         self._optimizer: torch.optim.AdamW | None = None
         self._max_grad_norm = 1.0
 
@@ -38,6 +45,8 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(weights[name])
+                if tensor in self._masters:
+                    self._masters[tensor].copy_(weights[name])
 
     def begin(self, settings: FitConfig) -> None:
         self._max_grad_norm = settings.max_grad_norm
@@ -64,6 +73,9 @@ class TorchEngine:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter, master in self._masters.items():
+                parameter.copy_(master)
         return float(norm)
 
     def reduce_sum(self, values: Tensor) -> Tensor:
@@ -79,11 +91,18 @@ class TorchEngine:
         return parts
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._named_weights().items()}
+        own = {name: self._masters.get(tensor, tensor) for name, tensor in self._named_weights().items()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.
         return dict(self.scorer.model.named_parameters())
+
+    def _give_to_master(self, parameter: Tensor) -> None:
+        master, gradient = self._masters[parameter], parameter.grad
+        if gradient is not None:
+            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
 
     def _sum_gradients(self) -> None:
         if self.shard.ranks == 1:

@@ -70,7 +70,10 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Full copy of the weights on the CPU, with their Hugging Face names, on every rank."""
+        """Full copy of the trained weights on the CPU, by their names in the model, on every rank.
+
+        Of weights in bfloat16 these are the float32 masters; what the model computes with is their rounding.
+        """
         ...
 
 

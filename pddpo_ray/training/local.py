@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,11 +22,13 @@ from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, St
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.masters import published, read_masters, write_masters
 from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, score_texts, support_of_texts
+from pddpo_ray.training.moved import moved_share, sampled
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
 Array = NDArray[np.float64]
@@ -43,7 +46,8 @@ class LocalTrainer:
         self.store = store
         self.reference = reference
         self._resident: str | None = None
-        dtype = str(next(engine.scorer.parameters()).dtype).removeprefix("torch.")
+        self._dtype = next(engine.scorer.parameters()).dtype
+        dtype = str(self._dtype).removeprefix("torch.")
         self._rows = RowStore(store, dtype, writes=engine.shard.rank == 0)
         self._known = self._open("log_probs", reference.sha256)
         self._features = self._open("features", reference.sha256)
@@ -55,6 +59,7 @@ class LocalTrainer:
         columns = self._columns(command)
         prepared = time.perf_counter()
         self._load_start(command.start)
+        before = sampled(self.engine.weights(), self._dtype)
         self.engine.begin(command.settings)
         metrics = run_fit(
             self.engine,
@@ -65,7 +70,9 @@ class LocalTrainer:
             command.seed,
             command.optimism,
         )
-        version = self._store(command)
+        weights = self.engine.weights()
+        version = self._store(command, weights)
+        metrics["fit/moved"] = moved_share(before, sampled(weights, self._dtype))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
         return FitResult(version, metrics, (os.getpid(),))
@@ -82,7 +89,7 @@ class LocalTrainer:
             folder=self.store.folder(self.reference.path),
             load_reference=lambda: self._load(self.reference),
             load_start=lambda: self._load_start(Start(command.start)),
-            keep=lambda: self._store(command),
+            keep=lambda: self._store(command, self.engine.weights()),
         )
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
@@ -168,9 +175,10 @@ class LocalTrainer:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def _load(self, policy: PolicyVersion) -> None:
-        if self._resident != policy.sha256:
+        # By path: two versions with other masters may be equal once they are rounded.
+        if self._resident != policy.path:
             self.engine.load(self._read(policy))
-            self._resident = policy.sha256
+            self._resident = policy.path
 
     def _load_start(self, start: Start) -> None:
         if start.plus is None or start.minus is None:
@@ -181,15 +189,22 @@ class LocalTrainer:
         self._resident = None
 
     def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
-        return self.store.read_torch(policy.path, policy.sha256)
+        masters = read_masters(self.store.stored(policy.path), policy, self._dtype)
+        return self.store.read_torch(policy.path, policy.sha256) if masters is None else masters
 
-    def _store(self, command: FitCommand | PpoCommand) -> PolicyVersion:
-        weights = self.engine.weights()
-        sha256 = tensors_sha256(weights.items())
-        self._resident = sha256
-        path = f"{command.result}-{sha256[:12]}"
+    def _store(self, command: FitCommand | PpoCommand, weights: Mapping[str, Tensor]) -> PolicyVersion:
+        """The version that these trained weights make; on rank 0 it is written to the store."""
+        rounded = published(weights, self._dtype)
+        sha256 = tensors_sha256(rounded.items())
+        self._resident = path = f"{command.result}-{sha256[:12]}"
+
+        def fill(folder: Path) -> None:
+            self._copy_configuration(folder)
+            if self._dtype == torch.bfloat16:
+                write_masters(folder, weights)
+
         if self.engine.shard.rank == 0:
-            path, _ = self.store.write_tensors(command.result, weights, fill=self._copy_configuration)
+            self.store.write_tensors(command.result, rounded, fill=fill)
         return PolicyVersion(command.sequence, command.result, sha256, path)
 
     def _copy_configuration(self, folder: Path) -> None:
@@ -247,7 +262,6 @@ def load_trainer(
     make_engine: MakeEngine = TorchEngine,
 ) -> LocalTrainer:
     """A trainer of this process for the model in `folder`, on a GPU where there is one."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -100,17 +100,14 @@ class LoraTrainer(LocalTrainer):
             self.engine.load(carried_adapter(base, plus, minus, start.scale))
         self._resident = None
 
-    def _store(self, command: FitCommand | PpoCommand) -> PolicyVersion:
-        adapter = self.engine.weights()
-        weights = merged(self._frozen, adapter, self._scale)
-        sha256 = tensors_sha256(weights.items())
-        self._resident = sha256
-        path = f"{command.result}-{sha256[:12]}"
+    def _store(self, command: FitCommand | PpoCommand, weights: Tensors) -> PolicyVersion:
+        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale).items())
+        self._resident = path = f"{command.result}-{sha256[:12]}"
         if self.engine.shard.rank == 0:
 
             def fill(folder: Path) -> None:
                 self._copy_configuration(folder)
-                write_adapter(folder, adapter, self.reference, self._scale)
+                write_adapter(folder, weights, self.reference, self._scale)
                 self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
 
             self.store.write_folder(path, fill)

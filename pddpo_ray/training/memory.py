@@ -66,8 +66,9 @@ def memory_need(
 ) -> Mapping[str, float]:
     """Bytes of one rank by purpose. `trained` parameters have gradients and AdamW's state; `tokens` are in one pass.
 
-    bfloat16 training keeps a float32 copy of what is trained. ZeRO divides by the number of ranks the optimiser
-    (stage 1), also the gradients (2), also the weights (3). Logits exist in chunks for all but very small models.
+    bfloat16 training keeps a float32 copy of what is trained, and without ZeRO float32 gradients. ZeRO divides by the
+    number of ranks the optimiser (stage 1), also the gradients (2), also the weights (3). Logits exist in chunks for
+    all but very small models.
     """
     optimizer = trained * (8.0 + (4.0 if sizes.width == 2 else 0.0))
     activations = layer_bytes(tokens, sizes)
@@ -77,7 +78,7 @@ def memory_need(
     rows = tokens if parameters < PACKED_FROM else min(tokens, max(16, CHUNK_BYTES // (4 * vocabulary)))
     return {
         "weights": parameters * sizes.width / (ranks if stage == 3 else 1),
-        "gradients": trained * sizes.width / (ranks if stage >= 2 else 1),
+        "gradients": trained * (sizes.width if stage else 4.0) / (ranks if stage >= 2 else 1),
         "optimizer": optimizer / (ranks if stage >= 1 else 1),
         "activations": activations,
         "head": HEAD_BYTES * vocabulary * rows,

@@ -34,7 +34,7 @@ def rows(count: int = 24) -> tuple[PairRow, ...]:
 
 
 def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard: Shard) -> LocalTrainer:
-    """`torch`, `zero1` ... or the same with `lora-` in front."""
+    """`torch`, `zero1` ... or the same with `lora-` or `bf16-` in front."""
     from actors.workers import make_engine, make_lora_engine
 
     if name.startswith("lora-"):
@@ -46,6 +46,10 @@ def trainer_of(name: str, store: ArtifactStore, reference: PolicyVersion, shard:
             alpha=16.0,
             make_engine=lambda scorer: make_lora_engine(name.removeprefix("lora-"), scorer, shard),
         )
+    if name.startswith("bf16-"):
+        scorer = ResponseScorer(tiny_llama(4).bfloat16())
+        engine = make_engine(name.removeprefix("bf16-"), scorer, shard, dtype="bfloat16")
+        return LocalTrainer(engine, store, reference)
     return LocalTrainer(make_engine(name, ResponseScorer(tiny_llama(4)), shard), store, reference)
 
 
@@ -68,6 +72,7 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     second = trainer.execute(FitCommand(2, Start(first.version), cost, rows(), between, 6, f"{name}-c"))
     again = trainer.execute(reward)
     longer = trainer.execute(replace(reward, settings=settings.model_copy(update={"steps": 12})))
+    gentle, resumed = masters_of(trainer, reward)
     answers = [Response(r.id, Prompt("p", r.prompt, ""), r.chosen, "", 0, 0) for r in rows(8)]
     return {
         "losses": [run.metrics["fit/loss"] for run in (first, longer, second)],
@@ -75,8 +80,27 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
         "scores": [*trainer.log_probs(first.version, answers), *trainer.log_probs(second.version, answers)],
         "first": first.version.sha256,
         "again": again.version.sha256,
+        "gentle": gentle,
+        "resumed": resumed,
         "names": sorted(store.read_torch(first.version.path, first.version.sha256)),
     }
+
+
+def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
+    """Share of masters outside the embedding that a fit at 1e-6 moves; whether its version gives them back."""
+    trainer._load(trainer.reference)
+    before = trainer.engine.weights()
+    settings = reward.settings.model_copy(update={"learning_rate": 1e-6, "micro_pairs": None})
+    version = trainer.execute(replace(reward, settings=settings, result=f"gentle-{reward.result}")).version
+    made = trainer.engine.weights()
+    inside = [name for name in before if "embed_tokens" not in name]
+    moved = sum(int((before[name] != made[name]).sum()) for name in inside)
+    trainer._load(trainer.reference)
+    # rank 0 has written the version by then
+    trainer.engine.gather(np.empty(0))
+    trainer._load(version)
+    again = trainer.engine.weights()
+    return moved / sum(before[name].numel() for name in inside), all(torch.equal(made[n], again[n]) for n in made)
 
 
 def main(names: str, output: Path, folder: Path) -> None:

@@ -23,6 +23,7 @@ from tests.tiny_language_model import save_policy
 pytestmark = pytest.mark.deepspeed
 
 ENGINES = ("torch", "zero1", "zero2", "zero3", "lora-torch", "lora-zero2", "lora-zero3")
+IN_BFLOAT16 = ("bf16-torch", "bf16-zero1", "bf16-zero2", "bf16-zero3")
 
 
 def run_ranks(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
@@ -42,10 +43,11 @@ def run_ranks(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
 
 def _start(rank: int, ranks: int, port: int, output: Path, log: Path) -> subprocess.Popen[bytes]:
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names = ",".join(ENGINES + IN_BFLOAT16)
     settings = group | {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cpu"}
     with log.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.deepspeed.fit_rank", ",".join(ENGINES), str(output), str(output.parent)],
+            [sys.executable, "-m", "tests.deepspeed.fit_rank", names, str(output), str(output.parent)],
             env={**os.environ, **{name: str(value) for name, value in settings.items()}},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -73,3 +75,18 @@ def test_an_engine_gives_the_losses_and_weights_of_plain_torch(
     assert result["losses"][1] < result["losses"][0] - 0.05, "the fit must learn something"
     assert result["again"] == result["first"], "a fit repeated in the same processes gives the same version"
     assert result["names"] == plain["names"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("engine", IN_BFLOAT16)
+def test_in_bfloat16_every_engine_has_masters_and_the_losses_of_float32(
+    results: dict[int, dict[str, dict[str, Any]]], engine: str, ranks: int
+) -> None:
+    """Forward passes and gradients are rounded to 8 bits: losses agree to 2 %, gradients' norms to 5 %."""
+    exact, result = results[1]["torch"], results[ranks][engine]
+    np.testing.assert_allclose(result["losses"], exact["losses"], rtol=2e-2)
+    np.testing.assert_allclose(result["norms"], exact["norms"], rtol=5e-2)
+    assert result["again"] == result["first"], "a fit repeated in the same processes gives the same version"
+    assert result["names"] == exact["names"]
+    assert result["gentle"] > 0.95, "nearly all masters move at a learning rate of 1e-6"
+    assert result["resumed"], "the next fit goes on from the stored masters"

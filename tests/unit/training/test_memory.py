@@ -130,10 +130,15 @@ def test_a_weighted_row_counts_as_often_as_its_copies() -> None:
 
 
 def test_memory_by_hand_for_a_7b_model() -> None:
-    """Numbers of the usual 7B shape; full training in bfloat16 with AdamW holds 16 bytes per parameter."""
+    """Numbers of the usual 7B shape; full training in bfloat16 with AdamW holds 18 bytes per parameter:
+    weight, float32 gradient, master and two moments. ZeRO keeps gradients in bfloat16."""
     seven = Sizes(hidden=4096, layers=32, width=2)
     full = memory_need(parameters=6_738_000_000, trained=6_738_000_000, vocabulary=32_000, sizes=seven, tokens=4096)
-    assert full["weights"] + full["gradients"] + full["optimizer"] == 16 * 6_738_000_000
+    assert full["weights"] + full["gradients"] + full["optimizer"] == 18 * 6_738_000_000
+    sharded = memory_need(
+        parameters=6_738_000_000, trained=6_738_000_000, vocabulary=32_000, sizes=seven, tokens=4096, stage=1
+    )
+    assert sharded["gradients"] == 2 * 6_738_000_000
     assert full["activations"] / 4096 == pytest.approx(4.46e6, rel=0.01)
     lora = memory_need(parameters=6_738_000_000, trained=40_000_000, vocabulary=32_000, sizes=seven, tokens=4096)
     assert (lora["weights"] + lora["gradients"] + lora["optimizer"]) / 1e9 == pytest.approx(14.0, abs=0.3)

@@ -1,0 +1,204 @@
+"""bfloat16 training keeps float32 masters: small steps add up, within a fit and from one fit to the next."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pddpo_ray.config import SupportConfig
+from pddpo_ray.contracts import FitCommand, FitSettings, Start
+from pddpo_ray.errors import RunError
+from pddpo_ray.loop.fitting import _warn_if_little_moved
+from pddpo_ray.records import Objective, PairRow, PolicyVersion
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
+from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.lora import load_lora_trainer
+from pddpo_ray.training.moved import moved_share, sampled
+from tests.tiny_language_model import save_policy, tiny_llama
+
+ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
+GENTLE = FitSettings(steps=6, learning_rate=1e-6, batch_pairs=8, support=SupportConfig(weight=0.0))
+"""A learning rate that is usual for a large model; weights of .25 are .001 apart in bfloat16."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+@pytest.fixture
+def reference(store: ArtifactStore, tmp_path: Path) -> PolicyVersion:
+    return store_reference(store, save_policy(tmp_path / "model", seed=3))
+
+
+def trainer_of(store: ArtifactStore, reference: PolicyVersion, dtype: torch.dtype = torch.bfloat16) -> LocalTrainer:
+    return LocalTrainer(TorchEngine(ResponseScorer(tiny_llama(0).to(dtype))), store, reference)
+
+
+def command(
+    reference: PolicyVersion, start: PolicyVersion | None = None, number: int = 1, **changes: float
+) -> FitCommand:
+    settings = GENTLE.model_copy(update=changes)
+    objective = Objective("reward", reference, 0.5)
+    return FitCommand(number, Start(start or reference), objective, ROWS, settings, 7, f"reward-{number}")
+
+
+def share_that_differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    same = sum(int((one[name] == other[name]).sum()) for name in one)
+    return 1 - same / sum(tensor.numel() for tensor in one.values())
+
+
+def test_at_a_small_learning_rate_nearly_every_weight_moves(store: ArtifactStore, reference: PolicyVersion) -> None:
+    """Without masters 0.2 % of them do. Rows of the embedding whose word is in no pair have no gradient."""
+    trainer = trainer_of(store, reference)
+    trainer._load(reference)
+    before = trainer.engine.weights()
+    trainer.execute(command(reference))
+    after = trainer.engine.weights()
+    inside = [name for name in before if "embed_tokens" not in name]
+    assert share_that_differs({name: before[name] for name in inside}, {name: after[name] for name in inside}) > 0.98
+
+
+def test_a_version_is_the_rounding_of_its_masters_and_the_model_computes_with_it(
+    store: ArtifactStore, reference: PolicyVersion
+) -> None:
+    trainer = trainer_of(store, reference)
+    version = trainer.execute(command(reference, learning_rate=1e-4)).version
+    weights = store.read_torch(version.path, version.sha256)
+    masters = load_file(store.stored(version.path) / "masters" / "model.safetensors")
+    resident = dict(trainer.engine.scorer.model.named_parameters())
+    for name, weight in weights.items():
+        assert (weight.dtype, masters[name].dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(weight, masters[name].bfloat16())
+        assert torch.equal(weight, resident[name])
+
+
+def test_the_first_step_is_adamw_s_on_float32_weights() -> None:
+    """The same gradient by plain autograd, one step of torch's own AdamW on float32 copies."""
+    model = tiny_llama(5).bfloat16()
+    engine = TorchEngine(ResponseScorer(model, "plain"))
+    engine.begin(FitSettings(learning_rate=1e-5, max_grad_norm=1e9))
+    text = [((1, 7), (9, 12, 2))]
+    loss = -engine.scorer.log_probs(text)[0].sum()
+    expected = {name: p.detach().float().requires_grad_() for name, p in model.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    for copy, gradient in zip(expected.values(), gradients, strict=True):
+        copy.grad = gradient.float()
+    torch.optim.AdamW(expected.values(), lr=1e-5, betas=ADAM_BETAS, weight_decay=0.0).step()
+    engine.backward(loss)
+    engine.update(1e-5)
+    for name, weight in engine.weights().items():
+        torch.testing.assert_close(weight, expected[name].detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_of_passes_are_added_up_in_float32() -> None:
+    """A thousand equal gradients: a bfloat16 sum stops growing at 256 of them."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    module = torch.nn.Module()
+    module.weight = weight
+    engine = TorchEngine(module)  # type: ignore[arg-type]
+    engine.begin(FitSettings(max_grad_norm=1e9))
+    for _ in range(1000):
+        engine.backward(weight.sum())
+    assert engine.update(0.0) == 1000.0
+
+
+def test_the_next_fit_goes_on_from_the_masters_in_this_process_and_in_another(
+    store: ArtifactStore, reference: PolicyVersion
+) -> None:
+    trainer = trainer_of(store, reference)
+    first = trainer.execute(command(reference)).version
+    second = trainer.execute(command(reference, first, 2)).version
+    here = trainer.engine.weights()
+    another = trainer_of(store, reference)
+    assert another.execute(command(reference, first, 2)).version == second
+    assert share_that_differs(here, another.engine.weights()) == 0.0
+
+
+def test_steps_too_small_to_see_add_up_over_fits(store: ArtifactStore, reference: PolicyVersion) -> None:
+    """Ten fits from one to the next publish about what one fit of ten times the learning rate does."""
+    trainer = trainer_of(store, reference)
+    started = store.read_torch(reference.path, reference.sha256)
+    version, moved = reference, []
+    for number in range(1, 11):
+        version = trainer.execute(command(reference, version, number)).version
+        weights = store.read_torch(version.path, version.sha256)
+        moved.append(share_that_differs({n: w.bfloat16() for n, w in started.items()}, weights))
+    assert moved[-1] > 5 * moved[0]
+
+
+def test_versions_that_round_alike_are_not_taken_for_each_other(store: ArtifactStore, reference: PolicyVersion) -> None:
+    trainer = trainer_of(store, reference)
+    one = trainer.execute(command(reference, learning_rate=1e-12)).version
+    two = trainer.execute(command(reference, one, 2, learning_rate=1e-12)).version
+    assert one.sha256 == two.sha256
+    trainer._load(one)
+    of_one = trainer.engine.weights()
+    trainer._load(two)
+    assert share_that_differs(of_one, trainer.engine.weights()) > 0
+
+
+def test_changed_masters_stop_the_fit(store: ArtifactStore, reference: PolicyVersion) -> None:
+    trainer = trainer_of(store, reference)
+    version = trainer.execute(command(reference)).version
+    file = store.stored(version.path) / "masters" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(RunError, match="do not round to its weights"):
+        trainer_of(store, reference).execute(command(reference, version, 2))
+
+
+def test_a_float32_version_has_no_masters(store: ArtifactStore, reference: PolicyVersion) -> None:
+    version = trainer_of(store, reference, torch.float32).execute(command(reference)).version
+    assert not (store.stored(version.path) / "masters").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_moved_share_counts_what_is_published(
+    store: ArtifactStore, reference: PolicyVersion, dtype: torch.dtype
+) -> None:
+    """Held against the stored files: the reference's weights in the model's type, and the version's."""
+    trainer = trainer_of(store, reference, dtype)
+    result = trainer.execute(command(reference, learning_rate=1e-5))
+    start = {name: w.to(dtype) for name, w in store.read_torch(reference.path, reference.sha256).items()}
+    weights = store.read_torch(result.version.path, result.version.sha256)
+    assert result.metrics["fit/moved"] == pytest.approx(share_that_differs(start, weights), abs=1e-12)
+    assert (result.metrics["fit/moved"] > 0.5) == (dtype == torch.float32)
+
+
+def test_a_large_model_is_sampled_evenly() -> None:
+    weights = {"a": torch.arange(3 * 2**20, dtype=torch.float32), "b": torch.zeros(2**20)}
+    before = sampled(weights, torch.float32)
+    assert len(before) == 2**20
+    weights["a"][: 3 * 2**19] += 1
+    assert moved_share(before, sampled(weights, torch.float32)) == pytest.approx(3 / 8, abs=1e-3)
+
+
+def test_adapters_of_a_bfloat16_model_are_float32_and_move(store: ArtifactStore, reference: PolicyVersion) -> None:
+    folder = store.folder(reference.path)
+    trainer = load_lora_trainer(folder, store, reference, rank=4, alpha=8.0, dtype="bfloat16")
+    result = trainer.execute(command(reference))
+    assert {tensor.dtype for tensor in trainer.engine.weights().values()} == {torch.float32}
+    again = load_lora_trainer(folder, store, reference, rank=4, alpha=8.0, dtype="bfloat16")
+    texts = [(row.prompt, row.chosen) for row in ROWS]
+    np.testing.assert_array_equal(trainer.score(result.version, texts), again.score(result.version, texts))
+
+
+def test_one_line_names_the_learning_rate_of_a_fit_that_hardly_moves(
+    reference: PolicyVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = replace(command(reference), result="reward-4")
+    with caplog.at_level(logging.WARNING):
+        _warn_if_little_moved(asked, {"fit/moved": 0.2})
+        assert not caplog.records
+        _warn_if_little_moved(asked, {"fit/moved": 0.0022})
+    (line,) = caplog.messages
+    assert line.startswith("reward-4: the fit changed 0.22 % of the policy's numbers as they are published")
+    assert "learning rate 1e-06" in line
