@@ -29,6 +29,7 @@ def text_trainer(
         folder,
         ArtifactStore(store),
         reference,
+        temperature=config.policy.temperature,
         whole=lambda scorer: make_engine(name, scorer, shard, dtype=dtype),
         adapters=lambda scorer: make_lora_engine(name, scorer, shard, dtype=dtype),
     )

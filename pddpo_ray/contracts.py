@@ -367,7 +367,7 @@ class RolloutEngine(Protocol):
     def sample(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
     ) -> list[list[tuple[tuple[int, ...], str, float]]]:
-        """Per prompt n triples (token ids incl. end of sequence, text, log-probability at temperature 1)."""
+        """Per prompt n triples (token ids incl. end of sequence, text, log-probability under the policy, undecoded)."""
         ...
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:

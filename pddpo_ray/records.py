@@ -45,7 +45,8 @@ class Response:
     """An answer with its provenance: who wrote it (`policy_version`) and from which seed it can be drawn again.
 
     `token_ids` ends with the end-of-sequence token when the policy stopped by itself. `log_prob` is the sum over
-    `token_ids` under the policy that wrote it, at temperature 1 and without truncation (None if not asked for).
+    `token_ids` under the policy that wrote it (`policy.temperature` is part of it), whatever the answer was
+    drawn with (None if not asked for).
     """
 
     id: str
@@ -69,7 +70,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are drawn from a policy."""
+    """How answers are drawn from a policy. The temperature is relative to the policy's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0

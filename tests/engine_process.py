@@ -34,26 +34,27 @@ class EngineProxy(NamespaceProxy):
 class EngineManager(BaseManager):
     """The engine's process."""
 
-    def vllm(self, name: str, model: Path, store: str) -> Any:
-        return self.make_vllm(name, model, store)  # type: ignore[attr-defined]
+    def vllm(self, name: str, model: Path, store: str, temperature: float) -> Any:
+        return self.make_vllm(name, model, store, temperature)  # type: ignore[attr-defined]
 
 
-def make_vllm(name: str, model: Path, store: str) -> Any:
+def make_vllm(name: str, model: Path, store: str, temperature: float) -> Any:
     from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
     from pddpo_ray.rollout.vllm_start import prepare_process
 
     prepare_process()
-    return VllmEngine(name, model, ArtifactStore(store), VllmSettings(max_model_len=128, kv_cache_gib=0.1))
+    settings = VllmSettings(max_model_len=128, kv_cache_gib=0.1, temperature=temperature)
+    return VllmEngine(name, model, ArtifactStore(store), settings)
 
 
-def make_adapters(name: str, model: Path, store: str, rank: int, alpha: float) -> Any:
+def make_adapters(name: str, model: Path, store: str, rank: int, alpha: float, temperature: float) -> Any:
     from pddpo_ray.config import LoraParameters
     from pddpo_ray.rollout.vllm_engine import VllmSettings
     from pddpo_ray.rollout.vllm_native import AdapterVllmEngine
     from pddpo_ray.rollout.vllm_start import prepare_process
 
     prepare_process()
-    settings = VllmSettings(max_model_len=128, kv_cache_gib=0.1)
+    settings = VllmSettings(max_model_len=128, kv_cache_gib=0.1, temperature=temperature)
     return AdapterVllmEngine(name, model, ArtifactStore(store), settings, LoraParameters(rank=rank, alpha=alpha))
 
 
@@ -62,21 +63,23 @@ EngineManager.register("make_adapters", make_adapters, EngineProxy)
 
 
 @contextmanager
-def vllm_process(name: str, model: Path, store: ArtifactStore) -> Iterator[Any]:
+def vllm_process(name: str, model: Path, store: ArtifactStore, temperature: float = 1.0) -> Iterator[Any]:
     manager = EngineManager(ctx=get_context("spawn"))
     manager.start()
     try:
-        yield manager.vllm(name, model, store.root)
+        yield manager.vllm(name, model, store.root, temperature)
     finally:
         manager.shutdown()
 
 
 @contextmanager
-def adapters_process(name: str, model: Path, store: ArtifactStore, *, rank: int, alpha: float) -> Iterator[Any]:
+def adapters_process(
+    name: str, model: Path, store: ArtifactStore, *, rank: int, alpha: float, temperature: float = 1.0
+) -> Iterator[Any]:
     """An engine that takes adapters on the base in `model`."""
     manager = EngineManager(ctx=get_context("spawn"))
     manager.start()
     try:
-        yield manager.make_adapters(name, model, store.root, rank, alpha)  # type: ignore[attr-defined]
+        yield manager.make_adapters(name, model, store.root, rank, alpha, temperature)  # type: ignore[attr-defined]
     finally:
         manager.shutdown()

@@ -90,12 +90,20 @@ class NoScorer:
         raise AssertionError("nothing to score")
 
 
-def make_run(folder: Path, costs: tuple[float, ...] = (), *, max_model_len: int = 128, **parts: Any) -> ServedRun:
+def make_run(
+    folder: Path,
+    costs: tuple[float, ...] = (),
+    *,
+    max_model_len: int = 128,
+    temperature: float = 1.0,
+    **parts: Any,
+) -> ServedRun:
     """A run folder with a reference and one round per estimated cost; close it in the end.
 
     `parts`: model and tokenizer of the ServedRun, where they are not the tiny random ones.
     """
-    config = load("text-world", ["rounds=64", f"rollout.max_model_len={max_model_len}"])
+    settings = ["rounds=64", f"rollout.max_model_len={max_model_len}", f"policy.temperature={temperature}"]
+    config = load("text-world", settings)
     journal = Journal.open(
         folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()
     )

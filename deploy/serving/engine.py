@@ -35,6 +35,7 @@ from pddpo_ray.rollout.delivery_check import check_canaries, check_hash
 from pddpo_ray.rollout.vllm_engine import prompt_log_prob
 from pddpo_ray.rollout.vllm_native import adapter_options
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
+from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.text.renderer import stop_ids
@@ -80,6 +81,7 @@ class PolicyEngine:
         from vllm.renderers.online_renderer import OnlineRenderer
 
         llm = watched_engine(settings)
+        await llm.collective_rpc("divide_logits", args=(settings.temperature,))
         models = OpenAIServingModels(llm, [BaseModelPath(name=BASE, model_path=settings.model)])
         tokenizer = load_tokenizer(Path(settings.model))
         template = settings.chat_template or template_named(settings.template, tokenizer)
@@ -97,7 +99,8 @@ class PolicyEngine:
     async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         """The reply to one request, piece by piece, under exactly this policy."""
         async with self._holding(policy) as model:
-            reply = await self._ask(kind, self._with_stop_ids({**body, "model": model}))
+            asked = with_relative_temperature({**body, "model": model}, self._settings.temperature)
+            reply = await self._ask(kind, self._with_stop_ids(asked))
             if not isinstance(reply, dict):
                 yield {"status": 200}
                 async for line in reply:
@@ -255,6 +258,18 @@ class PolicyEngine:
         return outputs[-1]
 
 
+def with_relative_temperature(body: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """A request as vLLM is asked, whose logits are divided by the policy's temperature already.
+
+    A client's temperature is that of the model's own logits; without one the answer is the policy's.
+    """
+    asked = body.get("temperature")
+    # Anything else than a number is left for vLLM's own complaint.
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        return body
+    return body | {"temperature": asked / temperature}
+
+
 def _failure(status: int, message: str) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "api_error"
     return {"status": status, "body": {"error": {"message": message, "type": kind, "param": None, "code": status}}}
@@ -280,7 +295,7 @@ def watched_engine(settings: EngineSettings) -> Any:
                     self.verified_at = time.monotonic()
                 yield output
 
-    options = vllm_options(Path(settings.model), settings, settings.dtype)
+    options = {**vllm_options(Path(settings.model), settings, settings.dtype), **WORKER}
     if settings.weights == "adapters":
         options |= {"max_loras": 16, "max_cpu_loras": 256}
         options |= adapter_options(Path(settings.model), settings.adapter_rank)

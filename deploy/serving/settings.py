@@ -86,6 +86,8 @@ class EngineSettings(BaseModel):
     """Name of what the run turned messages into text with."""
     chat_template: str | None
     """Jinja in its place."""
+    temperature: float = 1.0
+    """The policy's: that of an answer whose request names none."""
 
 
 class Place(BaseModel):
@@ -139,6 +141,7 @@ def engine_settings(args: ServeArgs, place: Place, reference_path: str) -> Engin
         threads=max(1, int(args.cpus)),
         template=config.template,
         chat_template=template,
+        temperature=config.policy.temperature,
     )
 
 

@@ -43,7 +43,8 @@ def chat(
     with store_of(found, to_read=True) as store:
         policy = policy_to_take(read_catalog(store), run, round_)
     stored = artifacts.stored(policy.version.path)
-    talk = Conversation(stored, weights_of(artifacts, policy), renderer_of(found.config, stored), max_tokens, seed)
+    weights, renderer = weights_of(artifacts, policy), renderer_of(found.config, stored)
+    talk = Conversation(stored, weights, renderer, max_tokens, seed, found.config.policy.temperature)
     if prompt is not None:
         talk.ask(prompt, _print)
         return
@@ -59,7 +60,13 @@ class Conversation:
     """Turns with one model; every answer is drawn from the policy with a seed of its own."""
 
     def __init__(
-        self, stored: Path, weights: Mapping[str, Any], renderer: Renderer, max_tokens: int, seed: int
+        self,
+        stored: Path,
+        weights: Mapping[str, Any],
+        renderer: Renderer,
+        max_tokens: int,
+        seed: int,
+        temperature: float = 1.0,
     ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,6 +79,7 @@ class Conversation:
         self._model.tie_weights()
         self._room = int(getattr(config, "max_position_embeddings", sys.maxsize)) - max_tokens
         self._renderer, self._max_tokens, self._seed = renderer, max_tokens, seed
+        self._temperature = temperature
         self._turns: list[Message] = []
 
     def begin_anew(self) -> None:
@@ -111,7 +119,7 @@ class Conversation:
                 max_new_tokens=self._max_tokens,
                 pad_token_id=self._renderer.stop_ids[0],
                 streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **drawn_as(self._renderer),
+                **drawn_as(self._renderer, self._temperature),
             )
         show("\n")
         self._turns.append(Message("assistant", "".join(pieces).strip()))

@@ -47,7 +47,10 @@ def evaluate(
     questions: Annotated[int | None, typer.Option(min=1, help="At most so many questions of a set, by seed.")] = None,
     each: Annotated[int, typer.Option(min=1, help="Answers per question.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 1.0,
+    policy_temperature: Annotated[
+        float | None, typer.Option(min=1e-3, help="All models' logits are divided by it; default: the runs', else 1.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Relative to the policy's; 0: greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
@@ -66,15 +69,18 @@ def evaluate(
         return
     from pddpo_ray.evaluate import command
     from pddpo_ray.evaluate.models import parse_model
+    from pddpo_ray.evaluate.models import policy_temperature as temperature_of_runs
     from pddpo_ray.evaluate.sets import read_set
     from pddpo_ray.records import Decoding
 
     chosen = tuple(parse_model(model) for model in models)
+    anchor = parse_model(reference) if reference else chosen[0]
     plan = command.Plan(
         models=chosen,
-        reference=parse_model(reference) if reference else chosen[0],
+        reference=anchor,
         sets=tuple(read_set(name, limit=questions, benign=name in (benign or []), seed=seed) for name in asked),
         template=template,
+        policy_temperature=policy_temperature or temperature_of_runs([*chosen, anchor]),
         decoding=Decoding(temperature=temperature, top_p=top_p, max_tokens=max_tokens),
         each=each,
         seed=seed,

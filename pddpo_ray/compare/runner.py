@@ -286,7 +286,8 @@ class _Common:
             raise SuiteError("a suite on real text is judged on held-out prompts: set world.held_out, e.g. to 0.4")
         self._judge: HeldOutJudge | None = None
         self._made = text_backends(config, ArtifactStore(folder / ARTIFACTS))
-        self._memory = Memory(folder / "memory.jsonl")
+        warm = "" if config.policy.temperature == 1.0 else f"-{config.policy.temperature:g}"
+        self._memory = Memory(folder / f"memory{warm}.jsonl")
         self._trainer = SharedTrainer(self._made.trainer, self._memory)
         self._engines = [SharedEngine(engine, self._memory, self._made.reference) for engine in self._made.engines]
 
@@ -322,7 +323,7 @@ def _common_key(config: Config) -> Any:
     world = (config.beta, config.reward_max, config.dual.cost_max, config.dual.rho)
     # the pairs of real text, and the judges that are trained on those held out
     files = (config.offline.pairs, tree["scorers"]) if isinstance(config.world, NoWorldConfig) else ()
-    return tree["world"], tree["model"], world, config.rollout.engine, config.rollout.max_tokens, files
+    return tree["world"], tree["model"], tree["policy"], world, config.rollout.engine, config.rollout.max_tokens, files
 
 
 def _line(row: Row) -> str:

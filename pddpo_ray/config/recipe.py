@@ -15,6 +15,7 @@ from pddpo_ray.config.feedback import Feedback, JudgeFeedback, MixedFeedback, Mo
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
+from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
@@ -76,6 +77,7 @@ class Config(Strict):
     world: World
     """Where prompts and truth come from."""
     model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
     rollout: Rollout = VllmRollout()
     feedback: Feedback = WorldFeedback()
@@ -141,6 +143,9 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]
+        if self.policy == PolicyConfig():
+            # Runs from before this section are runs with its defaults.
+            del tree["policy"]
         tree["world"].pop("cache", None)
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
             del tree["trainer"][key]
@@ -158,6 +163,11 @@ class Config(Strict):
         if tabular != isinstance(self.rollout, TabularRollout):
             wanted = "tabular" if tabular else "vllm or transformers"
             raise ValueError(f"world.kind {self.world.kind} needs rollout.engine {wanted}, not {self.rollout.engine}")
+        if tabular and self.policy.temperature != 1.0:
+            raise ValueError(
+                f"policy.temperature={self.policy.temperature} divides the logits of a language model; a table's policy"
+                " is the table itself: leave it at 1.0"
+            )
         if isinstance(self.cluster, InProcess):
             self._one_process()
         elif self.cluster.layout == "time-shared":

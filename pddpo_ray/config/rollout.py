@@ -19,7 +19,8 @@ class RolloutCommon(Strict):
     candidates: int = Field(16, ge=2)
     """Answers per prompt from which the explorer chooses, half from the policy and half from the proposal."""
     proposal_temperature: float = Field(1.0, gt=0)
-    """Temperature of the reference as the broader proposal (1 to 1.2). What nobody proposes cannot be explored."""
+    """Temperature of the reference as the broader proposal (1 to 1.2), relative to `policy.temperature`. What nobody
+    proposes cannot be explored."""
     canaries: int = Field(8, ge=1)
     """Sequences whose log-probabilities verify a delivery."""
     canary_tolerance: float = Field(1e-4, gt=0)

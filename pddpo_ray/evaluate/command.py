@@ -49,6 +49,8 @@ class Plan:
     sets: tuple[EvaluationSet, ...]
     template: str = "tokenizer-or-plain"
     decoding: Decoding = field(default_factory=lambda: Decoding(max_tokens=512))
+    policy_temperature: float = 1.0
+    """Of every model: answers and log-probabilities are those of its logits divided by it."""
     each: int = 1
     """Answers per question."""
     seed: int = 0
@@ -57,6 +59,11 @@ class Plan:
     max_model_len: int = 2048
     elo: Literal["likelihood", "iterative"] = "likelihood"
     resamples: int = 200
+
+    @property
+    def numbers(self) -> tuple[str, float]:
+        """What log-probabilities depend on besides model and text."""
+        return self.dtype, self.policy_temperature
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,8 @@ def evaluate(
     reference = _reference_scores(plan, spoken, memory, tell)
     sets = {asked.name: _of_set(plan, asked, spoken, reference, scorers, memory, tell) for asked in plan.sets}
     result = {"reference": plan.reference.name, "seed": plan.seed, "each": plan.each,
-              "decoding": asdict(plan.decoding), "template": plan.template,
+              "decoding": asdict(plan.decoding), "policy_temperature": plan.policy_temperature,
+              "template": plan.template,
               "models": {model.name: model.place for model in everyone}, "sets": sets}  # fmt: skip
     write_json(out / RESULT, result)
     write_whole(out / TABLE, table(result))
@@ -115,7 +123,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
     found: dict[str, Any] = {}
     for asked in plan.sets:
-        what = ["answers", model.place, plan.template, asdict(plan.decoding), plan.each, plan.seed, plan.dtype]
+        what = ["answers", model.place, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
         texts = [as_dicts(question) for question in asked.questions]
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
@@ -129,7 +137,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
         found[asked.name] = {
             "answers": memory.recall([*what, texts], draw),
-            "pairs": memory.recall(["pairs", model.place, plan.template, plan.dtype, _pair_texts(asked)], pairs)
+            "pairs": memory.recall(["pairs", model.place, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
             if asked.pairs
             else [],
         }
@@ -163,7 +171,7 @@ def _reference_scores(
                 values = speaker.score_ids(questions, ids)
                 return np.reshape(values, (len(asked.questions), plan.each)).tolist()
 
-            what = ["reference", plan.reference.place, model.place, plan.template, plan.dtype, answers]
+            what = ["reference", plan.reference.place, model.place, plan.template, *plan.numbers, answers]
             found[model.name][asked.name] = memory.recall(what, score)
     if speaker is not None:
         speaker.close()
@@ -181,7 +189,12 @@ def _same_words(model: Model, reference: Speaker) -> bool:
 
 def _speaker(plan: Plan, model: Model) -> Speaker:
     return Speaker(
-        model, template=plan.template, engine=plan.engine, dtype=plan.dtype, max_model_len=plan.max_model_len
+        model,
+        template=plan.template,
+        engine=plan.engine,
+        dtype=plan.dtype,
+        max_model_len=plan.max_model_len,
+        temperature=plan.policy_temperature,
     )
 
 

@@ -35,7 +35,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer as it was drawn; `log_prob` is the sum over its tokens at temperature 1."""
+    """An answer as it was drawn; `log_prob` is the sum over its tokens under the policy."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -65,6 +65,20 @@ def model_folder(place: str) -> Path:
     return folder
 
 
+def policy_temperature(models: Sequence[Model]) -> float:
+    """`policy.temperature` of the runs among the models, 1.0 where there is none. UserError where they differ."""
+    found: dict[float, str] = {}
+    for model in models:
+        run = Path(model.place.partition("@")[0])
+        if (run / JOURNAL).is_file():
+            with open_folder(run.absolute()) as journal:
+                found[(journal.recipe.get("policy") or {}).get("temperature", 1.0)] = model.name
+    if len(found) > 1:
+        said = ", ".join(f"{name} {temperature:g}" for temperature, name in found.items())
+        raise UserError(f"the runs have policies at different temperatures ({said}): give one, --policy-temperature")
+    return next(iter(found), 1.0)
+
+
 def _of_run(run: Path, version: str) -> Path:
     with open_folder(run) as journal:
         entries = {entry.version.name: entry.version for entry in journal.versions()}
@@ -89,12 +103,13 @@ class Speaker:
         engine: Literal["transformers", "vllm"] = "transformers",
         dtype: str = "float32",
         max_model_len: int = 2048,
+        temperature: float = 1.0,
     ) -> None:
         folder = model_folder(model.place).absolute()
         self._tokenizer = load_tokenizer(folder)
         self.renderer = Renderer(self._tokenizer, template, folder)
         # The folder as it stands is the version: its parent is the store, and taking it over checks every tensor.
-        self._engine = _engine(engine, folder, dtype, max_model_len)
+        self._engine = _engine(engine, folder, dtype, max_model_len, temperature)
         self._engine.deliver(PolicyVersion(0, model.name, "", folder.name))
 
     def prompt(self, messages: Sequence[Message], name: str = "") -> Prompt:
@@ -127,14 +142,15 @@ class Speaker:
         self._engine.close()
 
 
-def _engine(kind: str, folder: Path, dtype: str, max_model_len: int) -> RolloutEngine:
+def _engine(kind: str, folder: Path, dtype: str, max_model_len: int, temperature: float) -> RolloutEngine:
     store = ArtifactStore(folder.parent)
     if kind == "vllm":
         from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
         from pddpo_ray.rollout.vllm_start import prepare_process
 
         prepare_process(1)
-        return VllmEngine("evaluate", folder, store, VllmSettings(dtype=dtype, max_model_len=max_model_len))
+        settings = VllmSettings(dtype=dtype, max_model_len=max_model_len, temperature=temperature)
+        return VllmEngine("evaluate", folder, store, settings)
     from pddpo_ray.rollout.transformers_engine import TransformersEngine
 
-    return TransformersEngine("evaluate", folder, store, dtype=dtype)
+    return TransformersEngine("evaluate", folder, store, dtype=dtype, temperature=temperature)

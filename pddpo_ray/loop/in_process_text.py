@@ -26,7 +26,8 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     prepared = prepare_texts(config)
     reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
     folder = store.folder(reference.path)
-    trainer = recipe_trainer(config.model, folder, store, reference)
+    temperature = config.policy.temperature
+    trainer = recipe_trainer(config.model, folder, store, reference, temperature=temperature)
     engine = language_engine(config, f"{config.rollout.engine}-0", folder, store)
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
 

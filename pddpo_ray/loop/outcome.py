@@ -60,6 +60,8 @@ class Outcome:
     kind: Literal["model", "adapter", "table"] | None = None
     """A transformers model, a peft adapter of `base`, or a table of log-probabilities."""
     base: str | None = None
+    temperature: float = 1.0
+    """Of the policy: the estimates are about answers at this temperature, with nothing cut off."""
 
     @property
     def headline(self) -> str:
@@ -103,11 +105,13 @@ class Outcome:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """The outcome that `as_json` wrote."""
-        values = {field.name: stored[field.name] for field in fields(cls)}
+        values = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
         return cls(**values | {"limits": tuple(LimitEstimate(**limit) for limit in stored["limits"])})
 
 
-def outcome_of(journal: JournalReader, thresholds: Mapping[str, float], run_dir: Path, *, tables: bool) -> Outcome:
+def outcome_of(
+    journal: JournalReader, thresholds: Mapping[str, float], run_dir: Path, *, tables: bool, temperature: float = 1.0
+) -> Outcome:
     """The outcome as the journal has it now. `tables`: the policies are tables, not language models."""
     releases = Releases(Store(journal.engine, journal.run_id))
     history, now = releases.history(), releases.now()
@@ -122,7 +126,8 @@ def outcome_of(journal: JournalReader, thresholds: Mapping[str, float], run_dir:
     by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, tables=tables)
     weights = f"{ARTIFACTS}/{version.version.path}"
-    return Outcome(number, version.version.name, by, reason, limits, len(decided), weights, kind, base)
+    about_weights = (weights, kind, base, temperature)
+    return Outcome(number, version.version.name, by, reason, limits, len(decided), *about_weights)
 
 
 def estimates_of(

@@ -161,7 +161,9 @@ def run_recipe(
             evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
             tables = isinstance(config.world, TabularWorldConfig)
-            outcome = outcome_of(journal, config.thresholds, run_dir, tables=tables)
+            outcome = outcome_of(
+                journal, config.thresholds, run_dir, tables=tables, temperature=config.policy.temperature
+            )
             result = result_of(config, journal, outcome, backends.world, evaluation, offline)
             result["provenance"] = provenance_of(config, journal)
         finally:

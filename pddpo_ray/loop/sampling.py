@@ -171,7 +171,7 @@ class RolloutController:
     def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]:
         """Per prompt the answers from which the explorer chooses, part from the policy, part from the reference.
 
-        Both log-probabilities are at temperature 1: exact resampling weights need a proposal at temperature 1.
+        Both log-probabilities are undecoded: exact resampling weights need a proposal at (relative) temperature 1.
         """
         payload = self._journal.once("candidates", lambda: self._propose(prompts, policy))
         drawn = [self._journal.samples(self._journal.round, purpose) for purpose in ("candidate", "proposal")]

@@ -50,7 +50,7 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
             _write_weights(weights_of(artifacts, policy), folder)
         renderer = renderer_of(config, stored)
         (folder / TEMPLATE).write_text(renderer.template, encoding="utf-8")
-        settings = _json_in(stored / GENERATION) | drawn_as(renderer)
+        settings = _json_in(stored / GENERATION) | drawn_as(renderer, config.policy.temperature)
         (folder / GENERATION).write_text(json.dumps(settings, indent=2), encoding="utf-8")
         card = model_card(run, config, JournalReader(store.engine, store.run), policy, base=base, adapter=adapter)
         (folder / CARD).write_text(card, encoding="utf-8")
@@ -96,10 +96,10 @@ def renderer_of(config: Config, stored: Path) -> Renderer:
     return Renderer(load_tokenizer(stored), config.template, stored)
 
 
-def drawn_as(renderer: Renderer) -> dict[str, Any]:
-    """Settings of `generate` that sample from the policy itself, nothing cut off."""
+def drawn_as(renderer: Renderer, temperature: float) -> dict[str, Any]:
+    """Settings of `generate` that sample from the policy itself, at its temperature, nothing cut off."""
     ends = list(renderer.stop_ids)
-    return {"eos_token_id": ends, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    return {"eos_token_id": ends, "do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
 
 
 def _reference(store: Store) -> Any:

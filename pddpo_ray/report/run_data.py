@@ -171,7 +171,13 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=_one_per_prompt(_of_reference(opened), shown),
             after=_one_per_prompt(_of_newest(opened), shown),
-            outcome=outcome_of(opened, limits_of(opened.recipe), run_dir, tables=_on_tables(opened.recipe)),
+            outcome=outcome_of(
+                opened,
+                limits_of(opened.recipe),
+                run_dir,
+                tables=_on_tables(opened.recipe),
+                temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
+            ),
             result=read_result(run_dir),
         )
 

@@ -43,6 +43,7 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
         settings = VllmSettings(
             **rollout.model_dump(),
             dtype=config.model.dtype,
+            temperature=config.policy.temperature,
             sleeps=on_gpu and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared",
         )
         match transfer_of(config, "cuda" if on_gpu else "cpu"):
@@ -59,5 +60,12 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
     if isinstance(rollout, TransformersRollout):
         from pddpo_ray.rollout.transformers_engine import TransformersEngine
 
-        return TransformersEngine(name, folder, store, dtype=config.model.dtype, batch_size=rollout.batch)
+        return TransformersEngine(
+            name,
+            folder,
+            store,
+            dtype=config.model.dtype,
+            batch_size=rollout.batch,
+            temperature=config.policy.temperature,
+        )
     raise UserError(f"rollout.engine {rollout.engine} samples from no language model; use vllm or transformers")

@@ -26,6 +26,7 @@ from pddpo_ray.rollout.checkpoint import (
     stored_tensors,
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
+from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, Draw
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.text.renderer import stop_ids
@@ -42,7 +43,14 @@ class TransformersEngine:
     """Satisfies `pddpo_ray.contracts.RolloutEngine`; see `VllmEngine` for the meaning of the arguments."""
 
     def __init__(
-        self, name: str, model: Path, store: ArtifactStore, *, dtype: str = "float32", batch_size: int = 128
+        self,
+        name: str,
+        model: Path,
+        store: ArtifactStore,
+        *,
+        dtype: str = "float32",
+        batch_size: int = 128,
+        temperature: float = 1.0,
     ) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -57,6 +65,7 @@ class TransformersEngine:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = AutoConfig.from_pretrained(Path(model))
         self._model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval().to(device)
+        divide_logits(self._model, temperature)
         self._ends = stop_ids(self._tokenizer, Path(model))
 
     @property

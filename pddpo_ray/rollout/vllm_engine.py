@@ -27,6 +27,7 @@ from pddpo_ray.rollout.checkpoint import (
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
+from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.text.renderer import stop_ids
 
@@ -45,6 +46,8 @@ class VllmSettings(VllmRollout):
     dtype: str = "float32"
     sleeps: bool = False
     """Whether the engine shares its GPU and has to be able to sleep."""
+    temperature: float = 1.0
+    """The policy's (`policy.temperature`)."""
 
 
 class VllmEngine:
@@ -69,10 +72,11 @@ class VllmEngine:
         self._version = NO_VERSION
         self._sleeps = settings.sleeps
         self._llm = _start(Path(model), settings, self.start_options())
+        self._llm.collective_rpc("divide_logits", args=(settings.temperature,))
 
     def start_options(self) -> dict[str, Any]:
         """What this kind of engine adds to vLLM's arguments."""
-        return {}
+        return dict(WORKER)
 
     def sleep(self) -> None:
         """Give the GPU's memory away; the weights wait in the host's memory. Nothing happens on a CPU."""

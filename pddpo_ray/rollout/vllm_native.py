@@ -7,7 +7,6 @@ hash is taken inside the engine's process over what it consumed, and the canarie
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes, stored_tensors
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
 from pddpo_ray.storage.adapters import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
-from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -27,33 +26,6 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room."""
 NOT_ADAPTED = {"lm_head", "embed_out", "embed_tokens", "wte", "wpe"}
 """Matrices that peft's `all-linear` leaves out: output heads and embeddings."""
-
-
-class DeliveryWitness:
-    """Methods that vLLM adds to its workers: they hash what the model is given to load."""
-
-    model_runner: Any
-
-    def watch_delivery(self) -> None:
-        """From now on every tensor that the model loads enters a hash. vLLM gives them in the sender's order."""
-        model = self.model_runner.model
-        self._delivered = TensorStream()
-        load = type(model).load_weights
-
-        def watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-            return load(model, self._seen(weights))
-
-        model.load_weights = watched
-
-    def delivered(self) -> tuple[str, int]:
-        """(hash, number of tensors) of what was loaded since; ends the watch."""
-        del self.model_runner.model.load_weights
-        return self._delivered.sha256(), self._delivered.count
-
-    def _seen(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
-            self._delivered.add(name, tensor)
-            yield name, tensor
 
 
 class TransferVllmEngine(VllmEngine):
@@ -75,8 +47,7 @@ class TransferVllmEngine(VllmEngine):
     def start_options(self) -> dict[str, Any]:
         from vllm.config import WeightTransferConfig
 
-        witness = f"{DeliveryWitness.__module__}.{DeliveryWitness.__qualname__}"
-        return {"weight_transfer_config": WeightTransferConfig(backend=self._way), "worker_extension_cls": witness}
+        return {**super().start_options(), "weight_transfer_config": WeightTransferConfig(backend=self._way)}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         raise RunError(f"engine {self.name} is sent its weights by the trainer; it does not fetch {policy.name} itself")
@@ -128,7 +99,8 @@ class AdapterVllmEngine(VllmEngine):
         super().__init__(name, model, store, settings)
 
     def start_options(self) -> dict[str, Any]:
-        return {"load_format": "auto", "max_loras": 1, **adapter_options(self._base, self._parameters.rank)}
+        adapters = adapter_options(self._base, self._parameters.rank)
+        return {**super().start_options(), "load_format": "auto", "max_loras": 1, **adapters}
 
     def deliver(self, policy: PolicyVersion) -> Delivery:
         from vllm.lora.request import LoRARequest

@@ -39,7 +39,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Canary:
-    """An answer that the run's own engine drew, with its log-probability at temperature 1 under the policy."""
+    """An answer that the run's own engine drew, with its log-probability under the policy."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]

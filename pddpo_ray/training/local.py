@@ -47,8 +47,10 @@ class LocalTrainer:
         self.reference = reference
         self._resident: str | None = None
         self._dtype = next(engine.scorer.parameters()).dtype
-        dtype = str(self._dtype).removeprefix("torch.")
-        self._rows = RowStore(store, dtype, writes=engine.shard.rank == 0)
+        numbers, temperature = str(self._dtype).removeprefix("torch."), engine.scorer.temperature
+        if temperature != 1.0:
+            numbers += f"-{temperature:g}"
+        self._rows = RowStore(store, numbers, writes=engine.shard.rank == 0)
         self._known = self._open("log_probs", reference.sha256)
         self._features = self._open("features", reference.sha256)
         self._supports: tuple[float, Column] | None = None
@@ -259,6 +261,7 @@ def load_trainer(
     store: ArtifactStore,
     reference: PolicyVersion,
     dtype: str = "float32",
+    temperature: float = 1.0,
     make_engine: MakeEngine = TorchEngine,
 ) -> LocalTrainer:
     """A trainer of this process for the model in `folder`, on a GPU where there is one."""
@@ -266,4 +269,4 @@ def load_trainer(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    return LocalTrainer(make_engine(ResponseScorer(model)), store, reference)
+    return LocalTrainer(make_engine(ResponseScorer(model, temperature=temperature)), store, reference)

@@ -42,11 +42,15 @@ class Support:
 
 
 class ResponseScorer(nn.Module):
-    """A causal language model that returns log-probabilities of responses instead of logits."""
+    """A causal language model that returns log-probabilities of responses instead of logits.
 
-    def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
+    The policy is softmax(logits / temperature).
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout | None = None, temperature: float = 1.0) -> None:
         super().__init__()
         self.model = model
+        self.temperature = temperature
         self.vocabulary_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self._recomputed = 0
         self._compiled: list[Any] = []
@@ -133,14 +137,18 @@ class ResponseScorer(nn.Module):
         hidden = self.packed_states(batch).index_select(0, batch.predictor)
         head = self.head
         if type(head) is nn.Linear and head.bias is None and not hasattr(head.weight, "ds_id"):
-            return response_log_probs(hidden, head.weight, batch.target, support)
+            return response_log_probs(hidden, head.weight, batch.target, support, self.temperature)
         # a head with a bias, an adapter, or weights that DeepSpeed gathers inside its forward pass
-        return _plain_head(head(hidden), batch.target, support)
+        return _plain_head(self.logits(hidden), batch.target, support)
 
     def response_logits(self, batch: TextBatch) -> Tensor:
         """-> [T, V]"""
-        logits: Tensor = self.head(self.hidden(batch))
-        return logits
+        return self.logits(self.hidden(batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The policy's: those of the model divided by the temperature, float32 then. [T, h] -> [T, V]"""
+        logits: Tensor = self.head(hidden)
+        return logits if self.temperature == 1.0 else logits.float() / self.temperature
 
     @property
     def head(self) -> Any:
@@ -271,7 +279,7 @@ def _plausible_words(
     size = len(target) if scorer.layout == "plain" else chunk_rows(scorer.vocabulary_size)
     tokens, counts, words = [], [], []
     for begin in range(0, len(target), size):
-        log_softmax = torch.log_softmax(scorer.head(hidden[begin : begin + size]).float(), dim=-1)
+        log_softmax = torch.log_softmax(scorer.logits(hidden[begin : begin + size]).float(), dim=-1)
         tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double().cpu().numpy())
         plausible = (log_softmax >= floor).cpu().numpy()
         counts.append(plausible.sum(axis=1))

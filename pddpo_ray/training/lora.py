@@ -56,6 +56,7 @@ def load_lora_trainer(
     alpha: float,
     dropout: float = 0.0,
     dtype: str = "float32",
+    temperature: float = 1.0,
     make_engine: MakeEngine = LoraEngine,
 ) -> LoraTrainer:
     """A trainer of adapters on the model in `folder`, on a GPU where there is one."""
@@ -63,7 +64,8 @@ def load_lora_trainer(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    scorer = ResponseScorer(add_adapters(base, rank=rank, alpha=alpha, dropout=dropout))
+    adapted = add_adapters(base, rank=rank, alpha=alpha, dropout=dropout)
+    scorer = ResponseScorer(adapted, temperature=temperature)
     return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
 
 

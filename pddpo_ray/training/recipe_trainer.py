@@ -23,11 +23,12 @@ def recipe_trainer(
     store: ArtifactStore,
     reference: PolicyVersion,
     *,
+    temperature: float = 1.0,
     whole: MakeEngine = TorchEngine,
     adapters: MakeEngine = LoraEngine,
 ) -> LocalTrainer:
     """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
-    `adapters`. Raises UserError where layers are to be compiled and cannot be."""
+    `adapters`; `temperature` is the policy's. Raises UserError where layers are to be compiled and cannot be."""
     if model.compile:
         _demand_compiler()
     torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
@@ -42,10 +43,11 @@ def recipe_trainer(
             alpha=parameters.alpha,
             dropout=parameters.dropout,
             dtype=model.dtype,
+            temperature=temperature,
             make_engine=adapters,
         )
     else:
-        trainer = load_trainer(folder, store, reference, model.dtype, make_engine=whole)
+        trainer = load_trainer(folder, store, reference, model.dtype, temperature, make_engine=whole)
     if model.compile:
         trainer.engine.scorer.compile_layers()
     return trainer

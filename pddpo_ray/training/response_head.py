@@ -39,23 +39,29 @@ class SupportIndex:
 
 
 def response_log_probs(
-    hidden: Tensor, weight: Tensor, target: Tensor, support: SupportIndex | None = None
+    hidden: Tensor, weight: Tensor, target: Tensor, support: SupportIndex | None = None, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(hidden @ weight.T) at the targets, and the log of the mass on the supported words.
+    """log softmax(hidden @ weight.T / temperature) at the targets, and the log of the mass on the supported words.
 
     hidden [R, h], weight [V, h], target [R] -> [R], [R] or None; float32 or better, differentiable in the first two.
     """
     if support is None:
-        tokens: Tensor = _ResponseHead.apply(hidden, weight, target, None, None)
+        tokens: Tensor = _ResponseHead.apply(hidden, weight, target, None, None, temperature)
         return tokens, None
-    tokens, mass = _ResponseHead.apply(hidden, weight, target, support.row, support.word)
+    tokens, mass = _ResponseHead.apply(hidden, weight, target, support.row, support.word, temperature)
     return tokens, mass
 
 
 class _ResponseHead(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, row: Tensor | None, word: Tensor | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        row: Tensor | None,
+        word: Tensor | None,
+        temperature: float,
     ) -> Tensor | tuple[Tensor, Tensor]:
         support = None if row is None or word is None else SupportIndex(row, word)
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
@@ -64,7 +70,7 @@ class _ResponseHead(torch.autograd.Function):
         keep = (trains_hidden or trains_weight) and not early and 4 * len(target) * vocabulary <= KEEP_BYTES
         tokens, masses, kept, slopes = [], [], [], []
         for begin, end in _chunks(len(target), vocabulary):
-            log_probs = _log_softmax(hidden[begin:end], weight)
+            log_probs = _log_softmax(hidden[begin:end], weight, temperature)
             tokens.append(log_probs.gather(-1, target[begin:end, None])[:, 0])
             if support is not None:
                 masses.append(_log_mass(log_probs, support.part(begin, end)))
@@ -74,7 +80,7 @@ class _ResponseHead(torch.autograd.Function):
             elif keep:
                 kept.append(log_probs)
         ctx.save_for_backward(hidden, weight, target, row, word, *kept, *slopes)
-        ctx.early, ctx.kept = early, len(kept)
+        ctx.early, ctx.kept, ctx.temperature = early, len(kept), temperature
         result = torch.cat(tokens)
         if support is None:
             return result
@@ -85,16 +91,20 @@ class _ResponseHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor, mass_slope: Tensor | None = None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, target, row, word, *stored = ctx.saved_tensors
+        if ctx.temperature != 1.0:
+            # Below are derivatives with respect to the divided logits.
+            slope = slope / ctx.temperature
+            mass_slope = None if mass_slope is None else mass_slope / ctx.temperature
         if ctx.early:
             slopes = torch.cat(stored)
-            return (slopes * slope[:, None].to(slopes.dtype)).to(hidden.dtype), None, None, None, None
+            return (slopes * slope[:, None].to(slopes.dtype)).to(hidden.dtype), None, None, None, None, None
         support = None if row is None else SupportIndex(row, word)
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
         hidden_slope = torch.empty_like(hidden) if trains_hidden else None
         weight_slope = torch.zeros_like(weight) if trains_weight else None
         for number, (begin, end) in enumerate(_chunks(len(target), weight.shape[0])):
             part = hidden[begin:end]
-            log_probs = stored[number] if ctx.kept else _log_softmax(part, weight)
+            log_probs = stored[number] if ctx.kept else _log_softmax(part, weight, ctx.temperature)
             own = slope[begin:end]
             both = own if support is None else own + mass_slope[begin:end]  # type: ignore[index]
             logit_slope = log_probs.exp().mul_(-both[:, None])
@@ -108,7 +118,7 @@ class _ResponseHead(torch.autograd.Function):
                 torch.mm(logit_slope, weight, out=hidden_slope[begin:end])
             if weight_slope is not None:
                 weight_slope.addmm_(logit_slope.T, part)
-        return hidden_slope, weight_slope, None, None, None
+        return hidden_slope, weight_slope, None, None, None, None
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -121,9 +131,10 @@ def _chunks(rows: int, vocabulary: int) -> list[tuple[int, int]]:
     return [(begin, min(rows, begin + size)) for begin in range(0, rows, size)]
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor) -> Tensor:
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     logits = hidden @ weight.T
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
 
 
 def _log_mass(log_probs: Tensor, support: SupportIndex) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.exact_evaluation import Array, WorldView
@@ -31,6 +32,8 @@ class PreparedTextWorld:
 
     world: TextWorld
     reference_folder: Path
+    temperature: float = 1.0
+    """The policy's."""
 
     chat_template: ClassVar[None] = None
     """The world's sentences need none."""
@@ -64,7 +67,7 @@ class PreparedTextWorld:
         """
         return WorldView(
             replace(self.world.oracle, threshold=threshold),
-            _Tables(self.world.grammar, self.reference_folder, store),
+            _Tables(self.world.grammar, self.reference_folder, store, self.temperature),
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
             cost_of=self.world.cost,
@@ -87,14 +90,28 @@ def prepare_text_world(config: Config) -> PreparedTextWorld:
         cost_max=config.dual.cost_max,
         rho=config.dual.rho or TextWorldSpec.rho,
     )
-    return PreparedTextWorld(build_text_world(world_spec, answer_log_probs(folder), grammar), folder)
+    temperature = config.policy.temperature
+    log_probs = _reference_log_probs(folder, grammar, temperature)
+    return PreparedTextWorld(build_text_world(world_spec, log_probs, grammar), folder, temperature)
+
+
+def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> Array:
+    """log pi_ref of every answer: kept with the reference at temperature 1, else made here. -> [X, Y]"""
+    if temperature == 1.0:
+        return answer_log_probs(folder)
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder).float().eval()
+    divide_logits(model, temperature)
+    return score_answers(model, grammar)
 
 
 class _Tables:
     """version -> probabilities of all outcomes [X, Y + 1]; the last few are kept, since a round asks for two."""
 
-    def __init__(self, grammar: Grammar, reference_folder: Path, store: ArtifactStore) -> None:
+    def __init__(self, grammar: Grammar, reference_folder: Path, store: ArtifactStore, temperature: float) -> None:
         self._grammar, self._folder, self._store = grammar, reference_folder, store
+        self._temperature = temperature
         self._recent: dict[str, Array] = {}
         self._model: object | None = None
 
@@ -109,7 +126,9 @@ class _Tables:
         from transformers import AutoConfig, LlamaForCausalLM
 
         if self._model is None:
-            self._model = LlamaForCausalLM(AutoConfig.from_pretrained(self._folder)).float().eval()
+            fresh = LlamaForCausalLM(AutoConfig.from_pretrained(self._folder)).float().eval()
+            divide_logits(fresh, self._temperature)
+            self._model = fresh
         model: LlamaForCausalLM = self._model  # type: ignore[assignment]
         model.load_state_dict(self._store.read_torch(policy.path, policy.sha256))
         return score_answers(model, self._grammar)

@@ -16,7 +16,8 @@ from pddpo_ray.contracts import Array, FitCommand, FitResult
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion, Response
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
-from pddpo_ray.rollout.vllm_native import DeliveryWitness, reserved_rank
+from pddpo_ray.rollout.vllm_native import reserved_rank
+from pddpo_ray.rollout.vllm_worker import PolicyWorker
 from pddpo_ray.storage.artifacts import TensorStream, tensors_sha256
 
 NATIVE = "rollout.delivery=native"
@@ -80,7 +81,7 @@ class Model:
 
 
 def test_the_witness_hashes_what_the_model_loads_and_then_leaves() -> None:
-    witness, model = DeliveryWitness(), Model()
+    witness, model = PolicyWorker(), Model()
     witness.model_runner = SimpleNamespace(model=model)
     witness.watch_delivery()
     sent = sorted(tensors().items())
@@ -95,7 +96,7 @@ def test_a_changed_or_missing_tensor_changes_what_the_witness_says() -> None:
     sent = sorted(tensors().items())
     changed = [(name, tensor * 1.01) for name, tensor in sent]
     for other in (changed, sent[:2]):
-        witness, model = DeliveryWitness(), Model()
+        witness, model = PolicyWorker(), Model()
         witness.model_runner = SimpleNamespace(model=model)
         witness.watch_delivery()
         model.load_weights(other)

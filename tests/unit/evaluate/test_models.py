@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pddpo_ray.compare.paper import compare_paper, load_paper
+from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, evaluate
-from pddpo_ray.evaluate.models import Model, Speaker, parse_model
+from pddpo_ray.evaluate.models import Model, Speaker, parse_model, policy_temperature
 from pddpo_ray.evaluate.sets import EvaluationSet, read_set
-from pddpo_ray.records import Decoding
+from pddpo_ray.journal import Journal
+from pddpo_ray.records import Decoding, Message
+from pddpo_ray.storage.whole_files import JOURNAL
 from tests.tiny_language_model import save_policy, word_tokenizer
 from tests.unit.scoring.test_loading import beaver
 
@@ -215,3 +220,32 @@ def test_the_papers_comparison_evaluates_given_models_and_says_how_to_train_ours
     assert "PD-DPO-2, PD-DPO-3, PD-DPO-4, PD-DPO-adaLag, DPO-Harmless, SafeDPO, PeCAN-3.2" in page
     assert "pddpo train paper/pd-dpo-fixed dual.first=2.0" in page
     assert any("PD-DPO-2: left out" in line for line in said)
+
+
+def test_a_model_speaks_and_is_scored_at_the_policys_temperature(tmp_path: Path) -> None:
+    """Against softmax(logits / 0.7) of the whole model."""
+    place = str(save_policy(tmp_path / "base", 1))
+    speaker = Speaker(Model("base", place), template="plain", temperature=0.7)
+    question = (Message("user", "word1 word2"),)
+    ((reply,),) = speaker.answer([question], [3], Decoding(max_tokens=6))
+    prompt = speaker.prompt(question).token_ids
+    model = AutoModelForCausalLM.from_pretrained(place)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *reply.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    log_probs = torch.log_softmax(logits.double() / 0.7, dim=-1)
+    expected = float(log_probs[torch.arange(len(reply.token_ids)), torch.tensor(reply.token_ids)].sum())
+    assert reply.log_prob == pytest.approx(expected, abs=1e-4)
+    assert speaker.score_ids([question], [reply.token_ids])[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_models_are_evaluated_at_the_temperature_of_the_runs_among_them(tmp_path: Path) -> None:
+    def run(name: str, *overrides: str) -> Model:
+        recipe = load("text-world", overrides).model_dump(mode="json")
+        Journal.open(tmp_path / name / JOURNAL, name, create=recipe).close()
+        return Model(name, str(tmp_path / name))
+
+    base, plain, warm = Model("base", str(tmp_path)), run("plain"), run("warm", "policy.temperature=0.7")
+    assert policy_temperature([base]) == policy_temperature([base, plain]) == 1.0
+    assert policy_temperature([base, replace(warm, place=f"{warm.place}@reference")]) == 0.7
+    with pytest.raises(UserError, match=r"plain 1, warm 0\.7.*--policy-temperature"):
+        policy_temperature([plain, warm])

@@ -173,3 +173,10 @@ def test_the_card_names_the_licence_that_the_bases_folder_states(tmp_path: Path)
     assert license_of(str(tmp_path)) == "other"
     (tmp_path / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# a model\n")
     assert license_of(str(tmp_path)) == "apache-2.0"
+
+
+def test_an_exported_policy_is_drawn_at_its_own_temperature(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "warm", (SAFE,), temperature=0.7)
+    made.close()
+    export(made.folder, tmp_path / "model")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.temperature == 0.7

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.serving.engine import with_relative_temperature
 from deploy.serving.settings import ServeArgs, engine_settings, find, mixture_max
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
@@ -134,3 +135,18 @@ def test_keys_of_the_command_line_are_shown_once_and_kept_from_others(
     files = [run.folder / name for name in ("serve-key", "serve-admin-key")]
     assert [file.stat().st_mode & 0o777 for file in files] == [0o600, 0o600]
     assert len({file.read_text() for file in files}) == 2
+
+
+def test_an_endpoint_answers_at_the_policys_temperature_unless_it_is_asked_otherwise(run: ServedRun) -> None:
+    """vLLM's logits are divided by 0.7 already: 1.0 of the API is 1 / 0.7 of those, and no word is the policy's own."""
+    args, place = ServeArgs(run=str(run.folder)), find(ServeArgs(run=str(run.folder)))
+    assert engine_settings(args, place, "reference").temperature == 1.0
+    config = load("text-world", ["policy.temperature=0.7"])
+    warm = engine_settings(args, place.model_copy(update={"config": config}), "reference")
+    assert warm.temperature == 0.7
+    assert "temperature" not in with_relative_temperature({"max_tokens": 3}, warm.temperature)
+    for asked in (0, 0.35, 0.7, 1, 2.0):
+        relative = with_relative_temperature({"temperature": asked}, warm.temperature)["temperature"]
+        assert warm.temperature * relative == pytest.approx(asked)
+    for wrong in ("hot", True, None):
+        assert with_relative_temperature({"temperature": wrong}, 0.7) == {"temperature": wrong}

@@ -156,7 +156,10 @@ def test_the_way_is_chosen_by_size_and_by_what_the_layers_allow() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_chunked_head_has_the_derivatives_of_the_formula(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_chunked_head_has_the_derivatives_of_the_formula(
+    keep: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Central differences in float64, with several chunks, kept and computed again."""
     monkeypatch.setattr("pddpo_ray.training.response_head.CHUNK_BYTES", 0)
     monkeypatch.setattr("pddpo_ray.training.response_head.KEEP_BYTES", 10**6 if keep else 0)
@@ -166,10 +169,10 @@ def test_the_chunked_head_has_the_derivatives_of_the_formula(keep: bool, monkeyp
     target = torch.randint(7, (40,), generator=generator)
     index = SupportIndex(torch.arange(40).repeat_interleave(3), torch.tensor([0, 2, 5]).repeat(40))
     assert torch.autograd.gradcheck(
-        lambda h, w: _ResponseHead.apply(h, w, target, index.row, index.word), (hidden, weight)
+        lambda h, w: _ResponseHead.apply(h, w, target, index.row, index.word, temperature), (hidden, weight)
     )
-    tokens, mass = response_log_probs(hidden, weight, target, index)
-    log_softmax = torch.log_softmax(hidden @ weight.T, dim=-1)
+    tokens, mass = response_log_probs(hidden, weight, target, index, temperature)
+    log_softmax = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
     torch.testing.assert_close(tokens, log_softmax[torch.arange(40), target])
     torch.testing.assert_close(mass, torch.logsumexp(log_softmax[:, [0, 2, 5]], dim=-1))
 

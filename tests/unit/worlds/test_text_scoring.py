@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.reference import ReferenceSpec, build_model
 from pddpo_ray.worlds.text_scoring import score_answers
 
 
-def test_scores_by_phrase_equal_scores_one_by_one() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_by_phrase_equal_scores_one_by_one(temperature: float) -> None:
     grammar = Grammar(topics=("clean the oven", "prune a tall tree"), situations=("on my own", "in a hurry"))
     model = build_model(grammar, ReferenceSpec(hidden=32, heads=1, layers=2)).eval()
     texts = [(prompt, answer) for prompt in grammar.prompt_ids for answer in grammar.answer_ids]
-    one_by_one = score_texts(ResponseScorer(model), texts).reshape(4, -1)
+    one_by_one = score_texts(ResponseScorer(model, temperature=temperature), texts).reshape(4, -1)
+    divide_logits(model, temperature)
     np.testing.assert_allclose(score_answers(model, grammar), one_by_one, atol=1e-4)
     assert np.std(one_by_one) > 0.1

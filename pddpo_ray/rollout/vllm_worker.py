@@ -1,0 +1,47 @@
+"""Methods that vLLM adds to the workers of a run's engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pddpo_ray.rollout.policy_temperature import divide_vllm_logits
+from pddpo_ray.storage.artifacts import TensorStream
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PolicyWorker:
+    """What an engine asks of its workers by name (`collective_rpc`): the policy's temperature, and what was loaded."""
+
+    model_runner: Any
+
+    def divide_logits(self, temperature: float) -> None:
+        """From now on the model's logits are divided by the policy's temperature; call it once."""
+        divide_vllm_logits(self.model_runner.model, temperature)
+
+    def watch_delivery(self) -> None:
+        """From now on every tensor that the model loads enters a hash. vLLM gives them in the sender's order."""
+        model = self.model_runner.model
+        self._delivered = TensorStream()
+        load = type(model).load_weights
+
+        def watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            return load(model, self._seen(weights))
+
+        model.load_weights = watched
+
+    def delivered(self) -> tuple[str, int]:
+        """(hash, number of tensors) of what was loaded since; ends the watch."""
+        del self.model_runner.model.load_weights
+        return self._delivered.sha256(), self._delivered.count
+
+    def _seen(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self._delivered.add(name, tensor)
+            yield name, tensor
+
+
+WORKER = {"worker_extension_cls": f"{PolicyWorker.__module__}.{PolicyWorker.__qualname__}"}
+"""The argument with which vLLM takes them."""
