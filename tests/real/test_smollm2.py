@@ -1,0 +1,81 @@
+"""SmolLM2 the whole way (`make real`): three rounds with vLLM, killed in the second, resumed, exported, served."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pddpo_ray.errors import PddpoError
+from pddpo_ray.journal import read_journal
+from pddpo_ray.storage.whole_files import JOURNAL
+from tests.served_process import served
+from tests.smollm2_run import LORA, answers_of, assert_same_log_probs, assert_verified, done, pddpo, recipe, smollm2
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
+
+FULL = "model.parameters={kind: full}"
+BEGIN_S = 3000
+
+
+def phases(run: Path) -> dict[tuple[int, str], int]:
+    """Finished phases, by round and name, and when each ended; none before there is a journal."""
+    try:
+        with read_journal(run / JOURNAL) as journal:
+            return {(entry.round, entry.phase): entry.finished_ms for entry in journal.phases()}
+    except PddpoError:
+        return {}
+
+
+def killed_in_round_two(arguments: list[str], run: Path) -> dict[tuple[int, str], int]:
+    """Begin the run and `kill -9` its process in the midst of round 2. -> phases that were finished by then"""
+    process = pddpo("train", *arguments, "--run", str(run))
+    deadline = time.monotonic() + BEGIN_S
+    while not any(number == 2 for number, _ in phases(run)):
+        assert process.poll() is None, process.communicate()[0][-6000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    return phases(run)
+
+
+@pytest.mark.parametrize("parameters", [LORA, FULL], ids=["lora", "full"])
+def test_a_real_model_goes_the_whole_way(tmp_path: Path, parameters: str) -> None:
+    pytest.importorskip("vllm")
+    reference, run = smollm2(), tmp_path / "run"
+    arguments = recipe(tmp_path, reference, "rounds=3", parameters)
+
+    finished = killed_in_round_two(arguments, run)
+    with read_journal(run / JOURNAL) as journal:
+        first = journal.policies[0].sha256
+    done(pddpo("train", *arguments, "--run", str(run), "--resume"))
+    assert finished.items() <= phases(run).items()  # nothing that was done is done again
+    assert_verified(run, 3)
+    with read_journal(run / JOURNAL) as journal:
+        assert journal.policies[0].sha256 == first
+
+    out = tmp_path / "exported"
+    done(pddpo("export", str(run), "--round", "3", "--to", str(out)))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
+    assert_same_log_probs(model, answers_of(run, 3))
+    assert "How it was made" in (out / "README.md").read_text()
+    assert done(pddpo("chat", str(run), "--round", "3", "--prompt", "Hello!", "--max-tokens", "8")).strip()
+
+    asked: list[Any] = [{"role": "user", "content": "Name three colours."}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    with torch.no_grad():
+        greedy = model.generate(**ids, do_sample=False, temperature=None, top_p=None, top_k=None, max_new_tokens=12)
+    begin = ids["input_ids"].shape[1]
+    with served(run, tmp_path / "serve.log") as url:
+        key = (run / "serve-key").read_text().strip()
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=600)
+        reply = client.chat.completions.create(model="round-3", messages=asked, max_tokens=12, temperature=0)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == begin
+    assert reply.choices[0].message.content == tokenizer.decode(greedy[0, begin:], skip_special_tokens=True)
