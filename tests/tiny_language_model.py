@@ -24,7 +24,7 @@ def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
 
 
 def tiny_llama(
-    seed: int, *, layers: int = 2, hidden: int = 64, heads: int = 2, words: int = len(WORDS)
+    seed: int, *, layers: int = 2, hidden: int = 64, heads: int = 2, words: int = len(WORDS), tied: bool = False
 ) -> LlamaForCausalLM:
     """Random weights from `seed`; spread wide enough that two seeds differ clearly in their log-probabilities."""
     config = LlamaConfig(
@@ -35,7 +35,7 @@ def tiny_llama(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=128,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -46,8 +46,8 @@ def tiny_llama(
         return LlamaForCausalLM(config).to(torch.float32).eval()
 
 
-def save_policy(folder: Path, seed: int, **shape: int) -> Path:
+def save_policy(folder: Path, seed: int, *, tied: bool = False, **shape: int) -> Path:
     """Write a whole model folder (weights, config, tokenizer) -> `folder`."""
-    tiny_llama(seed, **shape).save_pretrained(folder)
+    tiny_llama(seed, tied=tied, **shape).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder

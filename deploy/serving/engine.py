@@ -178,6 +178,8 @@ class PolicyEngine:
         await self._llm.pause_generation(mode="wait", clear_cache=True)
         try:
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            if self._shapes.tied:
+                await self._llm.collective_rpc("take_heads_over")
             await self._llm.update_weight_version(str(policy.version.number))
         finally:
             await self._llm.resume_generation()

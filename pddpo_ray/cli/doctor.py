@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.train import quieten_libraries
 
 
 def doctor(
@@ -45,8 +46,10 @@ def doctor(
 def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     """Whether the model goes the whole way; one line per step as it ends."""
     from pddpo_ray.errors import UserError
+    from pddpo_ray.loop.machine import inspect_machine
     from pddpo_ray.plan.conformance import EngineName, Step, steps_of
 
+    quieten_libraries(inspect_machine())
     known: tuple[EngineName, ...] = ("transformers", "vllm")
     if unknown := set(engines) - set(known):
         raise UserError(f"--engine {min(unknown)}: there are {' and '.join(known)}")
@@ -55,7 +58,7 @@ def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     for step in steps_of(model, chosen):
         steps.append(step)
         if not as_json:
-            typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:22}  {step.found}")
+            typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:23}  {step.found}")
     if as_json:
         print_json({"ok": steps[-1].ok, "model": model, "steps": [step.as_dict() for step in steps]})
     return steps[-1].ok

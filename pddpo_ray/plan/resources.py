@@ -239,7 +239,9 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         described = described.get("text_config", described)
         shapes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
-        hidden, layers = int(described["hidden_size"]), int(described["num_hidden_layers"])
+        # GPT-2's kind has names of its own
+        hidden = int(described["n_embd"] if "n_embd" in described else described["hidden_size"])
+        layers = int(described["n_layer"] if "n_layer" in described else described["num_hidden_layers"])
         vocabulary = int(described["vocab_size"])
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(

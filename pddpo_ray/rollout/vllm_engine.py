@@ -172,7 +172,7 @@ class VllmEngine:
 
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": watched()})
         if self._expected.tied:
-            self._llm.apply_model(take_heads_over)
+            self._llm.collective_rpc("take_heads_over")
         # Keys and values in the cache were computed with the old weights.
         if not self._llm.reset_prefix_cache():
             raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
@@ -203,19 +203,6 @@ def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
         # A prompt that is cut between two steps makes vLLM rewind its generator, which a CPU generator cannot do.
         options["enable_chunked_prefill"] = False
     return LLM(**{"load_format": "dummy", **options, **further})
-
-
-def take_heads_over(model: torch.nn.Module) -> None:
-    """Have a model's output heads compute with the weights that are in it now. Runs in vLLM's workers.
-
-    On a CPU vLLM 0.32 packs a copy of every matrix when it is loaded. A head that is tied to the embeddings is loaded
-    with a model that starts, but a delivery in place loads the embeddings alone: the head keeps the copy of the old.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def prompt_log_prob(output: Any, prompt_tokens: int) -> float:

@@ -1,4 +1,5 @@
-"""Run by test_adapters.py in a process of its own: policies as adapters on one vLLM engine. Prints one JSON object."""
+"""Run by test_adapters.py in a process of its own: policies of a LoRA run on one vLLM engine, as adapters or, of a tied
+model, merged and loaded in place. Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deploy.serving.engine import PolicyEngine
 from deploy.serving.settings import EngineSettings
@@ -25,9 +26,9 @@ ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 6
 PROMPT = [1, 5, 9]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, weights: Literal["adapters", "merged"]) -> None:
     store = ArtifactStore(folder / "store")
-    reference = store_reference(store, save_policy(folder / "reference", seed=4))
+    reference = store_reference(store, save_policy(folder / "reference", seed=4, tied=weights == "merged"))
     trainer = load_lora_trainer(store.folder(reference.path), store, reference, rank=4, alpha=8.0)
     policies = [served(trainer, reference, 0)]
     for number, rows in ((1, ROWS), (2, tuple(replace(r, chosen=r.rejected, rejected=r.chosen) for r in ROWS))):
@@ -35,7 +36,7 @@ def main(folder: Path) -> None:
         objective = Objective("reward", reference, 0.1)
         command = FitCommand(number, Start(reference), objective, rows, settings, 3, f"policy-{number}")
         policies.append(served(trainer, trainer.execute(command).version, number))
-    print(json.dumps(asyncio.run(serve(store, reference, policies))))
+    print(json.dumps(asyncio.run(serve(store, reference, policies, weights))))
 
 
 def served(trainer: LoraTrainer, version: PolicyVersion, round_: int) -> ServedPolicy:
@@ -47,12 +48,14 @@ def served(trainer: LoraTrainer, version: PolicyVersion, round_: int) -> ServedP
     return ServedPolicy(round_, version, None, "undecided" if round_ else "reference", "", canaries)
 
 
-async def serve(store: ArtifactStore, reference: PolicyVersion, policies: list[ServedPolicy]) -> dict[str, Any]:
+async def serve(
+    store: ArtifactStore, reference: PolicyVersion, policies: list[ServedPolicy], weights: Literal["adapters", "merged"]
+) -> dict[str, Any]:
     settings = EngineSettings(
         store=str(store.root),
         model=str(store.folder(reference.path)),
         dtype="float32",
-        weights="adapters",
+        weights=weights,
         adapter_rank=4,
         tolerance=1e-4,
         max_model_len=128,
@@ -98,4 +101,4 @@ async def refusal(engine: PolicyEngine, policy: ServedPolicy) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "merged" if sys.argv[2] == "merged" else "adapters")

@@ -1,4 +1,5 @@
-"""Adapters that the LoRA trainer made, all on one real engine at once: each answers as its merged weights would."""
+"""Policies of a LoRA run on one real engine, as adapters all at once or one merged after the other: each answers as its
+merged weights do in transformers."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny_language_model import word_tokenizer
 
-# With `make chaos`, for the time it takes.
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.chaos]
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_each_adapter_answers_as_its_merged_weights_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["adapters", "merged"])
+def test_each_policy_answers_as_its_merged_weights_and_a_wrong_one_is_refused(tmp_path: Path, weights: str) -> None:
+    """Merged ones are those of a model with tied embeddings, loaded in place."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.serve.adapter_story", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.serve.adapter_story", str(tmp_path), weights]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])

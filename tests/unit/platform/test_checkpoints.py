@@ -71,6 +71,9 @@ def test_a_run_keeps_every_layout_as_one_file_that_computes_the_same(
     word_tokenizer().save_pretrained(folder)
     assert checkpoint_problem(folder) is None
     assert load("text-world", [f"model.reference={folder}"]).model.reference == str(folder)
+    shape = model_shape(load("text-world", [f"model.reference={folder}"]))
+    assert shape is not None
+    assert (shape.hidden, shape.layers, shape.vocabulary) == (32, 2, SIZE["vocab_size"])
     store = ArtifactStore(tmp_path / "artifacts")
     kept = store.folder(store_reference(store, folder).path)
     assert [file.name for file in weight_files(kept)] == ["model.safetensors"]
