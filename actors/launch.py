@@ -108,9 +108,9 @@ class Groups:
             deadline_s=self.config.rollout.deadline_s,
             lack=self._lack,
         )
-        for place in range(bundle.count):
-            name = f"{names}-{place}"
-            self.engines.append(RolloutHandle(name, make(name), settings, (group, place)))
+        for index in range(bundle.count):
+            name = f"{names}-{index}"
+            self.engines.append(RolloutHandle(name, make(name), settings, (group, index)))
         self._waiting += [engine.wait_ready for engine in self.engines]
         return self.engines
 

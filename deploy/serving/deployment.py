@@ -78,10 +78,10 @@ class Entrance:
     """Keys, limits, the draw, the follower. One replica: its limits and its memory of replies are its own."""
 
     def __init__(self, args: ServeArgs, engines: DeploymentHandle) -> None:
-        place = find(args)
-        store = Store(open_database(place.journal), place.run)
+        served = find(args)
+        store = Store(open_database(served.journal), served.run)
         reference = read_catalog(store).policies[0]
-        settings = engine_settings(args, place, reference.version.path)
+        settings = engine_settings(args, served, reference.version.path)
         most = most_tokens(args, settings.max_model_len - 1)
         log_as_serve_does()
         self._state = EntranceState(store, args, Handles(engines), most=most, mixture_max=mixture_max(args, settings))
@@ -103,14 +103,14 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     """The application for these arguments (a config file's `args`). Raises UserError when there is no run to serve."""
     args = ServeArgs.model_validate(args)
     args = args.model_copy(update={"run": str(Path(args.run).expanduser().absolute())})
-    place = find(args)
-    engine = open_to_read(place.journal)
+    served = find(args)
+    engine = open_to_read(served.journal)
     try:
-        catalog = read_catalog(Store(engine, place.run))
+        catalog = read_catalog(Store(engine, served.run))
     finally:
         engine.dispose()
     first = catalog.policies[0 if catalog.released is None else catalog.released]
-    settings = engine_settings(args, place, catalog.policies[0].version.path)
+    settings = engine_settings(args, served, catalog.policies[0].version.path)
     replica = EngineReplica.options(  # type: ignore[attr-defined]
         num_replicas=args.engines,
         ray_actor_options={"num_cpus": args.cpus, "num_gpus": args.gpus},

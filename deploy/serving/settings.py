@@ -90,7 +90,7 @@ class EngineSettings(BaseModel):
     """The policy's: that of an answer whose request names none."""
 
 
-class Place(BaseModel):
+class ServedRun(BaseModel):
     """Where a run is and what it was made with."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -102,7 +102,7 @@ class Place(BaseModel):
     """Its identity."""
 
 
-def find(args: ServeArgs) -> Place:
+def find(args: ServeArgs) -> ServedRun:
     """The run of these arguments. Raises UserError where there is none, or nothing that speaks."""
     folder = Path(args.run).expanduser().absolute()
     journal = args.journal or str(folder / JOURNAL)
@@ -113,18 +113,18 @@ def find(args: ServeArgs) -> Place:
         raise UserError(f"the policies of {folder} are tables, not language models: there is nothing to serve")
     if not made:
         raise UserError(f"the run in {folder} has not stored its reference yet: serve it once round 1 has begun")
-    return Place(folder=folder, journal=journal, config=config, run=run)
+    return ServedRun(folder=folder, journal=journal, config=config, run=run)
 
 
-def engine_settings(args: ServeArgs, place: Place, reference_path: str) -> EngineSettings:
+def engine_settings(args: ServeArgs, served: ServedRun, reference_path: str) -> EngineSettings:
     """Settings of every engine replica. Raises UserError for adapters of a run that has none."""
-    config, rollout = place.config, place.config.rollout
+    config, rollout = served.config, served.config.rollout
     parameters = config.model.parameters
     lora = isinstance(parameters, LoraParameters)
     if args.weights == "adapters" and not lora:
         raise UserError("weights=adapters needs a run with model.parameters.kind=lora; this one trained whole models")
     adapters = args.weights == "adapters" or (args.weights == "auto" and lora and args.gpus > 0)
-    store = place.folder / ARTIFACTS
+    store = served.folder / ARTIFACTS
     template = None if args.chat_template is None else Path(args.chat_template).expanduser().read_text("utf-8")
     length = args.max_model_len or (rollout.max_model_len if isinstance(rollout, VllmRollout) else 256)
     return EngineSettings(

@@ -76,9 +76,9 @@ class HeldOutJudge:
         decoding = Decoding(max_tokens=self._config.rollout.max_tokens)
         drawn = engine.sample(self._questions, seeds, self._settings.answers, decoding)
         return [
-            Response(f"judged-{prompt.id}-{place}", prompt, tuple(ids), text, policy.number, seed, log_prob)
+            Response(f"judged-{prompt.id}-{index}", prompt, tuple(ids), text, policy.number, seed, log_prob)
             for prompt, seed, replies in zip(self._questions, seeds, drawn, strict=True)
-            for place, (ids, text, log_prob) in enumerate(replies)
+            for index, (ids, text, log_prob) in enumerate(replies)
         ]
 
     def _per_question(self, values: Array) -> Array:
@@ -146,5 +146,5 @@ DECIDED = (Verdict.FIRST, Verdict.SECOND)
 def _questions(pairs: Sequence[LabelledPair], count: int) -> list[Prompt]:
     """Different prompts of the pairs, spread over them."""
     different = list({item.pair.prompt.id: item.pair.prompt for item in pairs}.values())
-    places = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
-    return [different[place] for place in places]
+    chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
+    return [different[index] for index in chosen]

@@ -268,9 +268,9 @@ class _Shared:
         """A run's artifacts are the seed's, so that its folder is complete for whoever reads it."""
         store = self._folder / SHARED / ARTIFACTS
         store.mkdir(parents=True, exist_ok=True)
-        place = run_dir / ARTIFACTS
-        if not place.is_symlink():
-            place.symlink_to(os.path.relpath(store, run_dir), target_is_directory=True)
+        link = run_dir / ARTIFACTS
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(store, run_dir), target_is_directory=True)
 
 
 class _Common:
@@ -339,5 +339,5 @@ def _line(row: Row) -> str:
 
 def rows_so_far(suite: Suite, folder: Path) -> list[Row]:
     """Rows of all finished arms, in the suite's order."""
-    places = [arm_folder(folder, name, seed) / ARM for name in suite.arms for seed in suite.seeds]
-    return [json.loads(place.read_text()) for place in places if place.exists()]
+    paths = [arm_folder(folder, name, seed) / ARM for name in suite.arms for seed in suite.seeds]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]

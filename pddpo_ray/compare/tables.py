@@ -196,7 +196,7 @@ def dynamics(rows: Sequence[Row], arm: str) -> list[tuple[int, float]]:
     """Multiplier by round, mean over seeds."""
     traces = [row["trace"]["multiplier"] for row in rows if row["arm"] == arm]
     shortest = min((len(trace) for trace in traces), default=0)
-    return [(place + 1, float(np.mean([trace[place] for trace in traces]))) for place in range(shortest)]
+    return [(index + 1, float(np.mean([trace[index] for trace in traces]))) for index in range(shortest)]
 
 
 def csv_of_runs(suite: Suite, rows: Sequence[Row]) -> str:

@@ -128,7 +128,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
             tell(f"{model.name}: answering {len(asked.questions)} questions of {asked.name}")
-            seeds = [seed_of(plan.seed, "evaluate", asked.name, place) for place in range(len(asked.questions))]
+            seeds = [seed_of(plan.seed, "evaluate", asked.name, index) for index in range(len(asked.questions))]
             drawn = speaker().answer(asked.questions, seeds, plan.decoding, plan.each)
             return [[[list(reply.token_ids), reply.text, reply.log_prob] for reply in replies] for replies in drawn]
 
@@ -291,7 +291,7 @@ def _verdicts(
 
     Judges give them where there are judges; else the scorers do, which says the same as the mean scores, on ranks.
     """
-    prompts = [f"{place}" for place in range(len(asked.questions))]
+    prompts = [f"{index}" for index in range(len(asked.questions))]
     found: dict[str, tuple[list[Comparison], int]] = {}
     for name, judge in scorers.judges:
         tell(f"{asked.name}: judging {name}")
@@ -328,12 +328,12 @@ def _judged(
                 return list(judge(asking))
 
             given = iter(memory.recall(["judge", name, fingerprint, asking], outcomes))
-            for place, (one, other) in enumerate(answers):
+            for row, (one, other) in enumerate(answers):
                 outcome = 0.5 if one == other else next(given)
                 if outcome is None:
                     excluded += 1
                 else:
-                    items.append(Comparison(first, second, outcome, str(place)))
+                    items.append(Comparison(first, second, outcome, str(row)))
     return items, excluded
 
 
@@ -372,8 +372,8 @@ def _write_answers(plan: Plan, spoken: dict[str, dict[str, Any]], path: Path) ->
     """Every answer with its question, for people to read."""
     with path.open("w", encoding="utf-8") as file:
         for asked in plan.sets:
-            for place, question in enumerate(asked.questions):
+            for index, question in enumerate(asked.questions):
                 for name, found in spoken.items():
-                    for reply in found[asked.name]["answers"][place]:
+                    for reply in found[asked.name]["answers"][index]:
                         row = {"set": asked.name, "prompt": for_reading(question), "model": name, "answer": reply[1]}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")

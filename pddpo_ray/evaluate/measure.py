@@ -22,7 +22,7 @@ def of_texts(asked: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Seq
     """Length and refusals. answers, tokens: per question the texts and their numbers of tokens."""
     firsts = [replies[0] for replies in answers if replies]
     refused = rate_interval(sum(refusal(answer) for answer in firsts), len(firsts))
-    groups = [place for place, replies in enumerate(answers) for _ in replies]
+    groups = [index for index, replies in enumerate(answers) for _ in replies]
     return {
         "length_tokens": _plain(mean_interval([count for counts in tokens for count in counts], groups)),
         "length_words": _plain(mean_interval([len(text.split()) for texts in answers for text in texts], groups)),
@@ -71,7 +71,7 @@ def of_pairs(pairs: Sequence[HeldOutPair], policy: Array, reference: Array) -> M
 def _flat(values: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
     return (
         [value for row in values for value in row],
-        [place for place, row in enumerate(values) for _ in row],
+        [index for index, row in enumerate(values) for _ in row],
     )
 
 

@@ -52,7 +52,7 @@ def bradley_terry(models: Sequence[str], wins: Array, anchor: str, ridge: float 
 
 def win_table(models: Sequence[str], comparisons: Sequence[Comparison]) -> Array:
     """Wins of each model over each other, a draw being half a win for both. -> [m, m]"""
-    places = {model: place for place, model in enumerate(models)}
+    places = {model: index for index, model in enumerate(models)}
     wins = np.zeros((len(models), len(models)))
     for item in comparisons:
         i, j = places[item.first], places[item.second]
@@ -82,8 +82,8 @@ def ratings(
         return {model: Rating(value) for model, value in found.items()}
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
     return {
-        model: Rating(found[model]) if model == anchor else Rating(found[model], float(low[place]), float(high[place]))
-        for place, model in enumerate(models)
+        model: Rating(found[model]) if model == anchor else Rating(found[model], float(low[index]), float(high[index]))
+        for index, model in enumerate(models)
     }
 
 
@@ -103,24 +103,24 @@ def iterative_elo(
     At the end ratings are *multiplied* so that the anchor has 1000, as there; their intervals hold the middle 95 % of
     the shuffles, which says how much the order matters and nothing about the number of comparisons.
     """
-    places = {model: place for place, model in enumerate(models)}
-    games = [(places[item.first], places[item.second], item.outcome) for item in comparisons]
+    indices = {model: index for index, model in enumerate(models)}
+    games = [(indices[item.first], indices[item.second], item.outcome) for item in comparisons]
     generator = np.random.default_rng([seed, 302])
     ends = []
     for _ in range(shuffles):
         points = np.full(len(models), start)
         for _ in range(epochs):
-            for place in generator.permutation(len(games)):
-                i, j, outcome = games[place]
+            for game in generator.permutation(len(games)):
+                i, j, outcome = games[game]
                 expected = 1.0 / (1.0 + 10.0 ** ((points[j] - points[i]) / 400.0))
                 points[i] += k * (outcome - expected)
                 points[j] -= k * (outcome - expected)
-        ends.append(points * ANCHOR / points[places[anchor]])
+        ends.append(points * ANCHOR / points[indices[anchor]])
     table = np.array(ends)
     low, high = np.percentile(table, [2.5, 97.5], axis=0)
     return {
-        model: Rating(float(table[:, place].mean()), float(low[place]), float(high[place]))
-        for place, model in enumerate(models)
+        model: Rating(float(table[:, index].mean()), float(low[index]), float(high[index]))
+        for index, model in enumerate(models)
     }
 
 
@@ -128,8 +128,8 @@ def comparisons_by_score(prompts: Sequence[str], scores: dict[str, Array]) -> li
     """Every two models compared by a scorer on the same prompts; ties are draws."""
     names = list(scores)
     return [
-        Comparison(one, other, agreement(float(scores[one][place] - scores[other][place])), prompt)
+        Comparison(one, other, agreement(float(scores[one][row] - scores[other][row])), prompt)
         for index, one in enumerate(names)
         for other in names[index + 1 :]
-        for place, prompt in enumerate(prompts)
+        for row, prompt in enumerate(prompts)
     ]

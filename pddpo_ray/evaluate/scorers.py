@@ -1,4 +1,4 @@
-"""Scorers and judges of an evaluation: any stored scorer by its place, any endpoint by its URL."""
+"""Scorers and judges of an evaluation: any stored scorer by its folder or name, any endpoint by its URL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 OUTCOMES = {Verdict.FIRST: 1.0, Verdict.SECOND: 0.0, Verdict.ABSTAIN: 0.5, Verdict.FAILED: None}
 
 
-def lazy_scorer(place: str, dtype: str = "float32", template: str | None = None) -> Score:
+def lazy_scorer(path: str, dtype: str = "float32", template: str | None = None) -> Score:
     """Scores of answers to questions; the model is in memory only while it works."""
 
     def score(texts: Sequence[tuple[Sequence[Message], str]]) -> Sequence[float]:
         from pddpo_ray.scoring.stored_scorers import load_scorer
 
-        scorer = load_scorer(place, ScorerConfig(template=template), dtype)
+        scorer = load_scorer(path, ScorerConfig(template=template), dtype)
         return [float(value) for value in scorer.score_texts(texts)]
 
     return score

@@ -61,10 +61,10 @@ def locate(source: str) -> str:
     """The path behind a short name; anything else as it is."""
     if source not in SHARED_FILES or Path(source).exists():
         return source
-    places = [Path(os.environ["PDDPO_SHARED"])] if "PDDPO_SHARED" in os.environ else []
-    places.append(Path(__file__).resolve().parents[2].parent / "shared")
-    for place in places:
-        for file in (place / "data" / SHARED_FILES[source], place / SHARED_FILES[source]):
+    folders = [Path(os.environ["PDDPO_SHARED"])] if "PDDPO_SHARED" in os.environ else []
+    folders.append(Path(__file__).resolve().parents[2].parent / "shared")
+    for folder in folders:
+        for file in (folder / "data" / SHARED_FILES[source], folder / SHARED_FILES[source]):
             if file.is_file():
                 return str(file)
     raise UserError(
@@ -81,4 +81,4 @@ def _drawn(items: Sequence[Item], limit: int | None, generator: np.random.Genera
     """All of them, or so many by chance, in their order."""
     if limit is None or limit >= len(items):
         return list(items)
-    return [items[place] for place in sorted(generator.choice(len(items), limit, replace=False))]
+    return [items[index] for index in sorted(generator.choice(len(items), limit, replace=False))]

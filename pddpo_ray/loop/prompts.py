@@ -40,10 +40,10 @@ class Prompts:
         return self._prompts
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next `count` prompts. The place of every draw is journalled as a phase of its round."""
+        """The next `count` prompts. The start of every draw is journalled as a phase of its round."""
         number = self._draws[self._journal.round] = self._draws.get(self._journal.round, 0) + 1
-        place = self._journal.once(f"{PHASE}-{number}", lambda: {"start": self._end(), "count": count})
-        return [self._at(position) for position in range(place["start"], place["start"] + place["count"])]
+        span = self._journal.once(f"{PHASE}-{number}", lambda: {"start": self._end(), "count": count})
+        return [self._at(position) for position in range(span["start"], span["start"] + span["count"])]
 
     def _end(self) -> int:
         """Where the last journalled draw ended."""
@@ -54,8 +54,8 @@ class Prompts:
         if self._prior is not None:
             uniform = generator(self._seed, "prompts", position).random()
             return self._prompts[int(np.searchsorted(self._prior, uniform, side="right"))]
-        epoch, place = divmod(position, len(self._prompts))
+        epoch, index = divmod(position, len(self._prompts))
         if epoch not in self._orders:
             order = generator(self._seed, "prompts", epoch).permutation(len(self._prompts))
-            self._orders[epoch] = [int(index) for index in order]
-        return self._prompts[self._orders[epoch][place]]
+            self._orders[epoch] = [int(number) for number in order]
+        return self._prompts[self._orders[epoch][index]]

@@ -93,7 +93,7 @@ def _constraints(
     """Per constraint its limit, multipliers and, where the world is known, exact violations."""
     steps = {step.constraint: step for step in journal.dual_steps()}
     found: dict[str, dict[str, float | None]] = {}
-    for place, (name, threshold) in enumerate(config.thresholds.items()):
+    for index, (name, threshold) in enumerate(config.thresholds.items()):
         step = steps.get(name)
         found[name] = {
             "threshold": threshold,
@@ -106,9 +106,9 @@ def _constraints(
             best, oracle = world.oracle.optimum, world.oracle
             tables = {"mixture": evaluation.mixture(), "last": evaluation.last()}
             found[name] |= {
-                "multiplier_optimum": (best.multiplier, *best.further_multipliers)[place],
-                "g_optimum": (best.g, *best.further_g)[place],
-                **{f"g_{key}": (oracle.g(table), *oracle.further_g(table))[place] for key, table in tables.items()},
+                "multiplier_optimum": (best.multiplier, *best.further_multipliers)[index],
+                "g_optimum": (best.g, *best.further_g)[index],
+                **{f"g_{key}": (oracle.g(table), *oracle.further_g(table))[index] for key, table in tables.items()},
             }
     return found
 

@@ -206,8 +206,8 @@ class RolloutController:
         else:
             theirs = self._from_pool(prompts, proposed)
         sets = [
-            [*mine[place * own.n : (place + 1) * own.n], *theirs[place * proposed : (place + 1) * proposed]]
-            for place in range(len(prompts))
+            [*mine[index * own.n : (index + 1) * own.n], *theirs[index * proposed : (index + 1) * proposed]]
+            for index in range(len(prompts))
         ]
         answers = [response for responses in sets for response in responses]
         log_policy = [float(value) for value in self._log_probs(policy, answers)]
@@ -245,7 +245,7 @@ class RolloutController:
                     f"the pool of proposals has {len(pool)} answers to prompt {prompt.id}, {count} are needed"
                 )
             draws = generator(self._seed, self._journal.round, "proposal", index)
-            chosen += [pool[place] for place in draws.choice(len(pool), count, replace=False)]
+            chosen += [pool[taken] for taken in draws.choice(len(pool), count, replace=False)]
         return chosen
 
     def _proposals(self) -> dict[str, list[Response]]:
@@ -271,7 +271,7 @@ class RolloutController:
         for one in wanted:
             drawn[one.purpose] = [
                 Response(
-                    f"{round_}-{one.purpose}-{index}-{place}",
+                    f"{round_}-{one.purpose}-{index}-{number}",
                     request.prompt,
                     tuple(ids),
                     text,
@@ -280,7 +280,7 @@ class RolloutController:
                     value,
                 )
                 for index, (request, draws) in enumerate(islice(answered, len(one.prompts)))
-                for place, (ids, text, value) in enumerate(draws)
+                for number, (ids, text, value) in enumerate(draws)
             ]
             self._journal.add_samples(one.purpose, drawn[one.purpose])
         self._add_speed(drawn, seconds)
@@ -301,9 +301,9 @@ class RolloutController:
         batches = _batches(requests, len(self._engines), self._largest_batch)
         drawn: list[list[list[Draw]]] = [[] for _ in batches]
 
-        def work(place: int) -> None:
-            for number in range(place, len(batches), len(self._engines)):
-                drawn[number] = self._ask(self._engines[place], batches[number], decoding)
+        def work(engine: int) -> None:
+            for number in range(engine, len(batches), len(self._engines)):
+                drawn[number] = self._ask(self._engines[engine], batches[number], decoding)
 
         if len(self._engines) == 1:
             work(0)
