@@ -1,7 +1,7 @@
 """From version 0.1 to 0.2: a run has an identity apart from its folder's name, knows where it lives and where it comes
-from; its columns and numbers have the names of today.
+from; a prompt keeps the messages that it was rendered from; columns and numbers have the names of today.
 
-Revision: 0007
+Revision: 0005
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
+revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
@@ -28,6 +28,7 @@ def upgrade() -> None:
     op.add_column("run", sa.Column("parent", sa.String(length=200), nullable=True))
     op.add_column("run", sa.Column("home", sa.JSON(none_as_null=True), nullable=True))
     op.add_column("run", sa.Column("sittings", sa.JSON(), nullable=False, server_default="[]"))
+    op.add_column("prompt", sa.Column("messages", sa.JSON(), nullable=False, server_default="[]"))
     connection = op.get_bind()
     run = sa.table("run", sa.column("id"), sa.column("name"), sa.column("part_of"))
     known = set(connection.execute(sa.select(run.c.id)).scalars())
