@@ -207,6 +207,7 @@ def test_counts_of_cells_follow_the_signs_of_projections() -> None:
     assert model.bonuses("x", rows)[1] == pytest.approx([2.0] * 6)
     assert model.distances(np.array([[3.0, 4.0], [0.0, 1.0]])).tolist() == [5.0, 1.0]
     wide = SimHashCounts(3, alpha=1.0, seed=5)
+    assert wide.bonuses("x", rows)[0] == pytest.approx([1.0] * 6)
     assert wide._projection.shape == (16, 3)
 
 
@@ -271,6 +272,7 @@ def test_shares_of_bonuses_by_hand() -> None:
     bonuses = np.array([3.0, 5.94, 0.3, 2.96])  # of 3, 6, 15 and 3 without data
     assert saturation(bonuses, rows, k=1.5, s0=2.0) == 0.5
     assert saturation(np.array([2.97]), rows[:1], k=1.5, s0=2.0) == 1.0
+    assert saturation(np.array([0.99]), rows[:1], k=1.0, s0=1.0) == 1.0
     found = theory_precision(np.array([[1.0, 0.5], [0.5, 2.0]]), pairs_per_round=3, gamma=0.5)
     assert found.tolist() == [[2.5, 0.5], [0.5, 3.5]]
     assert elliptical_from_inverse(np.array([[4.0, 0.0], [0.0, 0.25]]), rows[:2], 1.5).tolist() == [3.0, 1.5]

@@ -76,6 +76,7 @@ def test_an_estimate_exactly_at_the_limit_is_released() -> None:
     assert not release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.6, accuracy_before=0.7).released
     assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.69, accuracy_before=0.7).released
     assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy_before=0.7).released
+    assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.0, accuracy_before=0.02).released
 
 
 def test_learning_rates_of_the_cost_stage_fall_below_the_reference_multiplier() -> None:

@@ -220,3 +220,11 @@ def test_an_update_is_stored_with_its_critics_under_their_own_names(store: Artif
     moved = trainer.reinforce(elsewhere)
     assert moved.critics != made.critics
     assert isinstance(moved.version, PolicyVersion)
+
+
+@pytest.mark.parametrize(("stage", "bound"), [("reward", 0.75), ("cost", 0.25)])
+def test_each_stage_has_its_own_box(store: ArtifactStore, stage: str, bound: float) -> None:
+    world = replace(WORLD, oracle=replace(WORLD.oracle, reward_max=0.75, cost_max=0.25))
+    trainer = TabularTrainer(world, store)
+    made = trainer.execute(command(trainer, Objective(stage, trainer.reference, 0.7))).version  # type: ignore[arg-type]
+    assert np.abs(store.read_tensors(made.path, made.sha256)["scores"]).max() == bound
