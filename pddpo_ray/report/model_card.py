@@ -84,6 +84,7 @@ def _making(config: Config, policy: ServedPolicy, base: str, license_: str | Non
         "multiplier": multiplier,
         "beta": f"{config.beta:g}",
         "trained": f"{trained}, {config.model.dtype}",
+        "temperature of the policy": f"{config.policy.temperature:g} (its logits are divided by it)",
         "base": base,
         "licence of the base": license_ or "not stated in its folder",
     }

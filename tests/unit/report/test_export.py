@@ -81,6 +81,7 @@ def test_a_refused_round_is_exported_when_it_is_asked_for_and_its_card_says_so(r
     assert "| cost | 0 | 0.4 | 0.1 |" in card
     assert "The release rule was asked 2 times" in card
     assert told["sha256"] in card
+    assert "temperature of the policy: 1 (" in card
     assert "licence of the base: not stated" in card
 
 
@@ -179,4 +180,5 @@ def test_an_exported_policy_is_drawn_at_its_own_temperature(tmp_path: Path) -> N
     made = make_run(tmp_path / "warm", (SAFE,), temperature=0.7)
     made.close()
     export(made.folder, tmp_path / "model")
+    assert "temperature of the policy: 0.7 (" in (tmp_path / "model" / "README.md").read_text()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.temperature == 0.7
