@@ -1,4 +1,4 @@
-"""The ASGI application. A value that can be called in process; no test needs a port.
+"""The annotation service as an ASGI application, which tests call in process, without a port.
 
 app = create_app(open_database("runs/demo/journal.sqlite"), "demo")
 """

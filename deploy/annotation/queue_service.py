@@ -27,7 +27,7 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True)
 class WebSettings:
-    """How the service meets the network."""
+    """Limits and cookies of the HTTP service."""
 
     secure_cookies: bool = False
     """Set when browsers reach the service by https (directly or through a proxy)."""
@@ -102,7 +102,7 @@ def _recognise(request: Request, parts: QueueService) -> Person | None:
 
 
 def _demand_own_page(request: Request, person: Person) -> None:
-    """A browser sends cookies along with requests that other sites make; those know neither token nor origin."""
+    """Refuses requests that other sites make with our cookies: they lack our CSRF token and origin."""
     origin = request.headers.get("origin")
     foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
     if foreign or request.headers.get("x-csrf-token") != person.csrf:

@@ -154,7 +154,7 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
 
 
 def _receipt(receipt: Receipt, person: Person) -> dict[str, Any]:
-    """Who labels is not told which policy wrote a text or whether an answer counted in a round: it would unblind."""
+    """An annotator's receipt hides what would unblind them: the texts' policies and the round of the answer."""
     content = asdict(receipt) | {"accepted": receipt.outcome is not Outcome.SURPLUS}
     if person.role is Role.ANNOTATOR:
         del content["round"], content["policy_versions"]

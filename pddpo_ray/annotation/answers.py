@@ -104,7 +104,7 @@ class Answers:
         return self._store.write(apply)
 
     def undo(self, person: Person, lease_id: str) -> Lease:
-        """Takes back what this person said last to a question and puts it into their hands again.
+        """Withdraws this person's last answer to a question and leases the question to them again.
 
         Raises QueueError: not_found if there is nothing to take back, too_late after the window, round_closed.
         """
@@ -240,7 +240,7 @@ class Answers:
         )
 
     def _lease_elsewhere(self, connection: Connection, person: Person, asked: Any) -> str:
-        """A lease for somebody who saw the question elsewhere: live if its label is wanted, else over already."""
+        """A lease for somebody who saw the question elsewhere; it has ended already if no label is wanted."""
         id_, now = uuid.uuid4().hex, self._store.clock()
         free = asked.state == "open" and asked.seats + asked.leased < asked.needed
         row = {"id": id_, "task": asked.id, "annotator": person.id, "swap": False, "leased_ms": now, "guideline": 0}
@@ -279,7 +279,7 @@ class Answers:
         )
 
     def _lock(self, connection: Connection, person: Person, lease_id: str) -> tuple[str, Any, Any]:
-        """State of the round, the lease and the question, locked in the order that all follow."""
+        """State of the round, the lease and the question; locks are taken in the same order everywhere."""
         state = connection.execute(
             select(question_round.c.state)
             .join(task, task.c.question_round == question_round.c.id)

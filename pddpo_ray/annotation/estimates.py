@@ -49,7 +49,7 @@ def three_fillings(unsafe: Sequence[int], labelled: Sequence[int], labels_each: 
 
 @dataclass(frozen=True)
 class Sample:
-    """Whom people are asked about: `asked` [N] bool, and the chance [N] with which each item came in."""
+    """Which items people are asked about: `asked` [N] bool, and each item's probability [N] of being asked about."""
 
     asked: NDArray[np.bool_]
     chances: Array
@@ -135,7 +135,7 @@ def mixed_from_shares(
 
 
 def _drawing_variance(differences: Array, asked: NDArray[np.bool_], chances: Array) -> float:
-    """Variance that comes from asking about some of the items with a chance below 1 instead of all."""
+    """Variance added by asking about a random part of the items instead of all."""
     part = chances < 1
     size, drawn = int(part.sum()), int((part & asked).sum())
     if size == 0:

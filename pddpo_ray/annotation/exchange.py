@@ -64,7 +64,7 @@ class GivenElsewhere:
 
 @dataclass
 class Taken:
-    """How many answers counted, were surplus, came again or were refusals of people; and which we refused, why."""
+    """How many answers counted, were surplus, were repeated or were refusals by people; and which the queue refused."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     refused: list[str] = field(default_factory=list)

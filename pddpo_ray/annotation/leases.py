@@ -1,4 +1,4 @@
-"""Hands questions out: a question is one person's for a while, then it may go to somebody else.
+"""Hands questions out: a question is reserved for one person for a while; then it may go to somebody else.
 
     leases = Leases(store, rules)
     lease = leases.lease(person)                                # a question in this person's hands for 15 minutes
@@ -76,7 +76,7 @@ def give_back(connection: Connection, task_id: str, rules: Rules) -> None:
 
 
 def promote(connection: Connection, task_id: str) -> None:
-    """Counts answers that were surplus before, the earliest first, where labels are wanted again."""
+    """Counts surplus answers, the earliest first, where labels are wanted again."""
     asked = connection.execute(select(task).where(task.c.id == task_id).with_for_update()).one()
     taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
     seated = exists().where(seat.c.task == answer.c.task, seat.c.annotator == answer.c.annotator)
@@ -142,7 +142,7 @@ class Leases:
         return self._store.write(lambda connection: self._lease(connection, person, count, set(holding)))
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
-        """The person is still at work: the lease runs from now again. Returns when it ends."""
+        """The person is still at work: the lease starts again now. Returns when it ends."""
 
         def apply(connection: Connection) -> int:
             demand_mine(connection, person, lease_id)
@@ -209,7 +209,7 @@ class Leases:
     def _choose(
         self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
     ) -> list[Lease]:
-        """The most urgent questions that lack a label and that this person has not met; now and then a known one."""
+        """The most urgent questions that lack a label and are new to this person; sometimes a control question."""
         risk_max = math.inf if person.sees_harmful else self._rules.risk_max
         who = {"person": person.id, "run": self._store.run, "risk_max": risk_max}
         gold = self._gold_due(person, count, done_today)
@@ -230,7 +230,7 @@ class Leases:
         return self._hand_out(connection, rows, person.id, guideline)
 
     def _start(self, person: Person) -> str:
-        """Where this person starts among questions of equal urgency; another one starts elsewhere."""
+        """Where this person starts among questions of equal urgency. People start at different points."""
         return f"{int(_draw(self._rules.seed, person.handle) * 16**8):08x}"
 
     def _gold_due(self, person: Person, count: int, done_today: int) -> int:
@@ -251,11 +251,11 @@ class Leases:
         return [_shown(row, mine["id"], mine["swap"], expires, guideline) for row, mine in zip(rows, held, strict=True)]
 
     def hand_again(self, connection: Connection, task_id: str, person_id: str, guideline: int) -> None:
-        """Puts a question that the person had before into their hands, inside the caller's transaction."""
+        """Leases a question again to the person who had it, inside the caller's transaction."""
         self._hand_out(connection, OFFER_AGAIN.run(connection, question=task_id), person_id, guideline)
 
     def _held(self, row: Any, person_id: str, now: int) -> dict[str, Any]:
-        """A person who met the question before sees its sides where they were."""
+        """A person who has seen the question before sees each answer on the same side again."""
         if row.lease is not None:
             return {"task": row.id, "id": row.lease, "swap": row.swap}
         # The time in front: ten new leases lie on one page of their index, not on ten that must all be written.

@@ -71,7 +71,7 @@ def _unseen(question: FromClause) -> ColumnElement[bool]:
 
 
 def _urgency(question: FromClause) -> tuple[Any, ...]:
-    """The nearest to completion first, then by priority; the id, a hash, shuffles the rest."""
+    """Questions nearest to completion first, then by priority; ties are shuffled by the id, which is a hash."""
     return question.c.balance.desc(), question.c.priority.desc(), question.c.id.desc()
 
 
@@ -103,7 +103,7 @@ FIRST_OF_EACH_ROUND = Prepared(_first_of_each_round())
 
 
 def _offer(*where: ColumnElement[bool]) -> Select[Any]:
-    """Questions with what a person sees of them, and the lease that this person once let run out."""
+    """Questions as a person sees them, each with the lease that this person let run out, if any."""
     return (
         select(
             task.c.id,

@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Person:
-    """Someone who was recognised. `csrf` is set when it was by the cookie of a browser session."""
+    """Someone who is signed in. `csrf` is set if they signed in with the cookie of a browser session."""
 
     id: str
     handle: str
@@ -161,7 +161,7 @@ class People:
 
 
 class Campaign:
-    """What holds for everybody in one run: guidelines, and whether work is paused."""
+    """What applies to everybody in one run: guidelines, and whether work is paused."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -268,7 +268,7 @@ class Quality:
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
-    """Labels by person of each question; the harm part of a pair, as the one that training depends on most."""
+    """Each question's labels by person. Of a pair only the harm label, which training depends on most."""
     votes: dict[str, dict[str, str]] = {}
     for row in rows:
         field = "safety" if row.task_kind == "safety" else "more_harmful"

@@ -43,7 +43,7 @@ SAFETY_PRIORITY = 1
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long a run waits for people, and what then. Times in seconds."""
+    """How long a run waits for people, and what it does after that. Times in seconds."""
 
     deadline_s: float
     """From the opening of a batch; a lead can extend it."""
@@ -82,13 +82,13 @@ class PeopleLabeller:
         self._sleep = sleep
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
-        """People may begin with the questions that `safety` waits for. While the backlog is too long, they may not."""
+        """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
         questions = [safety_question(item) for item in items]
         with suppress(QueueError):
             self._find_or_open("safety", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        """Exactly `labels_each` labels of different people for every answer. The seed has no part in it.
+        """Exactly `labels_each` labels of different people for every answer. The seed is not used.
 
         Raises ParkedError, or at the deadline RunError or DecisionNeeded with three fillings of what is missing.
         """
@@ -100,7 +100,7 @@ class PeopleLabeller:
         return [SafetyLabels(item, tuple(labels[item.id])) for item in items]
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        """One label of every pair; a tie is an abstention, which says nothing to either data set."""
+        """One label of every pair; a tie is an abstention and enters neither data set."""
         snapshot = self._collect("compare", [pair_question(pair) for pair in pairs], 1, 0)
         given = {entry.item: entry.given for entry in snapshot.answers}
         return [
@@ -149,7 +149,7 @@ class PeopleLabeller:
             raise
 
     def _deadline_ms(self) -> int:
-        """Of a batch that is opened now."""
+        """Deadline of a batch that is opened now."""
         return self._store.clock() + int(self._waiting.deadline_s * 1000)
 
     def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
@@ -225,7 +225,7 @@ def waiting_line(status: RoundStatus, now: int) -> str:
 
 
 def _demand_exactly(snapshot: Snapshot, questions: Sequence[Question], labels_each: int) -> None:
-    """The protocol's last look: every question has its labels, from different people. Raises RunError."""
+    """Last check: every question has its labels, from different people. Raises RunError."""
     by_item: dict[str, list[CountedAnswer]] = {question.item: [] for question in questions}
     for entry in snapshot.answers:
         by_item[entry.item].append(entry)

@@ -1,4 +1,4 @@
-"""Settings of the queue and the answers it gives. Times in seconds, as people think of them."""
+"""Settings of the queue, and its reasons and outcomes. Times are in seconds."""
 
 from __future__ import annotations
 

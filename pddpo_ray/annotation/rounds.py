@@ -272,7 +272,7 @@ class Rounds:
         return id_
 
     def _opened(self, connection: Connection, round_: int, purpose: str) -> Any:
-        """The batch if there is one. By its names: its id is that of the run it was opened in, perhaps a parent."""
+        """The batch of this round and purpose, if there is one. A parent run may have opened it under its own id."""
         mine = (question_round.c.run == self._store.run) & (question_round.c.round == round_)
         return connection.execute(select(question_round).where(mine, question_round.c.purpose == purpose)).first()
 
@@ -294,7 +294,7 @@ class Rounds:
             raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state} already")
 
     def _end(self, connection: Connection, id_: str, state: str) -> None:
-        """Calls leases back and closes the batch."""
+        """Ends all leases and closes the batch."""
         questions = select(task.c.id).where(task.c.question_round == id_)
         out = (lease.c.state == "leased") & lease.c.task.in_(questions)
         connection.execute(update(lease).where(out).values(state="expired"))

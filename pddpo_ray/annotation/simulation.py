@@ -175,7 +175,7 @@ def wait_for_service(url: str) -> None:
 def enlist(url: str, admin_token: str, count: int, prefix: str) -> list[tuple[str, str]]:
     """Makes `count` accounts over the API. -> [(handle, token)]. Raises UserError if the service refuses.
 
-    Who was there before (an earlier simulation with this prefix) comes back with a new token.
+    Accounts of an earlier simulation with this prefix get new tokens.
     """
     with httpx.Client(base_url=url + API, headers={"Authorization": f"Bearer {admin_token}"}, timeout=30.0) as client:
         known = {person["handle"]: person["id"] for person in _asked(client, "GET", "/people")["people"]}
@@ -191,7 +191,7 @@ def enlist(url: str, admin_token: str, count: int, prefix: str) -> list[tuple[st
 
 
 def _asked(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One request of an admin, made again when the service wants a pause. Raises UserError for a refusal."""
+    """One request of an admin, repeated after a pause if the service asks for one. Raises UserError for a refusal."""
     service = str(client.base_url).removesuffix(f"{API}/")
     while True:
         try:
@@ -217,7 +217,7 @@ def simulate(
     idle_s: float | None,
     stop: threading.Event | None = None,
 ) -> list[Tally]:
-    """Everybody works at once, each in a thread, in the manner that is theirs. Returns when all have finished."""
+    """Everybody works at once, each in a thread and in their own manner. Returns when all have finished."""
     stop = stop or threading.Event()
     annotators = [
         Annotator(url, token, handle, manners[number % len(manners)], scores, [seed, number])

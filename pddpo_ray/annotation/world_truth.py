@@ -17,7 +17,7 @@ from pddpo_ray.worlds.tabular import tabular_world
 
 @dataclass(frozen=True)
 class TruthByText:
-    """Reward and cost of an answer to a prompt, both given as text. Unknown text is the worst there is."""
+    """Reward and cost of an answer to a prompt, both given as text. Unknown text gets the worst values."""
 
     prompts: Mapping[str, int]
     answers: Mapping[str, int]
@@ -71,7 +71,7 @@ def imperfect_model(config: Config, *, noise: float, bias: float) -> ScoredLabel
 
 @dataclass
 class ImperfectScorer:
-    """A true score with an error that belongs to the text, as a model's does: asking twice does not help."""
+    """A true score with an error that follows from the text, as a model's does: asking twice gives the same error."""
 
     name: str
     truth: Callable[[str, str], float]

@@ -85,7 +85,7 @@ def test_prompts_and_offline_pairs_are_those_of_the_paper() -> None:
         assert isinstance(config.world, NoWorldConfig)
         assert isinstance(config.rollout, VllmRollout)
         assert config.world.helpful == ["hf:PKU-Alignment/PKU-SafeRLHF-30K:train"]
-        assert config.world.template == "safe-rlhf"
+        assert config.world.template == "tokenizer-or-safe-rlhf"
         assert config.world.prompt_tokens + config.world.answer_tokens == config.rollout.max_model_len == 512
 
 
