@@ -15,7 +15,7 @@ from scipy.special import logit, logsumexp
 
 from pddpo_ray.records import CostEstimate, PairRow
 from pddpo_ray.theory.agreement import TIE, agreement
-from pddpo_ray.theory.certificate import bets_above, first_certified, log_wealth, lower_bound, upper_bound
+from pddpo_ray.theory.certificate import bets_above, bets_below, first_certified, log_wealth, lower_bound, upper_bound
 from pddpo_ray.theory.cost_estimate import (
     clipped_logit,
     estimate_from_scores,
@@ -390,3 +390,17 @@ def test_one_older_row_stands_for_all_that_were_left_out() -> None:
     rows = [PairRow(f"r{i}", (0,), (1,), (2,), round=i // 5) for i in range(10)]
     kept, _ = limit_rows(rows, (), 1, np.random.default_rng(0))
     assert [row.weight for row in kept] == [5.0] + [1.0] * 5
+
+
+@pytest.mark.parametrize("limit", [0.2, 0.5, 0.8])
+def test_a_bound_is_given_as_soon_as_there_is_one(limit: float) -> None:
+    """After one draw the wealth against a mean of 1 is the mean of 1 / (1 - c_j): 1.5 times what is asked for."""
+    for bets, bound, value in ((bets_below(limit), upper_bound, 0.0), (bets_above(limit), lower_bound, 1.0)):
+        level = 1.5 / float(np.mean(1 / (1 - bets)))
+        if level >= 1:
+            continue
+        found = bound([value], limit, level)
+        distance = found if value == 0.0 else 1.0 - found
+        assert 0.5 < distance < 1.0
+        assert float(np.mean(1 / (1 - bets * distance))) == pytest.approx(1 / level)
+        assert bound([value], limit, level / 1.6) == 1.0 - value
