@@ -23,23 +23,6 @@ class Resources(Protocol):
     def tensor_parallel(self) -> int: ...
 
 
-class TiedHeads:
-    """A method that vLLM adds to its workers: call it after weights were loaded in place into a tied model.
-
-    On a CPU vLLM 0.32 packs a copy of every matrix when it is loaded. A head that is tied to the embeddings is loaded
-    with a model that starts, but a delivery in place loads the embeddings alone: the head keeps the copy of the old.
-    """
-
-    model_runner: Any
-
-    def take_heads_over(self) -> None:
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-        for module in self.model_runner.model.modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
-
-
 def prepare_process(threads: int = 1) -> None:
     """Environment that vLLM reads while it is imported; call it first in a process that will hold an engine.
 
@@ -78,6 +61,5 @@ def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]
         "tensor_parallel_size": settings.tensor_parallel,
         "seed": 0,
         "trust_remote_code": False,
-        "worker_extension_cls": f"{TiedHeads.__module__}.{TiedHeads.__qualname__}",
         "disable_log_stats": True,
     }

@@ -13,13 +13,26 @@ if TYPE_CHECKING:
 
 
 class PolicyWorker:
-    """What an engine asks of its workers by name (`collective_rpc`): the policy's temperature, and what was loaded."""
+    """What an engine asks of its workers by name (`collective_rpc`): temperature, tied heads, what was loaded."""
 
     model_runner: Any
 
     def divide_logits(self, temperature: float) -> None:
         """From now on the model's logits are divided by the policy's temperature; call it once."""
         divide_vllm_logits(self.model_runner.model, temperature)
+
+    def take_heads_over(self) -> None:
+        """Have tied output heads compute with the embeddings of now; call it after a delivery in place.
+
+        On a CPU vLLM 0.32 packs a copy of every matrix when it is loaded. A head that is tied to the embeddings is
+        loaded with a model that starts, but a delivery in place loads the embeddings alone: the head keeps the copy of
+        the old.
+        """
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        for module in self.model_runner.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
 
     def watch_delivery(self) -> None:
         """From now on every tensor that the model loads enters a hash. vLLM gives them in the sender's order."""

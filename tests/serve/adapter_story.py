@@ -1,5 +1,5 @@
-"""Run by test_adapters.py in a process of its own: policies of a LoRA run on one vLLM engine, as adapters or, of a tied
-model, merged and loaded in place. Prints one JSON object."""
+"""Run by test_adapters.py in a process of its own: policies on one vLLM engine, as adapters or whole (then of a tied
+model with all weights trained, loaded in place). Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.catalog import Canary, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
+from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
+from pddpo_ray.training.lora import load_lora_trainer
 from tests.tiny_language_model import save_policy
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
@@ -29,17 +29,20 @@ PROMPT = [1, 5, 9]
 def main(folder: Path, weights: Literal["adapters", "merged"]) -> None:
     store = ArtifactStore(folder / "store")
     reference = store_reference(store, save_policy(folder / "reference", seed=4, tied=weights == "merged"))
-    trainer = load_lora_trainer(store.folder(reference.path), store, reference, rank=4, alpha=8.0)
+    base, rate = store.folder(reference.path), 2e-2 if weights == "adapters" else 5e-3
+    trainer = load_trainer(base, store, reference)
+    if weights == "adapters":
+        trainer = load_lora_trainer(base, store, reference, rank=4, alpha=8.0)
     policies = [served(trainer, reference, 0)]
     for number, rows in ((1, ROWS), (2, tuple(replace(r, chosen=r.rejected, rejected=r.chosen) for r in ROWS))):
-        settings = FitSettings(steps=12, learning_rate=2e-2, batch_pairs=8, support=SupportConfig(weight=0.0))
+        settings = FitSettings(steps=12, learning_rate=rate, batch_pairs=8, support=SupportConfig(weight=0.0))
         objective = Objective("reward", reference, 0.1)
         command = FitCommand(number, Start(reference), objective, rows, settings, 3, f"policy-{number}")
         policies.append(served(trainer, trainer.execute(command).version, number))
     print(json.dumps(asyncio.run(serve(store, reference, policies, weights))))
 
 
-def served(trainer: LoraTrainer, version: PolicyVersion, round_: int) -> ServedPolicy:
+def served(trainer: LocalTrainer, version: PolicyVersion, round_: int) -> ServedPolicy:
     answers = [Response(row.id, Prompt("p", row.prompt, ""), row.chosen, "", version.number, 0) for row in ROWS[:2]]
     canaries = tuple(
         Canary(answer.prompt.token_ids, answer.token_ids, float(value))

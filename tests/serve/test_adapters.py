@@ -1,5 +1,5 @@
-"""Policies of a LoRA run on one real engine, as adapters all at once or one merged after the other: each answers as its
-merged weights do in transformers."""
+"""Policies on one real engine, as adapters all at once or whole one after the other: each answers as its weights do in
+transformers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("weights", ["adapters", "merged"])
-def test_each_policy_answers_as_its_merged_weights_and_a_wrong_one_is_refused(tmp_path: Path, weights: str) -> None:
-    """Merged ones are those of a model with tied embeddings, loaded in place."""
+def test_each_policy_answers_as_its_own_weights_and_a_wrong_one_is_refused(tmp_path: Path, weights: str) -> None:
+    """Whole ones are those of a model with tied embeddings, all trained, loaded in place."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.serve.adapter_story", str(tmp_path), weights]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=600)
