@@ -119,7 +119,8 @@ class Groups:
         settings = TrainerSettings(
             workers=bundle.count,
             threads=trainer.threads,
-            gpu=bundle.gpus > 0,
+            gpus=bundle.gpus,
+            backend="nccl" if bundle.gpus else "gloo",
             placement=self._cluster.placement.upper(),
             max_failures=trainer.max_failures,
             start_deadline_s=self._cluster.start_deadline_s,

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import ray
 
@@ -51,7 +51,10 @@ class TrainerSettings:
 
     workers: int = 1
     threads: int = 1
-    gpu: bool = False
+    gpus: float = 0.0
+    """Share of a GPU that each rank reserves; 0: the group computes on CPUs."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """What the ranks' process group speaks."""
     placement: str = "PACK"
     max_failures: int = 3
     start_deadline_s: float = 300.0
@@ -179,11 +182,11 @@ class TrainerGroup:
                 "make_backend": self._make_backend,
                 "threads": settings.threads,
             },
-            torch_config=TorchConfig(backend="nccl" if settings.gpu else "gloo"),
+            torch_config=TorchConfig(backend=settings.backend),
             scaling_config=ScalingConfig(
                 num_workers=settings.workers,
-                use_gpu=settings.gpu,
-                resources_per_worker={"CPU": settings.threads, **({"GPU": 1} if settings.gpu else {})},
+                use_gpu=settings.gpus > 0,
+                resources_per_worker={"CPU": settings.threads, **({"GPU": settings.gpus} if settings.gpus else {})},
                 placement_strategy=settings.placement,
             ),
             run_config=RunConfig(

@@ -17,9 +17,9 @@ class LocalCluster:
         self._cluster = cluster
         self._nodes: dict[str, Any] = {}
 
-    def add(self, *, cpus: int) -> str:
-        """Start a node and wait until it has joined. -> its id"""
-        node = self._cluster.add_node(num_cpus=cpus)
+    def add(self, *, cpus: int, gpus: int = 0) -> str:
+        """Start a node and wait until it has joined; its GPUs are declared, not there. -> its id"""
+        node = self._cluster.add_node(num_cpus=cpus, num_gpus=gpus)
         self._cluster.wait_for_nodes()
         self._nodes[node.node_id] = node
         return str(node.node_id)
@@ -33,8 +33,8 @@ class LocalCluster:
         return list(self._nodes)
 
 
-def local_cluster(*, nodes: int, cpus: int) -> Iterator[LocalCluster]:
-    """For a fixture: a head and `nodes` nodes of `cpus` CPUs each. CPUs are places, not cores."""
+def local_cluster(*, nodes: int, cpus: int, gpus: int = 0) -> Iterator[LocalCluster]:
+    """For a fixture: a head and `nodes` nodes of `cpus` CPUs and `gpus` GPUs each. Both are places, not devices."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -47,7 +47,7 @@ def local_cluster(*, nodes: int, cpus: int) -> Iterator[LocalCluster]:
         ray.init(address=cluster.address, namespace="pddpo-nodes", log_to_driver=False)
         local = LocalCluster(cluster)
         for _ in range(nodes):
-            local.add(cpus=cpus)
+            local.add(cpus=cpus, gpus=gpus)
         yield local
     finally:
         ray.shutdown()
