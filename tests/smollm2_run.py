@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -69,6 +70,27 @@ def recipe(folder: Path, reference: Path, *overrides: str) -> list[str]:
         ],
         *overrides,
     ]
+
+
+GREEDY = """
+import json, sys
+from vllm import LLM, SamplingParams
+folder, ids, tokens = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+llm = LLM(folder, dtype="float32", max_model_len=256, enforce_eager=True)
+(output,) = llm.generate([{"prompt_token_ids": ids}], SamplingParams(temperature=0.0, max_tokens=tokens))
+print(json.dumps(list(output.outputs[0].token_ids)))
+"""
+
+
+def greedy_by_vllm(folder: Path, prompt_ids: list[int], tokens: int) -> list[int]:
+    """What vLLM alone, in a process that knows nothing of this package, continues a prompt with."""
+    quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, "-I", "-c", GREEDY, str(folder), json.dumps(prompt_ids), str(tokens)]
+    environment = {**os.environ, **quiet, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+    output = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    assert output.returncode == 0, output.stderr[-3000:]
+    said: list[int] = json.loads(output.stdout.strip().splitlines()[-1])
+    return said
 
 
 def pddpo(*arguments: str) -> subprocess.Popen[str]:

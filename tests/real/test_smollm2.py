@@ -15,7 +15,17 @@ from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_process import served
-from tests.smollm2_run import LORA, answers_of, assert_same_log_probs, assert_verified, done, pddpo, recipe, smollm2
+from tests.smollm2_run import (
+    LORA,
+    answers_of,
+    assert_same_log_probs,
+    assert_verified,
+    done,
+    greedy_by_vllm,
+    pddpo,
+    recipe,
+    smollm2,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
@@ -72,6 +82,7 @@ def test_a_real_model_goes_the_whole_way(tmp_path: Path, parameters: str) -> Non
     with torch.no_grad():
         greedy = model.generate(**ids, do_sample=False, temperature=None, top_p=None, top_k=None, max_new_tokens=12)
     begin = ids["input_ids"].shape[1]
+    assert greedy_by_vllm(out, ids["input_ids"][0].tolist(), 12) == greedy[0, begin:].tolist()
     with served(run, tmp_path / "serve.log") as url:
         key = (run / "serve-key").read_text().strip()
         client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=600)
