@@ -71,14 +71,23 @@ def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: Ro
     proposal = proposal_of(config, len(backends.prompts))
     wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
     if proposal.baseline == 0:
-        _draw_baseline(config, journal, backends, rollout)
+        _draw_baseline(config, journal, backends, rollout, backends.prompts)
         if proposal.from_reference or backends.whiten:
             _pool(journal, rollout, "proposal", backends.prompts, backends.reference, proposal.pool, wide)
-    elif backends.whiten:
-        order = generator(config.seed, "calibration").permutation(len(backends.prompts))
-        prompts = [backends.prompts[index] for index in order[: config.explore.calibration]]
+        return
+    order = generator(config.seed, "calibration").permutation(len(backends.prompts))
+    prompts = [backends.prompts[index] for index in order]
+    if config.explore.loss == "xpo":
+        _draw_baseline(config, journal, backends, rollout, prompts[: prompts_of_the_term(config, len(prompts))])
+    if backends.whiten:
+        prompts = prompts[: config.explore.calibration]
         each = calibration_size(config, len(backends.prompts)) // len(prompts)
         _pool(journal, rollout, CALIBRATION, prompts, backends.reference, each, wide)
+
+
+def prompts_of_the_term(config: Config, prompts: int) -> int:
+    """Prompts whose baseline answers the XPO-style term has from the first fit on; later rounds add theirs."""
+    return min(prompts, math.ceil(config.explore.calibration / config.explore.baseline_answers))
 
 
 def calibration_size(config: Config, prompts: int) -> int:
@@ -93,11 +102,13 @@ def calibration_answers(journal: Journal) -> list[Response]:
     return journal.samples(0, CALIBRATION) or journal.samples(0, "proposal")
 
 
-def _draw_baseline(config: Config, journal: Journal, backends: Backends, rollout: RolloutController) -> None:
+def _draw_baseline(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, prompts: Sequence[Prompt]
+) -> None:
     count = config.explore.baseline_answers
     if not callable(backends.baseline):
         version, decoding = backends.baseline
-        _pool(journal, rollout, "baseline", backends.prompts, version, count, decoding)
+        _pool(journal, rollout, "baseline", prompts, version, count, decoding)
         return
     given = backends.baseline(count)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TabularWorldConfig, TextWorldConfig
-from pddpo_ray.loop.before import calibration_size, offline_answers, proposal_of
+from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.worlds.grammar import Grammar
 
@@ -72,7 +72,9 @@ def work_before(config: Config) -> Work:
     whitened = calibration_size(config, prompts)
     if proposal.baseline:
         answers["calibration"] = whitened
-        return Work(answers, features=whitened, scorer_pairs=scorers)
+        if config.explore.loss == "xpo":
+            answers["baseline"] = prompts_of_the_term(config, prompts) * config.explore.baseline_answers
+        return Work(answers, features=whitened + answers.get("baseline", 0), scorer_pairs=scorers)
     baseline = prompts * config.explore.baseline_answers
     answers |= {"baseline": baseline, "proposal": prompts * proposal.pool}
     return Work(answers, features=baseline + whitened, scorer_pairs=scorers)

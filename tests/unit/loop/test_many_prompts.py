@@ -61,3 +61,25 @@ def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unb
     assert drawn[0]["calibration"] == planned["before"]["answers"]["calibration"]
     assert drawn[1] == planned["first_round"]["answers"], "no prompt comes twice in the first round"
     assert planned["before"]["features"] == 20
+
+
+@pytest.mark.slow
+def test_the_xpo_term_has_baseline_answers_from_its_first_fit_on(tmp_path: Path) -> None:
+    config = load(
+        "real-text",
+        [
+            f"world.cache={tmp_path / 'cache'}",
+            *SMALL_REAL_TEXT,
+            *["rounds=1", "world.prompt_count=24", "explore.prompts=3", "explore.calibration=20", "explore.rank=4"],
+            *["explore.loss=xpo", "explore.bonus=off"],
+        ],
+    )
+    run_recipe(config, tmp_path / "run")
+    with read_journal(tmp_path / "run" / JOURNAL) as journal:
+        drawn = Counter(sample.id.split("-")[1] for sample in journal.samples(0))
+        later = {answer.prompt.id for answer in journal.samples(1, "baseline")}
+        first = {answer.prompt.id for answer in journal.samples(0, "baseline")}
+    planned = work(config)["before"]["answers"]
+    assert {name: drawn[name] for name in planned} == planned
+    assert drawn["baseline"] == 5 * 4
+    assert not first & later
