@@ -8,6 +8,7 @@ and at the end the token by which the model ends its turn.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,18 @@ class Renderer:
 def stop_ids(tokenizer: Any, folder: Path | None = None) -> tuple[int, ...]:
     """Ids after which a model has ended its answer: the tokenizer's end of sequence, those of `config.json` and
     `generation_config.json`, and what the tokenizer's own chat template writes behind a reply."""
-    found = {tokenizer.eos_token_id}
+    found, words = {tokenizer.eos_token_id}, math.inf
     for name in ("config.json", "generation_config.json"):
         file = None if folder is None else folder / name
         if file is not None and file.is_file():
-            declared = json.loads(file.read_text("utf-8")).get("eos_token_id")
+            stated = json.loads(file.read_text("utf-8"))
+            declared = stated.get("eos_token_id")
             found |= set(declared) if isinstance(declared, list) else {declared}
+            words = min(words, stated.get("vocab_size") or math.inf)
     if getattr(tokenizer, "chat_template", None):
         found.add(turn_end(tokenizer, tokenizer.get_chat_template()))
-    return tuple(sorted(token for token in found if token is not None))
+    # A tokenizer may know more tokens than the model has: those end nothing, and an engine refuses them.
+    return tuple(sorted(token for token in found if token is not None and token < words))
 
 
 def turn_end(tokenizer: Any, template: str) -> int | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,13 @@ def test_ends_are_those_of_tokenizer_configuration_generation_and_template(tmp_p
     assert llama.convert_tokens_to_ids("<|eot_id|>") in stop_ids(llama), (
         "its template says so, its end of text does not"
     )
+
+
+def test_tokens_that_the_model_does_not_have_end_nothing(tmp_path: Path) -> None:
+    tokenizer = SimpleNamespace(eos_token_id=512, chat_template=None)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 512, "eos_token_id": 7}))
+    assert stop_ids(tokenizer, tmp_path) == (7,)
+    assert stop_ids(tokenizer) == (512,)
 
 
 def test_an_engine_stops_at_a_token_that_stands_in_generation_config_alone(tmp_path: Path) -> None:
