@@ -18,10 +18,9 @@ from pddpo_ray.loop.fitting import _warn_if_little_moved
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
-from pddpo_ray.training.local import LocalTrainer, store_reference
+from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from pddpo_ray.training.moved import moved_share, sampled
 from tests.tiny_language_model import save_policy, tiny_llama
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
