@@ -1,7 +1,7 @@
 """How much a recipe computes and asks before its first round and in each round, as pure functions of the recipe.
 
-Answers are counted exactly, but for those to prompts that come again in a later round. Tokens are at most: an answer
-counts with its longest length.
+Answers are counted exactly, but for offline ones and those to prompts that come again in a later round, which may be
+fewer. Tokens are at most: an answer counts with its longest length.
 """
 
 from __future__ import annotations
