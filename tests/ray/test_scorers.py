@@ -50,7 +50,7 @@ def test_an_actor_scores_as_the_model_does_here_and_labels_follow(ray_running: N
     here = load_scorer(folder)
     there = ScorerHandle("cost-model", partial(load_scorer, folder), deadline_s=60)
     there.wait_ready()
-    np.testing.assert_allclose(there.score_texts(TEXTS), here.score_texts(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(there.score_texts(TEXTS), here.score_texts(TEXTS), atol=1e-5)
     prompt = Prompt("p", (1,), TEXTS[0][0])
     answers = [Response(f"r{place}", prompt, (4,), text, 0, 0) for place, (_, text) in enumerate(TEXTS)]
     pairs = [Pair("pair", answers[0], answers[1])]
