@@ -184,7 +184,7 @@ def answers_in(
     prompt's turns the text under which the run asks about it.
 
     Where several questions show the same texts, the first row that shows them answers the first question, and so on:
-    the same file always answers the same questions, provided that `questions` are all of the run's, in order.
+    the same file answers the same questions where `questions` are all of the run's, in order.
     """
     waiting: defaultdict[Shown, list[OpenQuestion]] = defaultdict(list)
     for question in reversed(questions):

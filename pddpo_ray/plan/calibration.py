@@ -90,7 +90,7 @@ def _fitted(config: Config, backends: Backends, answers: list[Response]) -> floa
     )
     settings = fit_plan(config).settings("reward", False, 1)
     objective = Objective("reward", backends.reference, config.beta)
-    steps, seconds = 1, 0.0
+    steps = 1
     while True:
         fit = settings.model_copy(update={"steps": steps, "epochs": None})
         order = FitCommand(1, Start(backends.reference), objective, rows, fit, 0, f"fit-{steps}")
