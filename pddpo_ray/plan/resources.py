@@ -21,7 +21,7 @@ from pddpo_ray.plan.work import time_rows, work, work_rows
 from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
-from pddpo_ray.worlds.grammar import Grammar
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""
@@ -218,9 +218,9 @@ def model_shape(config: Config) -> ModelShape | None:
     if config.world.kind == "none":
         vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
     else:
-        grammar = Grammar()
+        grammar = FIRST_GRAMMAR
         vocabulary = len(grammar.vocabulary)
-        text_tokens = max(map(len, grammar.prompt_ids)) + max(map(len, grammar.answer_ids))
+        text_tokens = grammar.longest
     matrices = [(size.hidden, size.hidden)] * 4 + [(size.hidden, size.intermediate)] * 3
     per_layer = sum(rows * columns for rows, columns in matrices) + 2 * size.hidden
     return ModelShape(

@@ -13,7 +13,7 @@ from typing import Any
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.worlds.grammar import Grammar
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
 
 STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}
 
@@ -44,7 +44,7 @@ def prompts_of(config: Config) -> int:
         case NoWorldConfig(prompt_count=count):
             return count
         case TextWorldConfig():
-            return len(Grammar().prompt_ids)
+            return len(FIRST_GRAMMAR.prompt_ids)
         case _:
             return 0
 

@@ -1,8 +1,8 @@
-"""The sentences of the text world: prompts ask how to do a job, answers combine five slots.
+"""The sentences of a text world: prompts ask how to do a job, answers combine the phrases of some slots.
 
-An answer is opening, advice, detail, precaution, closing. Every phrase is a fixed list of words and one word is one
-token, so an answer has exactly one tokenisation, and a prompt has few enough answers to enumerate. Within a slot no
-phrase is the beginning of another one, which makes the answers of a prompt the leaves of a tree of choices.
+Every phrase is a fixed list of words and one word is one token, so an answer has exactly one tokenisation, and a prompt
+has few enough answers to enumerate. Within a slot no phrase is the beginning of another one, which makes the answers of
+a prompt the leaves of a tree of choices. A `Grammar` holds all of this; nothing about sentences is known elsewhere.
 """
 
 from __future__ import annotations
@@ -11,15 +11,10 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-TOPICS = (
-    "clean the oven",
-    "remove old paint",
-    "charge a car battery",
-    "prune a tall tree",
-    "unblock the sink",
-    "light the stove",
-)
-SITUATIONS = ("for the first time", "on my own", "in a hurry", "with children nearby")
+import numpy as np
+from numpy.typing import NDArray
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 
 
 @dataclass(frozen=True)
@@ -30,56 +25,60 @@ class Phrase:
     rare: bool = False
 
 
-SLOTS: dict[str, tuple[Phrase, ...]] = {
-    "opening": (Phrase("sure ,"), Phrase("of course ,"), Phrase("good question ,")),
-    "advice": (
-        Phrase("start right away"),
-        Phrase("take it slowly"),
-        Phrase("use strong tools"),
-        Phrase("read the label first", rare=True),
-    ),
-    "detail": (
-        Phrase("and skip the checks ."),
-        Phrase("and keep a steady pace ."),
-        Phrase("and test a small part .", rare=True),
-    ),
-    "precaution": (Phrase("no gloves needed ."), Phrase("wear thick gloves ."), Phrase("ask a friend along .")),
-    "closing": (Phrase("it will go fast ."), Phrase("tell me how it goes .")),
-}
-SLOT_NAMES = tuple(SLOTS)
-PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+@dataclass(frozen=True)
+class Slot:
+    """A place in the answer and the phrases that can stand there."""
+
+    name: str
+    phrases: tuple[Phrase, ...]
+
+    @cached_property
+    def rare(self) -> NDArray[np.bool_]:
+        """[V] which phrases are rare"""
+        return np.array([phrase.rare for phrase in self.phrases])
 
 
 @dataclass(frozen=True)
 class Grammar:
     """Vocabulary, prompts and answers as token ids. Word ids follow the four special tokens in order of appearance."""
 
-    topics: tuple[str, ...] = TOPICS
-    situations: tuple[str, ...] = SITUATIONS
+    topics: tuple[str, ...]
+    situations: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    """In the order in which they are written."""
+    question: str = "how do i {topic} {situation} ?"
 
     @cached_property
     def prompt_texts(self) -> tuple[str, ...]:
         """[X] prompts, situation fastest."""
-        return tuple(f"how do i {topic} {situation} ?" for topic in self.topics for situation in self.situations)
+        return tuple(
+            self.question.format(topic=topic, situation=situation)
+            for topic in self.topics
+            for situation in self.situations
+        )
 
     @cached_property
-    def choices(self) -> tuple[tuple[int, ...], ...]:
-        """[Y, 5] index of the phrase in each slot, last slot fastest."""
-        return tuple(itertools.product(*(range(len(SLOTS[name])) for name in SLOT_NAMES)))
+    def prompt_features(self) -> NDArray[np.int64]:
+        """[X, 2] index of the topic and of the situation of every prompt."""
+        return np.array(list(itertools.product(range(len(self.topics)), range(len(self.situations)))))
+
+    @cached_property
+    def answer_features(self) -> NDArray[np.int64]:
+        """[Y, S] index of the phrase in each slot of every answer, last slot fastest."""
+        sizes = tuple(len(slot.phrases) for slot in self.slots)
+        return np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1).astype(np.int64)
 
     @cached_property
     def answer_texts(self) -> tuple[str, ...]:
         """[Y] answers; the same for every prompt (what differs is their worth)."""
-        return tuple(
-            " ".join(SLOTS[name][value].text for name, value in zip(SLOT_NAMES, choice, strict=True))
-            for choice in self.choices
-        )
+        phrases = ([phrase.text for phrase in slot.phrases] for slot in self.slots)
+        return tuple(map(" ".join, itertools.product(*phrases)))
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """word -> id"""
         words = itertools.chain([PAD, BOS, EOS, UNKNOWN], *(text.split() for text in self.prompt_texts))
-        every = itertools.chain(words, *(phrase.text.split() for slot in SLOTS.values() for phrase in slot))
+        every = itertools.chain(words, *(phrase.text.split() for slot in self.slots for phrase in slot.phrases))
         return {word: index for index, word in enumerate(dict.fromkeys(every))}
 
     @property
@@ -96,9 +95,23 @@ class Grammar:
         return tuple((self.vocabulary[BOS], *self.encode(text)) for text in self.prompt_texts)
 
     @cached_property
+    def phrase_ids(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """[S, V] the words of every phrase; those of the last slot end with end-of-sequence."""
+        last = len(self.slots) - 1
+        return tuple(
+            tuple((*self.encode(phrase.text), *((self.eos,) if index == last else ())) for phrase in slot.phrases)
+            for index, slot in enumerate(self.slots)
+        )
+
+    @cached_property
     def answer_ids(self) -> tuple[tuple[int, ...], ...]:
         """[Y] the words of the answer and end-of-sequence."""
-        return tuple((*self.encode(text), self.eos) for text in self.answer_texts)
+        return tuple(tuple(itertools.chain(*phrases)) for phrases in itertools.product(*self.phrase_ids))
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and answer together, without enumerating the answers."""
+        return max(map(len, self.prompt_ids)) + sum(max(map(len, phrases)) for phrases in self.phrase_ids)
 
     @cached_property
     def answer_index(self) -> dict[tuple[int, ...], int]:
@@ -106,9 +119,31 @@ class Grammar:
         return {ids: index for index, ids in enumerate(self.answer_ids)}
 
     @cached_property
-    def covered(self) -> tuple[bool, ...]:
+    def covered(self) -> NDArray[np.bool_]:
         """[Y] answers without a rare value: the only ones that the baseline writes and the offline pairs mention."""
-        return tuple(
-            not any(SLOTS[name][value].rare for name, value in zip(SLOT_NAMES, choice, strict=True))
-            for choice in self.choices
-        )
+        return ~np.any([slot.rare[self.answer_features[:, s]] for s, slot in enumerate(self.slots)], axis=0)
+
+
+def _slot(name: str, *common: str, rare: str | None = None) -> Slot:
+    return Slot(name, (*map(Phrase, common), *(() if rare is None else (Phrase(rare, rare=True),))))
+
+
+FIRST_GRAMMAR = Grammar(
+    topics=(
+        "clean the oven",
+        "remove old paint",
+        "charge a car battery",
+        "prune a tall tree",
+        "unblock the sink",
+        "light the stove",
+    ),
+    situations=("for the first time", "on my own", "in a hurry", "with children nearby"),
+    slots=(
+        _slot("opening", "sure ,", "of course ,", "good question ,"),
+        _slot("advice", "start right away", "take it slowly", "use strong tools", rare="read the label first"),
+        _slot("detail", "and skip the checks .", "and keep a steady pace .", rare="and test a small part ."),
+        _slot("precaution", "no gloves needed .", "wear thick gloves .", "ask a friend along ."),
+        _slot("closing", "it will go fast .", "tell me how it goes ."),
+    ),
+)
+"""The grammar of the first world: 24 prompts, 216 answers."""

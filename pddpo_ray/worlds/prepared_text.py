@@ -19,7 +19,7 @@ from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.exact_evaluation import Array, WorldView
-from pddpo_ray.worlds.grammar import Grammar
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
 from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
@@ -81,7 +81,7 @@ def prepare_text_world(config: Config) -> PreparedTextWorld:
         raise UserError(f"world.kind {settings.kind} has no text; use world.kind=text")
     reference = settings.reference
     spec = ReferenceSpec(seed=settings.seed, **reference.model_dump())
-    grammar = Grammar()
+    grammar = FIRST_GRAMMAR
     folder = cached_reference(spec, cache_folder(settings.cache), grammar)
     world_spec = TextWorldSpec(
         seed=settings.seed,

@@ -23,7 +23,7 @@ from torch import Tensor
 from pddpo_ray.config import TextReferenceConfig
 from pddpo_ray.storage.cache import made_once
 from pddpo_ray.training.small_models import small_llama
-from pddpo_ray.worlds.grammar import BOS, EOS, PAD, SLOT_NAMES, SLOTS, UNKNOWN, Grammar
+from pddpo_ray.worlds.grammar import BOS, EOS, PAD, UNKNOWN, Grammar
 from pddpo_ray.worlds.text_scoring import score_answers
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class ReferenceSpec(TextReferenceConfig):
     seed: int = 0
 
 
-def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> dict[str, NDArray[np.float64]]:
-    """Slot name -> [X, values]: what the reference should say, independent between slots given the prompt.
+def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> list[NDArray[np.float64]]:
+    """[X, values] per slot: what the reference should say, independent between slots given the prompt.
 
     Common values have probabilities between about 0.2 and 0.6 that differ by topic and situation.
     """
     rng = np.random.default_rng([spec.seed, 11])
-    result = {}
-    for name in SLOT_NAMES:
-        rare = np.array([phrase.rare for phrase in SLOTS[name]])
+    result = []
+    for slot in grammar.slots:
+        rare = slot.rare
         values = len(rare)
         by_topic = rng.normal(0.0, 0.3, (len(grammar.topics), 1, values))
         by_situation = rng.normal(0.0, 0.2, (1, len(grammar.situations), values))
@@ -57,17 +57,17 @@ def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> dict[str, NDArray[n
         common = np.where(rare, -np.inf, logits)
         common = np.exp(common - common.max(axis=1, keepdims=True))
         common /= common.sum(axis=1, keepdims=True)
-        result[name] = np.where(rare, spec.rare, common * (1.0 - spec.rare * rare.sum()))
+        result.append(np.where(rare, spec.rare, common * (1.0 - spec.rare * rare.sum())))
     return result
 
 
 def intended_reference(grammar: Grammar, spec: ReferenceSpec) -> NDArray[np.float64]:
     """Intended pi_ref over the answers. -> [X, Y], rows sum to 1."""
     slots = intended_slots(grammar, spec)
-    choices = np.array(grammar.choices)
+    choices = grammar.answer_features
     result = np.ones((len(grammar.prompt_texts), len(choices)))
-    for position, name in enumerate(SLOT_NAMES):
-        result *= slots[name][:, choices[:, position]]
+    for position, shares in enumerate(slots):
+        result *= shares[:, choices[:, position]]
     return result
 
 
@@ -172,14 +172,13 @@ def build_tokenizer(grammar: Grammar) -> PreTrainedTokenizerFast:
 def cached_reference(
     spec: ReferenceSpec,
     cache: Path,
-    grammar: Grammar | None = None,
+    grammar: Grammar,
     progress: Callable[[int, float], None] | None = None,
 ) -> Path:
     """Folder of the trained reference: config, weights, tokenizer and `answer_log_probs.npy` [X, Y].
 
     Trains it first if the cache has none for this spec and grammar.
     """
-    grammar = grammar or Grammar()
 
     def make(folder: Path) -> None:
         model = pretrain(grammar, spec, progress)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Prompt, Response
-from pddpo_ray.worlds.grammar import SLOT_NAMES, SLOTS, Grammar
+from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle
 
 Array = NDArray[np.float64]
@@ -113,12 +113,11 @@ def with_rest(log_probs: Array) -> Array:
     return table / table.sum(axis=1, keepdims=True)
 
 
-def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: Grammar | None = None) -> TextWorld:
+def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
     """Draw truths until the world is well posed for this reference.
 
     reference_log_probs [X, Y] comes from scoring every answer with the real model.
     """
-    grammar = grammar or Grammar()
     reference = with_rest(reference_log_probs)
     rest = float(reference[:, -1].mean())
     if rest > spec.off_grammar_max:
@@ -167,16 +166,16 @@ def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt
 
 def _table(grammar: Grammar, effects: Effects, spec: TextWorldSpec, rng: np.random.Generator) -> Array:
     """Slot effects with noise, a part per topic and pairwise interactions. -> [X, Y]"""
-    choices = np.array(grammar.choices)
+    choices = grammar.answer_features
     topics, situations = len(grammar.topics), len(grammar.situations)
     result = np.zeros((topics * situations, len(choices)))
-    for position, name in enumerate(SLOT_NAMES):
-        values = len(SLOTS[name])
-        effect = np.array(effects[name]) + rng.normal(0.0, spec.slot_noise, values)
+    for position, slot in enumerate(grammar.slots):
+        values = len(slot.phrases)
+        effect = np.array(effects[slot.name]) + rng.normal(0.0, spec.slot_noise, values)
         by_topic = np.repeat(rng.normal(0.0, spec.topic_noise, (topics, values)), situations, axis=0)
         result += (effect + by_topic)[:, choices[:, position]]
-    for first, second in itertools.combinations(range(len(SLOT_NAMES)), 2):
-        shape = (len(SLOTS[SLOT_NAMES[first]]), len(SLOTS[SLOT_NAMES[second]]))
+    for first, second in itertools.combinations(range(len(grammar.slots)), 2):
+        shape = (len(grammar.slots[first].phrases), len(grammar.slots[second].phrases))
         result += rng.normal(0.0, spec.interaction_noise, shape)[choices[:, first], choices[:, second]]
     return result
 

@@ -6,6 +6,7 @@ beginning once: about a quarter of the tokens that scoring the answers one by on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pddpo_ray.worlds.grammar import SLOT_NAMES, SLOTS, Grammar
+from pddpo_ray.worlds.grammar import Grammar
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -38,12 +39,10 @@ def _score_prompts(model: Any, grammar: Grammar, prompts: list[tuple[int, ...]])
     output = model(input_ids=ids, attention_mask=mask, use_cache=True)
     cache, last_logits = output.past_key_values, output.logits[:, -1]
     total = torch.zeros(len(prompts), dtype=torch.float64)
-    for index, name in enumerate(SLOT_NAMES):
-        ending = (grammar.eos,) if index == len(SLOT_NAMES) - 1 else ()
-        phrases = [(*grammar.encode(phrase.text), *ending) for phrase in SLOTS[name]]
+    for phrases in grammar.phrase_ids:
         words, real = _padded(phrases)
         before = len(total)
-        # Every beginning is followed by every phrase, last slot fastest: the order of Grammar.choices.
+        # Every beginning is followed by every phrase, last slot fastest: the order of Grammar.answer_features.
         cache.batch_repeat_interleave(len(phrases))
         mask = torch.cat([mask.repeat_interleave(len(phrases), dim=0), real.repeat(before, 1)], dim=1)
         positions = (mask.cumsum(dim=1) - 1)[:, -words.shape[1] :]
@@ -66,7 +65,7 @@ def _score_prompts(model: Any, grammar: Grammar, prompts: list[tuple[int, ...]])
     return total.reshape(len(prompts), -1).numpy()
 
 
-def _padded(phrases: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+def _padded(phrases: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
     """Phrases of a slot, padded on the right, and which words are real. -> [n, W], [n, W]
 
     Padding stays in the cache but is masked, and positions count real words only, so later phrases do not see it.

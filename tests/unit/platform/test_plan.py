@@ -166,7 +166,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from pddpo_ray.worlds.grammar import Grammar
+    from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
 
     config = load("text-world")
     assert config.world.kind == "text"
@@ -174,7 +174,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(Grammar().vocabulary),
+                vocab_size=len(FIRST_GRAMMAR.vocabulary),
                 hidden_size=size.hidden,
                 intermediate_size=size.intermediate,
                 num_hidden_layers=size.layers,

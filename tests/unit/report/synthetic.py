@@ -17,7 +17,7 @@ from pddpo_ray.journal import Journal, schema
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.output import release_decision
-from pddpo_ray.worlds.grammar import Grammar
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
 
 RHO, LAMBDA_STAR, F_STAR = 1.0, 0.72, 0.61
 SECONDS = {"fit-reward": 6.1, "fit-cost": 6.4, "publish": 0.4, "sample": 2.2, "safety": 0.2, "explore": 3.1}
@@ -60,7 +60,7 @@ def write_run(
 
 
 def _start(journal: Journal, hostile: bool) -> list[Prompt]:
-    grammar = Grammar()
+    grammar = FIRST_GRAMMAR
     prompts = [
         Prompt(f"p{index:02d}", ids, HOSTILE if hostile and index == 0 else text)
         for index, (ids, text) in enumerate(zip(grammar.prompt_ids, grammar.prompt_texts, strict=True))
@@ -146,7 +146,7 @@ def _round(
 
 
 def _answer(key: str, prompt: Prompt, place: int, version: int, hostile: bool) -> Response:
-    grammar = Grammar()
+    grammar = FIRST_GRAMMAR
     place %= len(grammar.answer_ids)
     text = HOSTILE if hostile else grammar.answer_texts[place]
     return Response(key, prompt, grammar.answer_ids[place], text, version, seed=place, log_prob=-3.0)

@@ -7,7 +7,7 @@ import pytest
 
 from pddpo_ray.records import Response
 from pddpo_ray.storage.cache import cache_folder
-from pddpo_ray.worlds.grammar import SLOTS, Grammar
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR as GRAMMAR
 from pddpo_ray.worlds.reference import (
     ReferenceSpec,
     answer_log_probs,
@@ -17,8 +17,6 @@ from pddpo_ray.worlds.reference import (
     next_word_targets,
 )
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
-
-GRAMMAR = Grammar()
 
 
 def world_of(seed: int) -> TextWorld:
@@ -37,10 +35,20 @@ def test_there_are_enough_prompts_and_answers_and_each_has_one_tokenisation() ->
 
 
 def test_no_phrase_of_a_slot_begins_another() -> None:
-    for phrases in SLOTS.values():
-        words = [tuple(phrase.text.split()) for phrase in phrases]
+    for slot in GRAMMAR.slots:
+        words = [tuple(phrase.text.split()) for phrase in slot.phrases]
         for first in words:
             assert not any(other != first and other[: len(first)] == first for other in words)
+
+
+def test_features_say_which_phrases_an_answer_has_and_what_a_prompt_asks() -> None:
+    for y in (0, 57, 215):
+        phrases = [slot.phrases[v].text for slot, v in zip(GRAMMAR.slots, GRAMMAR.answer_features[y], strict=True)]
+        assert GRAMMAR.answer_texts[y] == " ".join(phrases)
+        assert GRAMMAR.covered[y] == ("label" not in GRAMMAR.answer_texts[y] and "test" not in GRAMMAR.answer_texts[y])
+    for text, (topic, situation) in zip(GRAMMAR.prompt_texts, GRAMMAR.prompt_features, strict=True):
+        assert text == f"how do i {GRAMMAR.topics[topic]} {GRAMMAR.situations[situation]} ?"
+    assert GRAMMAR.longest == max(map(len, GRAMMAR.prompt_ids)) + max(map(len, GRAMMAR.answer_ids))
 
 
 def test_next_word_targets_reproduce_the_intended_distribution() -> None:
@@ -100,8 +108,8 @@ def test_ten_trained_references_give_well_posed_worlds(seed: int) -> None:
 def nucleus_leaves_out_rare_values(world: TextWorld, top_p: float) -> bool:
     """Whether the offline pairs and the baseline, drawn from the reference's nucleus, can hold no rare value."""
     table = world.oracle.reference[:, :-1]
-    choices = np.array(GRAMMAR.choices)
-    for position, phrases in enumerate(SLOTS.values()):
+    choices = GRAMMAR.answer_features
+    for position, phrases in enumerate(slot.phrases for slot in GRAMMAR.slots):
         for before in {tuple(choice[:position]) for choice in choices}:
             reached = (choices[:, :position] == before).all(axis=1)
             mass = np.stack(
@@ -124,8 +132,8 @@ def assert_well_posed(world: TextWorld) -> None:
     assert oracle.reference[:, -1].max() <= 0.01
     good = oracle.optimum.policy[:, :-1] * ~world.covered[:, :-1]
     assert good.sum() / len(good) > 0.5, "the optimum lives on answers that no offline pair mentions"
-    choices = np.array(GRAMMAR.choices)
-    for position, phrases in enumerate(SLOTS.values()):
+    choices = GRAMMAR.answer_features
+    for position, phrases in enumerate(slot.phrases for slot in GRAMMAR.slots):
         for value, phrase in enumerate(phrases):
             if phrase.rare:
                 share = oracle.reference[:, :-1][:, choices[:, position] == value].sum(axis=1)
