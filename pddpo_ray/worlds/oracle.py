@@ -20,9 +20,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linprog
 from scipy.special import logsumexp
 
+from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.output import output_weights
 
 
@@ -92,29 +92,6 @@ def _step(dual: LagrangianDual, multipliers: Array, direction: Array, slope: Arr
         if before - dual.value(trial) >= 1e-4 * promised - 1e-15 * max(1.0, abs(before)):
             return trial
     return multipliers
-
-
-def largest_margin(excess: Array, prior: Array, support: Mask) -> float:
-    """max over policies on `support` of min_i -g_i: by how much all limits can be kept at once. [I, X, Y] -> []
-
-    Variables are the policy's chances on the support and the margin itself.
-    """
-    cells = np.argwhere(support)
-    columns = np.arange(len(cells))
-    limits = np.concatenate([prior[cells[:, 0]] * excess[:, cells[:, 0], cells[:, 1]], np.ones((len(excess), 1))], 1)
-    rows = np.zeros((len(prior), len(cells) + 1))
-    rows[cells[:, 0], columns] = 1.0
-    target = np.zeros(len(cells) + 1)
-    target[-1] = -1.0
-    solution = linprog(
-        target,
-        A_ub=limits,
-        b_ub=np.zeros(len(excess)),
-        A_eq=rows,
-        b_eq=np.ones(len(prior)),
-        bounds=[(0.0, 1.0)] * len(cells) + [(None, None)],
-    )
-    return float(solution.x[-1])
 
 
 Array = NDArray[np.float64]
@@ -290,7 +267,7 @@ class Oracle:
     def _margin(self, support: Mask | None) -> float:
         """By how much all limits can be kept at once. Raises InfeasibleError where they cannot be kept strictly."""
         reachable = self.reference > 0 if support is None else (self.reference > 0) & support
-        margin = largest_margin(self._excess(), self.prior, reachable)
+        margin, _ = largest_margin(self._excess(), self.prior, reachable)
         if margin <= 0:
             raise InfeasibleError(
                 f"the limits cannot be met together: some policy cost exceeds its limit by {-margin:.4g}"

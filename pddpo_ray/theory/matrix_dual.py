@@ -1,0 +1,208 @@
+"""The dual step for several limits: damped Newton with the covariance of the costs, solved inside its box.
+
+The dual D(lambda) has gradient d_i - E[C_i] and Hessian E_x Cov_{y ~ policy}(C) / beta, so with estimates of both the
+step is the minimiser of
+
+    -excess . step + step . H step / 2,     excess_i = C_i - (d_i - margin_i),   H = (Cov + ridge) / (damping * beta)
+
+over 0 <= multiplier + step <= upper and |step| <= trust. Solving first and clipping afterwards is another point, and
+misses the optimum where costs are correlated and one of the limits is slack. Costs are divided by the range of their
+measure before the step, and multipliers are of the costs as they are.
+
+Between steps a multiplier is all that is remembered of a limit. It never leaves its box, so nothing winds up while it
+sits at an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import lsq_linear
+
+from pddpo_ray.theory.dual import ROUNDS_AT_AN_END
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LimitState:
+    """One limit's multiplier in [0, upper]. `limit` and multiplier are in units of its measure, as a cost."""
+
+    name: str
+    multiplier: float
+    upper: float
+    limit: float
+    scale: float = 1.0
+    """Range of the measure."""
+    margin: float = 0.0
+    """The dual aims at limit - margin."""
+    kl: bool = False
+    """Whether the cost is log policy / reference: its multiplier adds to beta."""
+    rounds_at_upper: int = 0
+    rounds_at_zero: int = 0
+
+    @property
+    def aim(self) -> float:
+        return self.limit - self.margin
+
+
+@dataclass(frozen=True, eq=False)
+class CostEstimates:
+    """Expected costs of all limits from the same answers. means, standard_errors [I], covariance [I, I]
+
+    `covariance` is the one within prompts, E_x Cov_{y ~ policy}(C), as `within_covariance` has it.
+    """
+
+    means: Array
+    standard_errors: Array
+    covariance: Array
+
+
+@dataclass(frozen=True)
+class NewtonRule:
+    """`trust` bounds a step, in units of the reward per range of a measure. `ridge` is in squared ranges."""
+
+    beta: float
+    trust: float
+    damping: float = 0.5
+    ridge: float = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixStep:
+    """One step of all multipliers. `moved_by[i, j]`: how far limit j moved multiplier i; rows sum to the step."""
+
+    names: tuple[str, ...]
+    before: Array
+    after: Array
+    excess: Array
+    moved_by: Array
+
+    def log_lines(self) -> list[str]:
+        """`unsafe 0.40 -> 0.52: +0.15 by unsafe, -0.03 by length`, for every multiplier that moved."""
+        lines = []
+        for name, old, new, parts in zip(self.names, self.before, self.after, self.moved_by, strict=True):
+            if new == old:
+                continue
+            shown = [
+                (part, cause)
+                for part, cause in zip(parts, self.names, strict=True)
+                if abs(part) > 0.01 * np.abs(parts).max()
+            ]
+            causes = ", ".join(f"{part:+.3g} by {cause}" for part, cause in sorted(shown, key=lambda one: -abs(one[0])))
+            lines.append(f"{name} {old:.4g} -> {new:.4g}: {causes}")
+        return lines
+
+
+def newton_step(
+    states: Sequence[LimitState], estimates: CostEstimates, rule: NewtonRule
+) -> tuple[tuple[LimitState, ...], MatrixStep]:
+    """The next multipliers of all limits at once. Raises ValueError where an estimate is no finite number."""
+    scales = np.array([state.scale for state in states])
+    multipliers = np.array([state.multiplier for state in states])
+    upper = np.array([state.upper for state in states])
+    excess = estimates.means - np.array([state.aim for state in states])
+    if not np.isfinite(excess).all():
+        missing = states[int(np.argmin(np.isfinite(excess)))].name
+        raise ValueError(f"{missing}: the estimate is not a finite number; a dual step needs one for every limit")
+    beta = rule.beta + sum(state.multiplier for state in states if state.kl)
+    covariance = estimates.covariance / np.outer(scales, scales) + rule.ridge * np.eye(len(states))
+    low = np.maximum(-multipliers * scales, -rule.trust)
+    high = np.minimum((upper - multipliers) * scales, rule.trust)
+    step, parts = box_step(excess / scales, covariance / (rule.damping * beta), low, high)
+    # the ends themselves, where rounding would leave a multiplier just off them
+    after = np.where(step <= -multipliers * scales, 0.0, np.minimum(multipliers + step / scales, upper))
+    moved = tuple(
+        _counted(replace(one, multiplier=float(new)), e > 0) for one, new, e in zip(states, after, excess, strict=True)
+    )
+    record = MatrixStep(tuple(state.name for state in states), multipliers, after, excess, parts / scales[:, None])
+    return moved, record
+
+
+def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """argmin over low <= step <= high of -excess . step + step . H step / 2, and what each limit had in it. [I], [I, I]
+
+    With H = R^T R that is the least-squares problem |R step - R^-T excess| in a box. At its solution a free coordinate
+    obeys H_ff step_f = excess_f - H_fb step_b, which splits the step linearly; a coordinate at an end is its own doing.
+    """
+    root = np.linalg.cholesky(hessian).T
+    free, step = high > low, np.where(high > low, 0.0, low)
+    if free.any():
+        # a coordinate whose box is a point is left out: the solver wants an interior
+        rest = np.linalg.solve(root.T, excess) - root[:, ~free] @ step[~free]
+        solution = lsq_linear(root[:, free], rest, bounds=(low[free], high[free]), method="bvls", tol=1e-14)
+        step[free] = np.clip(solution.x, low[free], high[free])
+        free[free] = solution.active_mask == 0
+    parts = np.diag(np.where(free, 0.0, step))
+    inverse = np.linalg.inv(hessian[np.ix_(free, free)])
+    parts[np.ix_(free, free)] = inverse * excess[free]
+    parts[np.ix_(free, ~free)] = -inverse @ hessian[np.ix_(free, ~free)] * step[~free]
+    return step, parts
+
+
+def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise: ArrayLike | None = None) -> Array:
+    """E_x Cov_{y|x}(C) from measured answers, the noise of their labels taken out. costs [n, I] -> [I, I]
+
+    Answers of one prompt give its covariance, prompts count by their answers less one. `label_noise` [n, I] is the
+    variance of each measured value about its expectation (`label_variance`; 0 for a rule). Where no prompt has two
+    answers the total covariance stands in, which is larger: steps are shorter then, and end at the same point.
+    """
+    values = np.asarray(costs, dtype=np.float64)
+    groups: dict[Hashable, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(index)
+    several = [members for members in groups.values() if len(members) > 1]
+    if not several:
+        return np.atleast_2d(np.cov(values, rowvar=False)) if len(values) > 1 else np.zeros((values.shape[1],) * 2)
+    total = np.zeros((values.shape[1], values.shape[1]))
+    for members in several:
+        centred = values[members] - values[members].mean(axis=0)
+        total += centred.T @ centred
+    covariance = total / sum(len(members) - 1 for members in several)
+    if label_noise is not None:
+        used = [index for members in several for index in members]
+        covariance -= np.diag(np.asarray(label_noise, dtype=np.float64)[used].mean(axis=0))
+    return _positive(covariance)
+
+
+def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:
+    """Unbiased variance of a mean of M labels about its probability, p (1 - p) / (M - 1); 0 at M = 1. [n] -> [n]
+
+    One label says nothing about its own noise: it stays inside the covariance.
+    """
+    shares = np.asarray(unsafe_shares, dtype=np.float64)
+    return shares * (1.0 - shares) / (labels_each - 1) if labels_each > 1 else np.zeros_like(shares)
+
+
+def message_of(state: LimitState) -> str | None:
+    """Says in words that a multiplier stays at an end of its interval; None otherwise."""
+    if state.rounds_at_zero >= ROUNDS_AT_AN_END:
+        return (
+            f"{state.name}: the multiplier is 0 for {state.rounds_at_zero} rounds: the limit does not bind, the policy"
+            " keeps it without being held to it"
+        )
+    if state.rounds_at_upper >= ROUNDS_AT_AN_END:
+        return (
+            f"{state.name}: the multiplier is at its upper end {state.upper:.4g} for {state.rounds_at_upper} rounds and"
+            " the estimate stays above the limit: it cannot be kept by this model and data, or dual.rho is too small"
+        )
+    return None
+
+
+def _counted(state: LimitState, above: bool) -> LimitState:
+    """The state after a step, with how long its multiplier is at an end."""
+    at_upper = state.multiplier >= state.upper and above
+    return replace(
+        state,
+        rounds_at_upper=state.rounds_at_upper + 1 if at_upper else 0,
+        rounds_at_zero=state.rounds_at_zero + 1 if state.multiplier <= 0.0 else 0,
+    )
+
+
+def _positive(covariance: Array) -> Array:
+    """The nearest positive semidefinite matrix: an estimate less its noise may have negative eigenvalues."""
+    values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)

@@ -1,0 +1,88 @@
+"""Learning limits from measured values: a regression on differences, one stage for all limits together.
+
+With h(y) = log policy(y|x) - log base(y|x), base the policy that enters the stage, and two answers y, y' of one prompt
+whose costs C_i (i = 1..I) were measured:
+
+    u = beta / s * (h(y') - h(y))        t = sum_i lambda_i (C_i(y) - C_i(y')) / s        loss = (u - t)^2
+    s = sum_i lambda_i * range of C_i, one number per fit, so that |t| <= 1
+
+Noise of labels with E[v | y] = C(y) changes no minimiser: over all policies it is base * exp(-sum_i lambda_i C_i /
+beta), whatever distribution with full support the answers come from. Pairs must be chosen without a look at the values.
+The reward stage from values has the same form with cost -reward and multiplier 1. The paper's theorem is about
+comparisons and does not cover this regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = NDArray[np.float64]
+Numbers = TypeVar("Numbers", NDArray[np.float64], "Tensor")
+
+
+def value_scale(multipliers: ArrayLike, ranges: ArrayLike) -> float:
+    """s = sum_i lambda_i * (largest range of C_i within a prompt). [I], [I] -> in units of the reward"""
+    return float(np.dot(np.asarray(multipliers, dtype=np.float64), np.asarray(ranges, dtype=np.float64)))
+
+
+def value_targets(multipliers: ArrayLike, first: ArrayLike, second: ArrayLike, scale: float) -> Array:
+    """t of pairs from the costs of their answers. [I], [B, I], [B, I] -> [B], in [-1, 1] for costs in their ranges"""
+    difference = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    return np.asarray(difference @ np.asarray(multipliers, dtype=np.float64) / scale)
+
+
+def value_losses(
+    log_ratio_first: Numbers, log_ratio_second: Numbers, targets: Numbers, *, temperature: float
+) -> Numbers:
+    """(u - t)^2 of pairs, u = temperature * (h(second) - h(first)), temperature = beta / s. [B], [B], [B] -> [B]"""
+    return (temperature * (log_ratio_second - log_ratio_first) - targets) ** 2
+
+
+def centred_losses(log_ratios: Numbers, costs: Numbers, *, temperature: float) -> Numbers:
+    """The same for several answers of one prompt: costs sum_i lambda_i C_i / s against their mean. [n], [n] -> [n]
+
+    Their sum times n is the sum of `value_losses` over all n (n - 1) / 2 pairs of the answers.
+    """
+    rest = costs + temperature * log_ratios
+    return (rest - rest.mean()) ** 2
+
+
+def table_scores(
+    prompts: Sequence[int],
+    first: Sequence[int],
+    second: Sequence[int],
+    targets: ArrayLike,
+    *,
+    shape: tuple[int, int],
+    weights: ArrayLike | None = None,
+    ridge: float = 0.0,
+) -> Array:
+    """Minimiser of the pairs' squared losses over all tables: sum_i lambda_i C_i / s, up to a constant. -> [X, Y]
+
+    The policy is base * exp(-score / temperature). Each prompt is a least-squares problem on the graph of its pairs;
+    of its solutions the one of smallest norm is taken, so that answers in no pair, and prompts without pairs, stay as
+    they were. `ridge` counts as so many pairs of every answer with a score of 0.
+    """
+    scores = np.zeros(shape)
+    x, a, b = (np.asarray(column, dtype=np.int64) for column in (prompts, first, second))
+    t = np.asarray(targets, dtype=np.float64)
+    w = np.ones(len(t)) if weights is None else np.asarray(weights, dtype=np.float64)
+    for prompt in np.unique(x):
+        rows = x == prompt
+        matrix, right = np.zeros((shape[1], shape[1])), np.zeros(shape[1])
+        for one, sign in ((a[rows], 1.0), (b[rows], -1.0)):
+            np.add.at(matrix, (one, one), w[rows])
+            np.add.at(right, one, sign * w[rows] * t[rows])
+        np.add.at(matrix, (a[rows], b[rows]), -w[rows])
+        np.add.at(matrix, (b[rows], a[rows]), -w[rows])
+        # of an answer that is paired with itself nothing is left, and rcond finds the graph's components exactly
+        matrix += ridge * np.eye(shape[1])
+        scores[prompt] = np.linalg.lstsq(matrix, right, rcond=1e-10)[0]
+    return scores
