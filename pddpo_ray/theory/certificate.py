@@ -74,13 +74,13 @@ def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
 
 
 def log_wealth(values: Array, limit: float, *, above: bool = False) -> Array:
-    """log E_t(limit) after each value, of bets on a mean below the limit (or `above` it). [n] -> [n]"""
+    """log E_t(limit) after each value, of bets on a mean below the limit (or `above` it). [..., n] -> [..., n]"""
     if above:
         bets, array, mean = bets_above(limit), 1.0 - values, 1.0 - limit
     else:
         bets, array, mean = bets_below(limit), values, limit
-    gains = np.log1p(-np.outer(bets, array)) - np.log1p(-bets * mean)[:, None]
-    return _log_mean(np.cumsum(gains, axis=1))
+    gains = np.stack([np.log1p(-bet * array) - math.log1p(-bet * mean) for bet in bets])
+    return _log_mean(np.cumsum(gains, axis=-1))
 
 
 def bets_below(limit: float) -> Array:

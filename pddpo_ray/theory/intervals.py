@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.stats import beta, norm
 from scipy.stats import t as student
 
 Array = NDArray[np.float64]
@@ -58,6 +58,39 @@ def wilson(share: float, count: float, level: float = 0.95) -> tuple[float, floa
     half = quantile / scale * math.sqrt(share * (1 - share) / count + quantile**2 / (4 * count**2))
     # at the ends the exact limits are 0 and 1; rounding would leave them a little off
     return 0.0 if share == 0 else max(0.0, centre - half), 1.0 if share == 1 else min(1.0, centre + half)
+
+
+def clopper_pearson(successes: float, count: float, level: float = 0.95) -> tuple[float, float]:
+    """Exact binomial interval of a rate; it covers at least `level` at every rate and count.
+
+    `successes` need not be whole: a sum of `count` values in [0, 1] is spread less than that of right-or-wrong ones.
+    """
+    tail = (1.0 - level) / 2.0
+    return binomial_low(successes, count, tail), binomial_high(successes, count, tail)
+
+
+def binomial_low(successes: float, count: float, tail: float) -> float:
+    """One-sided exact lower bound of a rate: so many successes or more have probability `tail` there."""
+    return 0.0 if successes <= 0 else float(beta.ppf(tail, successes, count - successes + 1))
+
+
+def binomial_high(successes: float, count: float, tail: float) -> float:
+    """One-sided exact upper bound of a rate: so many successes or fewer have probability `tail` there."""
+    return 1.0 if successes >= count else float(beta.ppf(1.0 - tail, successes + 1, count - successes))
+
+
+def empirical_bernstein(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of values in [0, 1] for one look (Maurer and Pontil 2009). [n], n >= 2
+
+    mean +- sqrt(2 V ln(4/alpha) / n) + 7 ln(4/alpha) / (3 (n - 1)), V the sample variance. Shown beside certificates.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.size < 2:
+        return 0.0, 1.0
+    log_term = math.log(4.0 / (1.0 - level))
+    spread = math.sqrt(2.0 * float(array.var(ddof=1)) * log_term / array.size)
+    half = spread + 7.0 * log_term / (3.0 * (array.size - 1))
+    return max(0.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:
