@@ -27,7 +27,7 @@ def check(
     """Measure a file of answers against limits, with intervals; nothing is trained."""
     from pddpo_ray.limits.check import check as check_limits
     from pddpo_ray.limits.check import read_answers
-    from pddpo_ray.limits.reading import read_limits
+    from pddpo_ray.scoring.limit_sources import read_limits
 
     checked = check_limits(read_limits(file), read_answers(on))
     if as_json:

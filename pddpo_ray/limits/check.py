@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from scipy.stats import beta
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Amount, Limit
-from pddpo_ray.limits.reading import MeasuredLimit
-from pddpo_ray.limits.sources import Answer, Unmeasured
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
+from pddpo_ray.records import Message
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 
 Array = NDArray[np.float64]
@@ -67,44 +68,43 @@ class Checked:
         }
 
 
-def check(limits: Sequence[MeasuredLimit], answers: Sequence[Answer]) -> list[Checked]:
+def check(limits: Sequence[tuple[StatedLimit, Source]], answers: Sequence[Answer]) -> list[Checked]:
     """Every limit on the answers of its prompt set. Raises UserError if a limit names a set and no row has one."""
-    return [check_one(measured, answers) for measured in limits]
+    return [check_one(stated, source, answers) for stated, source in limits]
 
 
-def check_one(measured: MeasuredLimit, answers: Sequence[Answer]) -> Checked:
+def check_one(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> Checked:
     """One limit; its answers are those whose `set` is the limit's prompt set, or all."""
-    limit, source, over = measured.limit, measured.source, measured.limit.quantity.over
+    limit, quantity = stated.limit, stated.limit.quantity
+    over = quantity.over
     if over is not None and not any("set" in answer.row for answer in answers):
         raise UserError(
             f'limit {limit.name} is over `{over}`, and no row names its set; add "set": "{over}" to its rows'
         )
+    own = [answer for answer in answers if over is None or answer.row.get("set") == over]
+    measured = ask(limit.name, source, own, stated.asking)
     values: dict[str, list[float]] = {}
     missing: dict[str, int] = {}
-    reasons: list[str] = []
-    for number, answer in enumerate(answers, start=1):
-        if over is not None and answer.row.get("set") != over:
+    for answer, value in zip(own, measured.values, strict=True):
+        if value is None:
             continue
-        value = source(answer)
-        values.setdefault(answer.prompt, [])
+        numbers = values.setdefault(answer.prompt, [])
         if isinstance(value, Unmeasured):
             missing[answer.prompt] = missing.get(answer.prompt, 0) + 1
-            reasons.append(f"row {number}: {source.name} {value.reason}")
         else:
-            values[answer.prompt].append(value)
+            numbers.append(value)
     low, high, problem = _interval(limit, values, missing)
     means = [float(np.mean(found)) for found in values.values() if found]
-    quantity = limit.quantity
     return Checked(
         limit,
         source.name,
         Amount(quantity, float(np.mean(means))) if means else None,
         None if low is None else Amount(quantity, low),
         None if high is None else Amount(quantity, high),
-        sum(map(len, values.values())),
+        len(measured.numbers),
         len(values),
-        sum(missing.values()),
-        tuple(reasons[:3]),
+        measured.failed,
+        measured.reasons,
         "; ".join(part for part in (problem, source.note) if part),
     )
 
@@ -154,7 +154,7 @@ def read_answers(path: Path) -> list[Answer]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                answers.append(_answer(line, f"{path.name} line {number}"))
+                answers.append(replace(_answer(line, f"{path.name} line {number}"), where=f"row {number}"))
     if not answers:
         raise UserError(f"{path} holds no answers")
     return answers
@@ -172,14 +172,19 @@ def _answer(line: str, where: str) -> Answer:
             raise UserError(f"{where} has no `{key}`; its keys are {', '.join(row) or 'none'}")
     if not isinstance(row["response"], str):
         raise UserError(f"{where}: `response` must be text, got {type(row['response']).__name__}")
-    return Answer(_prompt_text(row["prompt"], where), row["response"], row)
+    reference = row.get("reference")
+    if reference is not None and not isinstance(reference, str):
+        raise UserError(f"{where}: `reference` is the reference's answer as text, got {type(reference).__name__}")
+    turns = _turns(row["prompt"], where)
+    prompt = row["prompt"] if isinstance(row["prompt"], str) else "\n\n".join(turn.content for turn in turns)
+    return Answer(prompt, row["response"], row, turns, reference)
 
 
-def _prompt_text(prompt: Any, where: str) -> str:
+def _turns(prompt: Any, where: str) -> tuple[Message, ...]:
+    """The turns of a conversation; none where the prompt is text."""
     if isinstance(prompt, str):
-        return prompt
-    turns = prompt if isinstance(prompt, list) else []
-    texts = [turn["content"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
-    if not texts or len(texts) < len(turns):
+        return ()
+    turns = [turn for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
+    if not turns or not all(isinstance(turn.get("content"), str) for turn in turns) or len(turns) < len(prompt):
         raise UserError(f'{where}: `prompt` must be text or messages [{{"role": ..., "content": ...}}]')
-    return "\n\n".join(texts)
+    return tuple(Message(str(turn.get("role", "user")), turn["content"]) for turn in turns)

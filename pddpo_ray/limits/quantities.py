@@ -6,19 +6,35 @@
 | mean  | a number with bounds that are stated or not               | the measure's own     |
 | logit | the paper's cost; 0 means half of the labels say unsafe   | logit                 |
 | kl    | log policy / reference of an answer                       | nats per answer       |
+
+A rate or a mean may be relative to the reference: the measure of an answer less that of the reference's answer to the
+same prompt, or the share of answers that win against the reference's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["rate", "mean", "logit", "kl"]
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Unit and bounds of a single measurement; a verdict is True, False or a probability."""
+
+    unit: str
+    verdict: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+VERDICT = Scale("share", True, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Quantity:
-    """What a number is a number of. Equal quantities have equal kind, unit, prompt set and bounds."""
+    """What a number is a number of. Equal quantities have equal kind, unit, prompt set, bounds and comparison."""
 
     kind: Kind
     unit: str
@@ -27,6 +43,8 @@ class Quantity:
     low: float | None = None
     high: float | None = None
     """Bounds of one measurement; None: not known, and then no interval can be given."""
+    versus: Literal["reference"] | None = None
+    """What answers are compared with; None: the measure stands by itself."""
 
     @property
     def bounded(self) -> bool:
@@ -38,7 +56,7 @@ class Quantity:
             return "unknown"
         if self.kind == "rate":
             return f"{100 * number:.3g} %"
-        return f"{number:.4g} {self.unit}"
+        return f"{number:.4g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -82,7 +100,39 @@ class Limit:
     def __str__(self) -> str:
         """`at most 5 % over benign`"""
         over = "" if self.quantity.over is None else f" over {self.quantity.over}"
-        return f"at {'least' if self.at_least else 'most'} {self.bound}{over}"
+        versus = "" if self.quantity.versus is None else f" versus the {self.quantity.versus}"
+        return f"at {'least' if self.at_least else 'most'} {self.bound}{over}{versus}"
+
+    def violation(self, estimate: Amount) -> float:
+        """How far an estimate is on the wrong side, in the quantity's unit; at most 0 keeps the limit."""
+        return self.bound - estimate if self.at_least else estimate - self.bound
+
+    def cost(self, value: float) -> float:
+        """A measurement as a cost, of which less is better: at least d of a rate is at most 1 - d of its complement.
+
+        at least 99 %: cost(1.0) = 0; at least 3 words: cost(5) = -5
+        """
+        if not self.at_least:
+            return value
+        return 1.0 - value if self.quantity.kind == "rate" and self.quantity.versus is None else -value
+
+    @property
+    def cost_limit(self) -> float:
+        """What the expected cost may be at most."""
+        return self.cost(self.bound.number)
+
+    @property
+    def cost_range(self) -> tuple[float, float] | None:
+        """Lowest and highest cost of one answer; None where the bounds are unknown."""
+        if self.quantity.low is None or self.quantity.high is None:
+            return None
+        low, high = sorted((self.cost(self.quantity.low), self.cost(self.quantity.high)))
+        return low, high
+
+    def within(self, low: float, high: float) -> Limit:
+        """The same limit on a measure whose bounds became known, e.g. tokens up to the longest answer of a run."""
+        quantity = replace(self.quantity, low=low, high=high)
+        return replace(self, bound=Amount(quantity, self.bound.number))
 
     def kept(self, low: Amount | None, high: Amount | None) -> bool | None:
         """Whether an interval shows that the limit is kept (True), that it is broken (False), or neither (None)."""

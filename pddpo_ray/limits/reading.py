@@ -1,8 +1,11 @@
-"""Limits as they stand in a file, to typed limits and their sources. Percent and units are read as people write them.
+"""Limits as they stand in a file, to typed limits. Nothing is opened here: a source is named, not loaded.
 
 limits:
   length:  {mean: {rule: words}, at_most: 80}
   refuses: {rate: {rule: refusal}, over: benign, at_most: 5 %, confidence: 95 %}
+  brand:   {rate: {judge: {question: brand.md}}, at_most: 2 %, audited_by: {people: 40 a round}}
+
+Percent, units and times are read as people write them.
 """
 
 from __future__ import annotations
@@ -11,117 +14,306 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
-from pddpo_ray.limits.sources import Source, open_source
+from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
+from pddpo_ray.limits.rules import rule_of
 
 KINDS: Mapping[str, Kind] = {"rate": "rate", "mean": "mean", "logit": "logit", "kl": "kl"}
-KEYS = ("over", "at_most", "at_least", "confidence", "bounds", "versus", "audited_by", "answers", "labels_each")
-PERCENT = re.compile(r"^\s*([-+]?\d+(?:\.\d*)?|[-+]?\.\d+)\s*%\s*$")
+KEYS = (
+    "over", "at_most", "at_least", "confidence", "bounds", "unit", "versus", "audited_by",
+    "answers", "labels_each", "deadline", "failed",
+)  # fmt: skip
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "rule": ("tokenizer",),
+    "regex": (),
+    "json_schema": (),
+    "function": ("seconds",),
+    "classifier": ("label", "threshold", "template", "max_tokens", "batch"),
+    "score_model": ("template", "scale", "shift", "max_tokens", "batch"),
+    "judge": ("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
+    "endpoint": ("url", "key_env", "workers", "timeout", "tries", "version"),
+    "grader": ("model", "endpoint", "key_env", "workers", "timeout", "tries"),
+    "people": ("question", "labels_each"),
+    "world": (),
+}
+"""What can measure, and the keys that each may be given beside (or under) its name."""
+NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
+PERCENT = re.compile(rf"^\s*{NUMBER}\s*%\s*$")
+WITH_UNIT = re.compile(rf"^\s*{NUMBER}\s*([A-Za-zµ].*?)\s*$")
+A_ROUND = re.compile(r"^\s*(\d+)\s*(?:a|per|each)\s+round\s*$")
+SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0, "day": 86400.0}
 
 
 @dataclass(frozen=True)
-class MeasuredLimit:
-    """A limit and what measures one answer for it."""
+class Asking:
+    """How much a source is asked, and how much of it may fail."""
+
+    answers: int | None = None
+    """Most answers that are measured in one call, chosen evenly at random; None: all."""
+    seconds: float | None = None
+    """Deadline of one call; answers that were not begun by then are failures. None: no deadline."""
+    failed: float | None = None
+    """Largest share of the asked answers that may have no number; None: any."""
+    labels_each: int | None = None
+    """Opinions per answer, of a judge or of people."""
+
+
+@dataclass(frozen=True)
+class SourceName:
+    """Which source a limit names, e.g. {classifier: models/guard, label: unsafe}."""
+
+    kind: str
+    """A key of SOURCES, or `reference` for a kl limit."""
+    what: str = ""
+    """A rule's name, a path, `module:name`; empty where options say all."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.what}".strip()
+
+
+@dataclass(frozen=True)
+class StatedLimit:
+    """A limit as it is stated: what it says, who measures it, and how much is asked."""
 
     limit: Limit
-    source: Source
+    source: SourceName
+    scale: Scale
+    """Of one measurement by the source, before any comparison with the reference."""
+    asking: Asking
+    audited: int | None = None
+    """Answers per round (or file) that people measure too, drawn evenly at random; None: no audit."""
+    where: str = ""
+    """What messages call its place, e.g. `limits.yaml: limits.length`."""
 
 
-def read_limits(path: Path) -> list[MeasuredLimit]:
-    """The limits of a recipe or of a file with `limits:` alone. Raises UserError with the key that is wrong."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file with `limits:` in it")
-    document, _ = read_document(path, path.name)
+def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
+    """The limits of a document with `limits:` and perhaps `prompts:`. Raises UserError with the key that is wrong."""
     limits = document.get("limits")
     if not isinstance(limits, dict) or not limits:
         near = difflib.get_close_matches("limits", [str(key) for key in document], 1, 0.6)
-        raise UserError(
-            f"{path.name}: no `limits:` in it" + (f"; did you mean limits for `{near[0]}`?" if near else "")
-        )
+        raise UserError(f"{name}: no `limits:` in it" + (f"; did you mean limits for `{near[0]}`?" if near else ""))
     sets = document.get("prompts")
     known = list(sets) if isinstance(sets, dict) else None
-    return [read_limit(str(name), given, path, known) for name, given in limits.items()]
+    return [stated_limit(limit, given, name, known) for limit, given in limits.items()]
 
 
-def read_limit(name: str, given: Any, path: Path, sets: Sequence[str] | None = None) -> MeasuredLimit:
+def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = None) -> StatedLimit:
     """One entry of `limits:`; `sets` are the names under `prompts:`, None where the file names none."""
-    where = f"{path.name}: limits.{name}"
+    if not isinstance(name, str):
+        raise UserError(f'{file}: the name of a limit is a word; YAML reads `{name}` as another type: write "{name}":')
+    where = f"{file}: limits.{name}"
     if not isinstance(given, dict):
         raise UserError(f"{where} must say what is measured, e.g. {{mean: {{rule: words}}, at_most: 80}}")
-    kinds = [key for key in given if key in KINDS]
     for key in given:
         if key not in KINDS and key not in KEYS:
             raise UserError(f"{where}: unknown key `{key}`{_nearest(str(key), [*KINDS, *KEYS])}")
+    kinds = [key for key in given if key in KINDS]
     if len(kinds) != 1:
         raise UserError(f"{where} needs exactly one of {', '.join(KINDS)}; it has {', '.join(kinds) or 'none of them'}")
     kind = KINDS[kinds[0]]
-    _only_what_can_be_checked(where, kind, given)
-    source = open_source(where, kind, given[kinds[0]], path.parent)
-    over = given.get("over")
+    source = _source(f"{where}.{kind}", kind, given[kind])
+    scale = _scale(where, kind, source, given)
+    quantity = _quantity(where, kind, given, scale, sets)
+    return StatedLimit(
+        _limit(name, where, given, quantity),
+        source,
+        scale,
+        _asking(where, given, source),
+        _audited(where, given),
+        where,
+    )
+
+
+# --- what measures ------------------------------------------------------------------------------------------------
+
+
+def _source(where: str, kind: Kind, given: Any) -> SourceName:
+    if kind == "kl":
+        if given != "reference":
+            raise UserError(f"{where}: a kl limit is to the reference; write {{kl: reference, at_most: 8}}")
+        return SourceName("reference")
+    if not isinstance(given, dict) or not given:
+        raise UserError(f"{where} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {given}")
+    names = [key for key in given if key in SOURCES]
+    if len(names) != 1:
+        first = str(next(iter(given)))
+        mend = _nearest(first, list(SOURCES)) if not names else f"; it names {' and '.join(names)}"
+        raise UserError(f"{where} names one source{mend}")
+    name, value = names[0], given[names[0]]
+    options = {key: option for key, option in given.items() if key != name}
+    what = ""
+    if isinstance(value, dict):
+        options |= value
+    elif isinstance(value, str):
+        what = value
+    elif value is not None:
+        raise UserError(f'{where}.{name}: `{value}` is no text; put it in quotes: "{value}"')
+    for key in options:
+        if key not in SOURCES[name]:
+            known = _nearest(str(key), SOURCES[name]) if SOURCES[name] else "; it takes none"
+            raise UserError(f"{where}.{name}: unknown key `{key}`{known}")
+    return SourceName(name, what, options)
+
+
+def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any]) -> Scale:
+    """Unit and bounds of one measurement, by what the source is and what the limit states."""
+    if kind == "kl":
+        return Scale("nats")
+    if kind == "logit":
+        if source.kind not in ("people", "judge", "world"):
+            raise UserError(f"{where}: a logit is estimated from labels; its source is people, a judge or the world")
+        return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
+    own = Scale("")
+    if source.kind == "rule":
+        own = rule_of(f"{where}.{kind}.rule", source.what).scale
+    elif kind == "rate" or source.kind in ("regex", "json_schema", "people"):
+        own = VERDICT
+    elif source.kind == "classifier":
+        own = Scale("probability", low=0.0, high=1.0)
+    if kind == "rate":
+        if not own.verdict or source.kind == "score_model":
+            counts = own.unit if source.kind == "rule" else "a score"
+            raise UserError(f"{where}: {source} gives {counts}; use `mean` for it, or a source that says yes or no")
+        if "bounds" in given or "unit" in given:
+            raise UserError(f"{where}: a rate is a share between 0 and 100 %; leave out `bounds` and `unit`")
+        return own
+    low, high = _bounds(where, given)
+    unit = str(given.get("unit", own.unit))
+    return Scale(unit, False, own.low if low is None else low, own.high if high is None else high)
+
+
+def _quantity(where: str, kind: Kind, given: Mapping[str, Any], scale: Scale, sets: Sequence[str] | None) -> Quantity:
+    over, versus = given.get("over"), given.get("versus")
+    if over is not None and not isinstance(over, str):
+        raise UserError(f"{where}.over names one prompt set, got `{over}`; put a name that is no word in quotes")
     if over is not None and sets is not None and over not in sets:
-        raise UserError(f"{where}: there is no prompt set `{over}`{_nearest(str(over), list(sets))}")
-    low, high = bounds_of(where, given.get("bounds"), source)
-    quantity = Quantity(kind, source.unit, None if over is None else str(over), low, high)
-    return MeasuredLimit(_limit(name, where, given, quantity), source)
+        raise UserError(f"{where}: there is no prompt set `{over}`{_nearest(over, list(sets))}")
+    if kind == "kl" and over is not None:
+        raise UserError(f"{where}: a kl limit is over all prompts; leave out `over`")
+    if versus is None:
+        return Quantity(kind, scale.unit, over, scale.low, scale.high)
+    if versus != "reference" or kind not in ("rate", "mean"):
+        raise UserError(f"{where}: a rate or a mean may be `versus: reference`; got {kind} versus `{versus}`")
+    if kind == "rate" and compares(given[kind]):
+        return Quantity(kind, scale.unit, over, 0.0, 1.0, "reference")
+    if scale.low is None or scale.high is None:
+        return Quantity(kind, scale.unit, over, None, None, "reference")
+    span = scale.high - scale.low
+    return Quantity(kind, scale.unit, over, -span, span, "reference")
 
 
-def number_of(where: str, value: Any, *, share: bool) -> float:
-    """A number as people write it: 80, `5 %` (a share alone), 0.05. Raises UserError for anything else."""
-    percent = PERCENT.match(value) if isinstance(value, str) else None
-    if percent:
-        if not share:
-            raise UserError(f"{where}: `{value}` is a percentage, and this is no share; write the number itself")
-        return float(percent[1]) / 100.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        wanted = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
-        raise UserError(f"{where}: `{value}` is no number; write {wanted}")
-    return float(value)
+def compares(source: Any) -> bool:
+    """Whether a source is shown both answers and says which is better, so that its rate is a share of wins."""
+    return isinstance(source, dict) and bool({"judge", "people"} & set(source))
 
 
-def bounds_of(where: str, given: Any, source: Source) -> tuple[float | None, float | None]:
-    """Bounds of one measurement: those that are stated, else the source's own."""
-    if given is None:
-        return source.low, source.high
-    if not isinstance(given, list) or len(given) != 2:
-        raise UserError(f"{where}.bounds must be two numbers, e.g. [0, 400]; got {given}")
-    low, high = (number_of(f"{where}.bounds", bound, share=False) for bound in given)
-    if not low < high:
-        raise UserError(f"{where}.bounds: {low:g} is not below {high:g}")
-    return low, high
+# --- the statement ------------------------------------------------------------------------------------------------
 
 
 def _limit(name: str, where: str, given: Mapping[str, Any], quantity: Quantity) -> Limit:
     stated = [key for key in ("at_most", "at_least") if key in given]
     if len(stated) != 1:
         raise UserError(f"{where} needs at_most or at_least, one of the two")
+    if quantity.kind in ("kl", "logit") and stated[0] == "at_least":
+        raise UserError(f"{where}: a {quantity.kind} limit is `at_most` only")
+    at = f"{where}.{stated[0]}"
     share = quantity.kind == "rate"
-    bound = number_of(f"{where}.{stated[0]}", given[stated[0]], share=share)
-    if share and not 0.0 <= bound <= 1.0:
-        raise UserError(f"{where}.{stated[0]}: a rate lies between 0 and 100 %, got {100 * bound:g} %")
-    if quantity.low is not None and quantity.high is not None and not quantity.low <= bound <= quantity.high:
-        raise UserError(
-            f"{where}.{stated[0]}: {bound:g} lies outside the measure's bounds [{quantity.low:g}, {quantity.high:g}]"
-        )
+    bound = number_of(at, given[stated[0]], share=share, unit=quantity.unit)
+    low, high = quantity.low, quantity.high
+    if share and low is not None and high is not None and not low <= bound <= high:
+        raise UserError(f"{at}: a rate lies between {100 * low:g} and {100 * high:g} %, got {100 * bound:g} %")
+    if (low is not None and bound < low) or (high is not None and bound > high):
+        ends = f"[{'-inf' if low is None else f'{low:g}'}, {'inf' if high is None else f'{high:g}'}]"
+        raise UserError(f"{at}: {bound:g} lies outside the measure's bounds {ends}")
     confidence = number_of(f"{where}.confidence", given.get("confidence", 0.95), share=True)
     if not 0.5 <= confidence < 1.0:
         raise UserError(f"{where}.confidence lies between 50 % and 100 %, got {100 * confidence:g} %")
     return Limit(name, Amount(quantity, bound), stated[0] == "at_least", confidence)
 
 
-def _only_what_can_be_checked(where: str, kind: Kind, given: Mapping[str, Any]) -> None:
-    if kind in ("logit", "kl"):
-        raise UserError(
-            f"{where}: `{kind}` is measured in a run; a file of answers can be checked for `rate` and `mean`"
-        )
-    for key in ("versus", "audited_by"):
-        if key in given:
-            raise UserError(f"{where}: `{key}` needs more than a file of answers; leave it out to check the rest")
+def _asking(where: str, given: Mapping[str, Any], source: SourceName) -> Asking:
+    counts: dict[str, int | None] = {}
+    for key in ("answers", "labels_each"):
+        value = given.get(key, source.options.get(key))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{where}.{key} must be a whole number from 1 on, got `{value}`")
+        counts[key] = value
+    failed = given.get("failed")
+    share = None if failed is None else number_of(f"{where}.failed", failed, share=True)
+    if share is not None and not 0.0 <= share <= 1.0:
+        raise UserError(f"{where}.failed lies between 0 and 100 %, got {100 * share:g} %")
+    deadline = given.get("deadline")
+    seconds = None if deadline is None else seconds_of(f"{where}.deadline", deadline)
+    return Asking(counts["answers"], seconds, share, counts["labels_each"])
+
+
+def _audited(where: str, given: Mapping[str, Any]) -> int | None:
+    audit = given.get("audited_by")
+    if audit is None:
+        return None
+    count = audit.get("people") if isinstance(audit, dict) and len(audit) == 1 else None
+    if isinstance(count, str) and (match := A_ROUND.match(count)):
+        count = int(match[1])
+    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        raise UserError(f"{where}.audited_by: write {{people: 40 a round}} with 2 answers or more; got {audit}")
+    return count
+
+
+def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:
+    """A number as people write it: 80, `80 tokens` in that unit, `5 %` of a share, `2 min` of minutes.
+
+    Raises UserError for anything else.
+    """
+    if isinstance(value, str):
+        if percent := PERCENT.match(value):
+            if not share:
+                raise UserError(f"{where}: `{value}` is a percentage, and this is no share; write the number itself")
+            return float(percent[1]) / 100.0
+        named = WITH_UNIT.match(value)
+        if named and not share:
+            return float(named[1]) * _factor(where, value, named[2], unit)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        wanted = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
+        raise UserError(f"{where}: `{value}` is no number; write {wanted}")
+    return float(value)
+
+
+def seconds_of(where: str, value: Any) -> float:
+    """A length of time: `90 s`, `10 min`, `2 h`, or a number of seconds. Raises UserError."""
+    seconds = number_of(where, value, share=False, unit="s")
+    if seconds <= 0:
+        raise UserError(f"{where} must be above 0, got `{value}`")
+    return seconds
+
+
+def _factor(where: str, value: str, written: str, unit: str) -> float:
+    """What a number in the written unit is worth in the measure's own."""
+    if written.rstrip("s") == unit.rstrip("s"):
+        return 1.0
+    given, own = SECONDS.get(_singular(written)), SECONDS.get(_singular(unit))
+    if given is None or own is None:
+        raise UserError(f"{where}: `{value}` is in {written}, and the measure is in {unit or 'no unit (state `unit`)'}")
+    return given / own
+
+
+def _singular(unit: str) -> str:
+    return unit if unit in SECONDS else unit.removesuffix("s")
+
+
+def _bounds(where: str, given: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    bounds = given.get("bounds")
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, list) or len(bounds) != 2:
+        raise UserError(f"{where}.bounds must be two numbers, e.g. [0, 400]; got {bounds}")
+    low, high = (number_of(f"{where}.bounds", bound, share=False) for bound in bounds)
+    if not low < high:
+        raise UserError(f"{where}.bounds: {low:g} is not below {high:g}")
+    return low, high
 
 
 def _nearest(word: str, words: Sequence[str]) -> str:

@@ -5,9 +5,13 @@ A rule that counts has no upper bound of its own; a rule that judges returns Tru
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import VERDICT, Scale
 
 OPENING = 240
 """Characters in which a refusal shows itself; later doubts are advice, not refusal."""
@@ -31,8 +35,15 @@ REFUSALS = (
 )
 REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
 
+TOKEN_LIKE = re.compile(r"\w+|[^\w\s]")
+
 Value = float | bool
 Rule = Callable[[str], Value]
+
+
+def tokens(answer: str) -> int:
+    """Words and punctuation marks. A model's own tokenizer counts more. tokens("Soak it first.") = 4"""
+    return len(TOKEN_LIKE.findall(answer))
 
 
 def words(answer: str) -> int:
@@ -80,18 +91,32 @@ class Shipped:
     """A rule with what is known about its values."""
 
     measure: Rule
-    unit: str
-    verdict: bool = False
-    """Whether it says yes or no (for a `rate`)."""
-    low: float | None = 0.0
-    high: float | None = None
+    scale: Scale
+    note: str = ""
+
+
+def counted(unit: str) -> Scale:
+    """A count has no upper bound of its own."""
+    return Scale(unit, low=0.0)
 
 
 RULES: Mapping[str, Shipped] = {
-    "words": Shipped(words, "words"),
-    "characters": Shipped(characters, "characters"),
-    "sentences": Shipped(sentences, "sentences"),
-    "refusal": Shipped(refusal, "share", verdict=True, high=1.0),
-    "empty": Shipped(empty, "share", verdict=True, high=1.0),
-    "repeats": Shipped(repeats, "share of repeated runs", high=1.0),
+    "tokens": Shipped(
+        tokens, counted("tokens"), "tokens are counted as words and punctuation marks, not by a model's tokenizer"
+    ),
+    "words": Shipped(words, counted("words")),
+    "characters": Shipped(characters, counted("characters")),
+    "sentences": Shipped(sentences, counted("sentences")),
+    "refusal": Shipped(refusal, VERDICT),
+    "empty": Shipped(empty, VERDICT),
+    "repeats": Shipped(repeats, Scale("share of repeated runs", low=0.0, high=1.0)),
 }
+
+
+def rule_of(where: str, name: str) -> Shipped:
+    """The rule of that name. Raises UserError with the nearest name."""
+    if name not in RULES:
+        near = difflib.get_close_matches(name, list(RULES), 1, 0.5)
+        known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(RULES)}"
+        raise UserError(f"{where}: there is no rule `{name}`; {known}")
+    return RULES[name]

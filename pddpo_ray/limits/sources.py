@@ -1,29 +1,33 @@
-"""Who measures an answer: a rule that ships, patterns in a file, a JSON schema, or a function of yours.
+"""What measures answers, and how it is asked: a source gives a number or the reason why there is none.
 
-A source returns a number, a yes or no, or nothing. What fails or abstains is `Unmeasured` with its reason and never
-becomes a number.
+    source = Source("function my:tone", "sha256:1f0c", one_by_one(tone), Scale("share", True, 0.0, 1.0))
+    measured = ask("brand", source, answers, Asking(answers=200, seconds=600.0, failed=0.1))
+    measured.values     # one per answer: a number, Unmeasured with its reason, or None where it was not asked
+
+What fails or abstains never becomes a number. It is counted, and a larger share of it than is allowed is one error.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import json
+import hashlib
 import math
-import re
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
-from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Kind
-from pddpo_ray.limits.rules import RULES
+import numpy as np
 
-FUNCTION_SECONDS = 10.0
-"""How long a user's function may take for one answer."""
-TOKEN_LIKE = re.compile(r"\w+|[^\w\s]")
+from pddpo_ray.errors import PddpoError, RunError
+from pddpo_ray.limits.quantities import Scale
+from pddpo_ray.limits.reading import Asking
+from pddpo_ray.records import Message
+from pddpo_ray.theory.seeds import generator_of
+
+SHOWN_REASONS = 3
+Measure = Callable[[Sequence["Answer"]], Sequence[object]]
+"""What a source gives for each answer, in order: a number, True or False, None to abstain, or Unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -36,170 +40,153 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a source is handed: the prompt as text, the answer, and the row that both stand in."""
+    """What a source is handed about one answer."""
 
     prompt: str
+    """The prompt as text; of a conversation, its turns with a blank line between them."""
     response: str
-    row: Mapping[str, Any]
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The row that both stand in, with whatever else it holds."""
+    turns: tuple[Message, ...] = ()
+    """The conversation; empty where the prompt is a single question."""
+    reference: str | None = None
+    """The reference's answer to the same prompt, for limits `versus: reference`."""
+    where: str = ""
+    """What messages call it, e.g. `row 3`."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One way to measure an answer. `unit` and the bounds are those of a single measurement."""
+    """One way to measure answers. Equal versions give equal values, as far as the source itself can."""
 
     name: str
-    measure: Callable[[Answer], object]
-    unit: str
-    verdict: bool
-    """Whether values are shares: True, False or a probability."""
-    low: float | None = None
-    high: float | None = None
+    version: str
+    """What decides its values (hash of a file, a model's name, a question's text): its identity in the journal."""
+    measure: Measure
+    scale: Scale
+    batch: int = 1
+    """Answers that it is handed at once."""
     note: str = ""
     """What a reader of the numbers should know about them."""
 
-    def __call__(self, answer: Answer) -> float | Unmeasured:
-        """The measure of one answer. An exception, a wrong type, NaN or a value outside the bounds is no number."""
+    def values(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
+        """One value per answer. An exception, a wrong type, NaN or a value outside the bounds is no number.
+
+        Errors that say what a person must mend (a wrong key, an unknown model) are raised.
+        """
         try:
-            value = self.measure(answer)
+            found = list(self.measure(answers))
+        except PddpoError:
+            raise
         except Exception as error:
-            return Unmeasured(f"{type(error).__name__}: {error}")
+            if len(answers) > 1:
+                return [value for answer in answers for value in self.values([answer])]
+            return [Unmeasured(f"raised {type(error).__name__}: {error}")]
+        if len(found) != len(answers):
+            return [Unmeasured(f"gave {len(found)} values for {len(answers)} answers")] * len(answers)
+        return [self._number(value) for value in found]
+
+    def _number(self, value: object) -> float | Unmeasured:
         if isinstance(value, Unmeasured):
             return value
         if value is None:
             return Unmeasured("abstained", abstained=True)
-        if isinstance(value, bool) and self.verdict:
-            return float(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool | np.bool_):
+            return float(value) if self.scale.verdict else Unmeasured(f"gave {value!r}, which is no number")
+        if not isinstance(value, Real):
             return Unmeasured(f"gave {value!r}, which is no number")
-        if not math.isfinite(value):
-            return Unmeasured(f"gave {value!r}")
-        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            return Unmeasured(f"gave {value:g}, outside [{self.low}, {self.high}]")
-        return float(value)
+        number, low, high = float(value), self.scale.low, self.scale.high
+        if not math.isfinite(number):
+            return Unmeasured(f"gave {number}")
+        if (low is not None and number < low) or (high is not None and number > high):
+            return Unmeasured(f"gave {number:g}, outside [{low}, {high}]")
+        return number
 
 
-def open_source(where: str, kind: Kind, given: Any, folder: Path) -> Source:
-    """The source that a limit names, e.g. {rule: words}. Paths are relative to `folder`. Raises UserError."""
-    if not isinstance(given, dict) or len(given) != 1:
-        raise UserError(f"{where}.{kind} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {given}")
-    (name, value), *_ = given.items()
-    if name not in SOURCES:
-        near = difflib.get_close_matches(str(name), list(SOURCES), 1, 0.5)
-        mend = (
-            f"; did you mean `{near[0]}`?" if near else f"; answers in a file can be measured by {', '.join(SOURCES)}"
-        )
-        raise UserError(f"{where}.{kind}: `{name}` cannot measure a file of answers{mend}")
-    source = SOURCES[name](f"{where}.{kind}.{name}", str(value), folder)
-    if kind == "rate" and not source.verdict:
-        raise UserError(
-            f"{where}: {source.name} counts {source.unit}; use `mean` for it, or a rule that says yes or no"
-        )
-    if name == "function" and kind == "mean":
-        return replace(source, unit="", verdict=False, low=None, high=None)
-    return source
+def one_by_one(measure: Callable[[Answer], object]) -> Measure:
+    """A measure of many answers from one of a single answer."""
+    return lambda answers: [measure(answer) for answer in answers]
 
 
-def _rule(where: str, name: str, folder: Path) -> Source:
-    if name == "tokens":
-        note = "tokens are counted as words and punctuation marks, not by a model's tokenizer"
-        return Source(
-            "rule tokens", lambda answer: len(TOKEN_LIKE.findall(answer.response)), "tokens", False, 0.0, None, note
-        )
-    if name not in RULES:
-        near = difflib.get_close_matches(name, ["tokens", *RULES], 1, 0.5)
-        known = f"did you mean `{near[0]}`?" if near else f"rules are tokens, {', '.join(RULES)}"
-        raise UserError(f"{where}: there is no rule `{name}`; {known}")
-    rule = RULES[name]
-    return Source(
-        f"rule {name}", lambda answer: rule.measure(answer.response), rule.unit, rule.verdict, rule.low, rule.high
-    )
+@dataclass(frozen=True)
+class Measured:
+    """What a source said about answers."""
+
+    source: str
+    version: str
+    values: tuple[float | Unmeasured | None, ...]
+    """In the order of the answers; None: beyond the budget, not asked."""
+    reasons: tuple[str, ...]
+    """The first few failures: `row 3: function my:tone took longer than 10 s`."""
+
+    @property
+    def numbers(self) -> list[float]:
+        return [value for value in self.values if isinstance(value, float)]
+
+    @property
+    def asked(self) -> int:
+        return sum(value is not None for value in self.values)
+
+    @property
+    def failed(self) -> int:
+        return sum(isinstance(value, Unmeasured) for value in self.values)
 
 
-def _regex(where: str, name: str, folder: Path) -> Source:
-    """Yes where a pattern of the file matches: one a line, blank lines and those that begin with # left out."""
-    patterns = []
-    for number, line in enumerate(_lines(where, folder / name), start=1):
-        if line.strip() and not line.startswith("#"):
+def ask(
+    limit: str,
+    source: Source,
+    answers: Sequence[Answer],
+    asking: Asking | None = None,
+    *,
+    seed: int = 0,
+    now: Callable[[], float] = time.monotonic,
+) -> Measured:
+    """Measures answers for a limit, within budget and deadline.
+
+    Raises RunError that names limit, source and the first row if more fail than may, and what the source itself raises.
+    """
+    asking = asking or Asking()
+    chosen = chosen_for(limit, len(answers), asking.answers, seed)
+    values: list[float | Unmeasured | None] = [None] * len(answers)
+    begun = now()
+    for start in range(0, len(chosen), source.batch):
+        part = chosen[start : start + source.batch]
+        if asking.seconds is not None and now() - begun > asking.seconds:
+            late = Unmeasured(f"was not asked: the deadline of {asking.seconds:g} s had passed")
+            found: list[float | Unmeasured] = [late] * len(part)
+        else:
             try:
-                patterns.append(re.compile(line.strip()))
-            except re.error as error:
-                raise UserError(f"{where}: {name} line {number} is no regular expression: {error}") from error
-    if not patterns:
-        raise UserError(f"{where}: {name} holds no pattern; write one regular expression a line")
-
-    def matches(answer: Answer) -> bool:
-        return any(pattern.search(answer.response) for pattern in patterns)
-
-    return Source(f"regex {name}", matches, "share", True, 0.0, 1.0)
-
-
-def _json_schema(where: str, name: str, folder: Path) -> Source:
-    """Yes where the answer is JSON that the schema allows."""
-    import jsonschema  # here: a recipe without schemas does not need it
-
-    try:
-        schema = json.loads("\n".join(_lines(where, folder / name)))
-        validator = jsonschema.validators.validator_for(schema)
-        validator.check_schema(schema)
-    except (json.JSONDecodeError, jsonschema.SchemaError) as error:
-        raise UserError(f"{where}: {name} is no JSON schema: {str(error).splitlines()[0]}") from error
-    valid = validator(schema)
-
-    def allowed(answer: Answer) -> bool:
-        try:
-            return bool(valid.is_valid(json.loads(answer.response)))
-        except (json.JSONDecodeError, RecursionError):
-            return False
-
-    return Source(f"JSON schema {name}", allowed, "share", True, 0.0, 1.0)
+                found = source.values([answers[index] for index in part])
+            except PddpoError as error:
+                raise type(error)(f"limit {limit}, {_row(answers, part[0])}: {source.name}: {error}") from error
+        for index, value in zip(part, found, strict=True):
+            values[index] = value
+    failures = [(index, value) for index, value in enumerate(values) if isinstance(value, Unmeasured)]
+    reasons = tuple(f"{_row(answers, index)}: {source.name} {value.reason}" for index, value in failures)
+    if asking.failed is not None and len(failures) > asking.failed * len(chosen):
+        raise RunError(
+            f"limit {limit}: {source.name} gave no number for {len(failures)} of {len(chosen)} answers, more than the "
+            f"{100 * asking.failed:g} % that may fail; {reasons[0]}; mend the source or raise `failed`"
+        )
+    return Measured(source.name, source.version, tuple(values), reasons[:SHOWN_REASONS])
 
 
-def _function(where: str, name: str, folder: Path) -> Source:
-    """`package.module:name`, called as name(prompt, response, row) with a time limit."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UserError(f"{where}: write package.module:name, got `{name}`")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{where}: {name} cannot be imported: {error}") from error
-    if not callable(function):
-        raise UserError(f"{where}: {name} is not a function")
-    return Source(f"function {name}", lambda answer: _within_time(function, answer), "share", True, 0.0, 1.0)
+def chosen_for(limit: str, count: int, budget: int | None, seed: int = 0) -> list[int]:
+    """Which of `count` answers a budget measures: a fixed even draw for each limit name, in ascending order."""
+    if budget is None or budget >= count:
+        return list(range(count))
+    drawn = generator_of(seed, "answers of a limit", limit).choice(count, size=budget, replace=False)
+    return sorted(int(index) for index in drawn)
 
 
-def _within_time(function: Callable[..., object], answer: Answer) -> object:
-    """What the function returns; Unmeasured if it takes too long. Raises what it raises."""
-    outcome: list[object] = []
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            outcome.append(function(answer.prompt, answer.response, dict(answer.row)))
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(FUNCTION_SECONDS)
-    if thread.is_alive():
-        return Unmeasured(f"took longer than {FUNCTION_SECONDS:g} s")
-    if raised:
-        raise raised[0]
-    return outcome[0]
+def fingerprint(*parts: str | bytes) -> str:
+    """Short hash of what decides a source's values."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
 
 
-def _lines(where: str, path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: {path} cannot be read as text ({error})") from error
-
-
-SOURCES: Mapping[str, Callable[[str, str, Path], Source]] = {
-    "rule": _rule,
-    "regex": _regex,
-    "json_schema": _json_schema,
-    "function": _function,
-}
-"""What can measure answers in a file, by the key that a limit uses."""
+def _row(answers: Sequence[Answer], index: int) -> str:
+    return answers[index].where or f"row {index + 1}"

@@ -18,9 +18,9 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.check import check, read_answers
 from pddpo_ray.limits.quantities import Amount, Quantity
-from pddpo_ray.limits.reading import read_limits
 from pddpo_ray.limits.rules import characters, empty, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
+from pddpo_ray.scoring.limit_sources import read_limits
 
 XSTEST = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "xstest_refusals.jsonl.gz"
 
@@ -146,8 +146,8 @@ def test_a_regex_file_is_one_pattern_a_line(tmp_path: Path) -> None:
         ("  a: {mean: {rule: words}, at_most: no}\n", "is no number"),
         ("  a: {rate: {rule: refusal}, at_most: 5 %, confidence: 20 %}\n", "confidence"),
         ("  a: {rate: {regex: nothing.txt}, at_most: 5 %}\n", "nothing.txt"),
-        ("  a: {rate: {classifier: models/guard}, at_most: 5 %}\n", "cannot measure a file of answers"),
-        ("  a: {logit: {people: {labels_each: 20}}, at_most: 0}\n", "measured in a run"),
+        ("  a: {rate: {clasifier: models/guard}, at_most: 5 %}\n", "did you mean `classifier`"),
+        ("  a: {logit: {rule: refusal}, at_most: 0}\n", "estimated from labels"),
         ("  a: {mean: {rule: words}, at_most: 500, bounds: [0, 100]}\n", "outside the measure's bounds"),
         ("  a: words\n", "must say what is measured"),
     ],

@@ -18,7 +18,7 @@ TOP_FLOOR = ("pddpo_ray/cli/", "pddpo_ray/__main__.py")
 """The command line starts what lies above the library; nothing else in the library knows that it exists."""
 MOST_ROOMS = 30
 
-LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/sources.py")
+LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/function_worker.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
 
 TRUTH = tuple(f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "tabular", "truth_labeller"))

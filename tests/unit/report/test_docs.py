@@ -15,7 +15,7 @@ import yaml
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load, recipe_names
-from pddpo_ray.limits.reading import read_limits
+from pddpo_ray.scoring.limit_sources import read_limits
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -93,7 +93,7 @@ def test_recipes_and_limits_in_pages_load(
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "measures.py").write_text("def tone(prompt, response, row): return 0.5\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [one.limit.name for one in read_limits(path)] == list(given["limits"])
+    assert [stated.limit.name for stated, _ in read_limits(path)] == list(given["limits"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,114 @@
+"""Functions of users as sources: `package.module:name`, run in a process that is stopped where it takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Scale
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, one_by_one
+
+ANSWER_SECONDS = 10.0
+"""How long a function may take for one answer, unless the limit says otherwise."""
+IMPORT_SECONDS = 120.0
+WORKER = Path(__file__).with_name("function_worker.py")
+
+
+def function_source(where: str, name: str, scale: Scale, seconds: float = ANSWER_SECONDS) -> Source:
+    """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be had."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UserError(f"{where}: write package.module:name, got `{name}`")
+    process = FunctionProcess(name, seconds)
+    try:
+        version = process.start()
+    except ValueError as error:
+        raise UserError(f"{where}: {name} {error}") from error
+    return Source(f"function {name}", f"function {name} {version}", one_by_one(process), scale)
+
+
+class FunctionProcess:
+    """The function's process: started when it is needed, killed and started anew after a time-out."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name, self._seconds = name, seconds
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> str:
+        """Starts it; -> the version of the function's module. Raises ValueError with what is wrong."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER), self._name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        weakref.finalize(self, _stop, self._process)
+        said = self._exchange(None, IMPORT_SECONDS)
+        if said is None:
+            raise ValueError(f"was not imported within {IMPORT_SECONDS:g} s")
+        if "ready" not in said:
+            raise ValueError(str(said.get("refused", "ended while it was imported")))
+        return str(said["ready"])
+
+    def __call__(self, answer: Answer) -> object:
+        """What the function returned, or Unmeasured: it raised, took too long or ended its process."""
+        if self._process is None:
+            self.start()
+        asked = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
+        said = self._exchange(json.dumps(asked), self._seconds)
+        if said is None:
+            return Unmeasured(f"took longer than {self._seconds:g} s")
+        if "raised" in said:
+            return Unmeasured(f"raised {said['raised']}")
+        if "wrong" in said:
+            return Unmeasured(f"gave {said['wrong']}, which is no number")
+        return said["value"] if "value" in said else Unmeasured("ended its process")
+
+    def _exchange(self, line: str | None, seconds: float) -> dict[str, Any] | None:
+        """Sends a line and reads one; None after `seconds`, and {} if the process ended. Both stop the process."""
+        process, replies = self._process, list[str]()
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        sender, receiver = process.stdin, process.stdout
+
+        def talk() -> None:
+            try:
+                if line is not None:
+                    sender.write(line + "\n")
+                    sender.flush()
+                replies.append(receiver.readline())
+            except (OSError, ValueError):
+                replies.append("")
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if replies and replies[0]:
+            said: dict[str, Any] = json.loads(replies[0])
+            return said
+        late = thread.is_alive()
+        _stop(process)
+        thread.join()
+        self._process = None
+        return None if late else {}
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # and what the function itself started
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
