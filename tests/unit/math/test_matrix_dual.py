@@ -21,7 +21,7 @@ from pddpo_ray.theory.matrix_dual import (
     newton_step,
     within_covariance,
 )
-from pddpo_ray.worlds.oracle import LagrangianDual, minimise
+from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 
 BETA, UPPER = 0.2, 8.0
 STRENGTHS = (0.5, 0.8, 0.95, 0.99)

@@ -10,7 +10,7 @@ import pytest
 
 from pddpo_ray.theory.price import multiplier_errors, price
 from pddpo_ray.theory.prompt_sets import prompt_sets
-from pddpo_ray.worlds.oracle import LagrangianDual, minimise
+from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 

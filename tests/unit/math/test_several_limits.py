@@ -20,8 +20,9 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.feasibility import largest_margin
+from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 from pddpo_ray.verify.command import VerifyOptions, main
-from pddpo_ray.worlds.oracle import InfeasibleError, LagrangianDual, Limit, Oracle, minimise
+from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.tabular import load_world, random_world, trap_world, two_limits_world, world_json, world_of
 
 WORLD = two_limits_world()
