@@ -28,7 +28,7 @@ def oracle_of(case: dict[str, Any]) -> tuple[Oracle, list[float]]:
     reward = np.array(case["reward"])
     lists = {name: entry["prompts"] for name, entry in case["prompt_sets"].items()}
     sets = prompt_sets(lists, {name: entry["share"] for name, entry in case["prompt_sets"].items()})
-    order = np.argsort(sets.prompts)
+    order = np.argsort(np.array(sets.prompts, dtype=int))
     prior = sets.weights[order]
     limits, signs = [], []
     for stated in case["limits"]:
