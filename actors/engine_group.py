@@ -16,9 +16,9 @@ import numpy as np
 import ray
 
 from actors.calls import Answerer, AnsweringActor
-from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
+from pddpo_ray.contracts import Count, Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
 
 Draw = tuple[tuple[int, ...], str, float]

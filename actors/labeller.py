@@ -14,8 +14,8 @@ from ray import cloudpickle
 from actors.calls import Answerer, AnsweringActor
 from actors.placement import beside_driver
 from pddpo_ray.contracts import Labeller
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.scoring.interface import AnswerScorer, Array, TextPair
+from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.scoring.interface import AnswerScorer, TextPair
 
 MakeLabeller = Callable[[], Labeller]
 SafetyQuestion = tuple[list[Response], int, int]

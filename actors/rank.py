@@ -11,9 +11,9 @@ import ray
 
 from actors.mailbox import STOP, Outcome, Worker
 from actors.weights import SendCommand, WeightSender
-from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import PddpoError
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.training.progress import PROGRESS
 
 POLL_S = 5.0

@@ -35,9 +35,9 @@ from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
 from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
 from actors.weights import SendCommand
-from pddpo_ray.contracts import Array, FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from bench.device import wall_clock
 from bench.limits import sampling_roofline
 from bench.ratio import Clock, Ratio, interleaved, of_pairs
 from bench.workload import Shape, endless, prompts_of
-from pddpo_ray.contracts import Array, Count, Delivery, RolloutEngine
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.contracts import Count, Delivery, RolloutEngine
+from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_start import prepare_process

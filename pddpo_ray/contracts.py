@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pddpo_ray.config import FitConfig, PpoConfig, SupportConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import (
+    Array,
     CandidateSet,
     CostEstimate,
     Decoding,
@@ -32,7 +30,6 @@ from pddpo_ray.records import (
     Stage,
 )
 
-Array = NDArray[np.float64]
 Count = int | Sequence[int]
 """Answers per prompt: one number for all prompts, or one each."""
 

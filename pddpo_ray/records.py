@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+"""Numbers of formulas, in double precision; docstrings give their shapes."""
 Stage = Literal["reward", "cost"]
 
 

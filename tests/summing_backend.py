@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.contracts import Array, FitCommand, FitResult, FitSettings, Start
-from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.contracts import FitCommand, FitResult, FitSettings, Start
+from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.training.progress import PROGRESS
 
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")

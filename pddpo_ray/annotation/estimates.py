@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import Mode, bias_allowance, clipped_logit
 
-Array = NDArray[np.float64]
 FromShares = Callable[[Array], CostEstimate]
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Select, exists, func, select
 
 from pddpo_ray.annotation.questions import screen_form
@@ -21,9 +20,9 @@ from pddpo_ray.journal.annotation_schema import annotator, answer, question_roun
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.records import Array
 from pddpo_ray.theory.intervals import wilson
 
-Array = NDArray[np.float64]
 Units = Sequence[Sequence[Hashable]]
 """Labels of each item, in any order; items with fewer than two say nothing about agreement."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pddpo_ray.config import Config, TabularWorldConfig
-from pddpo_ray.records import Response
-from pddpo_ray.scoring.interface import Array, TextPair
+from pddpo_ray.records import Array, Response
+from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.worlds.tabular import tabular_world
 

@@ -14,12 +14,11 @@ import numpy as np
 
 from pddpo_ray.compare.suite import HeldOutEntry
 from pddpo_ray.config import Config
-from pddpo_ray.contracts import Array
 from pddpo_ray.data.real_text import PreparedRealText
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.loop.scorer_fits import KINDS, Kind, ScorerOrder, stored_scorer
-from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.records import Array, Decoding, LabelledPair, PolicyVersion, Prompt, Response, Verdict
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.seeds import seed_of

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from pddpo_ray.contracts import (
-    Array,
     Count,
     Delivery,
     FitCommand,
@@ -26,7 +25,7 @@ from pddpo_ray.contracts import (
     TrainerBackend,
     reinforce,
 )
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.recall import Memory
 

@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.evaluate.sets import EvaluationSet, HeldOutPair
 from pddpo_ray.limits.rules import refusal
+from pddpo_ray.records import Array
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.intervals import Estimate, mean_interval, rate_interval
 
-Array = NDArray[np.float64]
 Measures = dict[str, Any]
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pddpo_ray.contracts import Array, RolloutEngine
+from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.records import Decoding, Message, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, Message, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL

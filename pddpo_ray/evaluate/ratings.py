@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.mle import box_mle
 
-Array = NDArray[np.float64]
 SCALE = 400.0 / np.log(10.0)
 """Points per logit."""
 ANCHOR = 1000.0

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
+from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
-
-Array = NDArray[np.float64]
 
 
 def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:

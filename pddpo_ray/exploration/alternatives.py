@@ -15,13 +15,10 @@ from collections import Counter
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.exploration.bonus import elliptical_from_inverse
 from pddpo_ray.exploration.design import FISHER_WEIGHT, Design, empty_design, inverse, sherman_morrison
-from pddpo_ray.records import Stage
-
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array, Stage
 
 BOTH: tuple[Stage, ...] = ("reward", "cost")
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.exploration.design import factor
-
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 
 def elliptical(matrix: Array, centred: Array, k: float) -> Array:

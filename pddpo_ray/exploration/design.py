@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 FISHER_WEIGHT = 0.25
 

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.exploration.alternatives import (
     BOTH,
@@ -28,7 +27,7 @@ from pddpo_ray.exploration.bonus import saturation
 from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.exploration.features import Features, centres, pool_features
 from pddpo_ray.exploration.resampling import ESS_FLOOR, bonus_only_base, exact_base, resampling_weights
-from pddpo_ray.records import CandidateSet, Pair, Response, Stage, responses_of
+from pddpo_ray.records import Array, CandidateSet, Pair, Response, Stage, responses_of
 from pddpo_ray.theory.seeds import generator_of
 
 
@@ -64,7 +63,6 @@ def choose_pairs(
     return sorted(chosen)
 
 
-Array = NDArray[np.float64]
 BonusKind = Literal["elliptical", "simhash", "thompson", "off"]
 Comparator = Literal["baseline", "max_info"]
 Weights = Literal["exact", "bonus_only"]

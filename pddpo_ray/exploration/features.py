@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pddpo_ray.records import Response
+from pddpo_ray.records import Array, Response
 
-Array = NDArray[np.float64]
 Features = Callable[[Sequence[Response]], Array]
 """Answers -> features [n, q]."""
 

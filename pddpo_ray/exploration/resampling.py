@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 ESS_FLOOR = 1.5
 

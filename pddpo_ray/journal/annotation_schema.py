@@ -26,11 +26,10 @@ from sqlalchemy import (
     event,
 )
 
-from pddpo_ray.journal.schema import metadata
+from pddpo_ray.journal.schema import table
 
-annotator = Table(
+annotator = table(
     "annotator",
-    metadata,
     Column("id", String(64), primary_key=True),
     Column("handle", String(100), nullable=False, unique=True),
     Column("role", String(20), nullable=False),
@@ -43,9 +42,8 @@ annotator = Table(
 )
 """People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
 
-login = Table(
+login = table(
     "login",
-    metadata,
     Column("id_sha256", String(64), primary_key=True),
     Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
     Column("csrf", String(64), nullable=False),
@@ -53,16 +51,14 @@ login = Table(
     Column("revoked_ms", BigInteger),
 )
 
-campaign = Table(
+campaign = table(
     "campaign",
-    metadata,
     Column("run", String(200), ForeignKey("run.id"), primary_key=True),
     Column("paused", Boolean, nullable=False),
 )
 
-guideline = Table(
+guideline = table(
     "guideline",
-    metadata,
     Column("run", String(200), ForeignKey("run.id"), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("markdown", Text, nullable=False),
@@ -70,9 +66,8 @@ guideline = Table(
     Column("at_ms", BigInteger, nullable=False),
 )
 
-question_round = Table(
+question_round = table(
     "question_round",
-    metadata,
     Column("id", String(64), primary_key=True),
     Column("run", String(200), ForeignKey("run.id"), nullable=False),
     Column("round", Integer, nullable=False),
@@ -95,9 +90,8 @@ BALANCE = "CASE WHEN state = 'open' AND gold IS NULL THEN seats + leased - neede
 A column, since SQLite uses no index over the expression, and a stored one, since PostgreSQL indexes no other.
 """
 
-task = Table(
+task = table(
     "task",
-    metadata,
     Column("id", String(64), primary_key=True),
     Column("question_round", String(64), ForeignKey("question_round.id"), nullable=False),
     Column("position", Integer, nullable=False),
@@ -128,9 +122,8 @@ task = Table(
 asks of them.
 """
 
-lease = Table(
+lease = table(
     "lease",
-    metadata,
     Column("id", String(64), primary_key=True),
     Column("task", String(64), ForeignKey("task.id"), nullable=False),
     Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
@@ -145,9 +138,8 @@ lease = Table(
 )
 """A question in one person's hands, in one screen order. `state` is leased, expired, released or answered."""
 
-answer = Table(
+answer = table(
     "answer",
-    metadata,
     Column("seq", Integer, primary_key=True),
     Column("key", String(64), nullable=False, unique=True),
     Column("lease", String(64), ForeignKey("lease.id"), nullable=False),
@@ -170,9 +162,8 @@ answer = Table(
 """Everything a person said, never changed: `kind` is label, abstain, skip or flag; sides are first and second, not
 left and right. `outcome` is what was decided then: counted, surplus or refused; a row of `seat` says who counts now."""
 
-seat = Table(
+seat = table(
     "seat",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("place", Integer, primary_key=True),
     Column("needed", Integer, nullable=False),
@@ -183,9 +174,8 @@ seat = Table(
     CheckConstraint("place >= 0 AND place < needed", name="ck_seat_place"),
 )
 
-withdrawal = Table(
+withdrawal = table(
     "withdrawal",
-    metadata,
     Column("answer", Integer, ForeignKey("answer.seq"), primary_key=True),
     Column("by", String(64), nullable=False),
     Column("kind", String(20), nullable=False),
@@ -194,9 +184,8 @@ withdrawal = Table(
 )
 """Answers taken back: `kind` is undo (by the person) or void (by an admin)."""
 
-snapshot = Table(
+snapshot = table(
     "snapshot",
-    metadata,
     Column("question_round", String(64), ForeignKey("question_round.id"), primary_key=True),
     Column("content", JSON, nullable=False),
     Column("sha256", String(64), nullable=False),
@@ -204,9 +193,8 @@ snapshot = Table(
 )
 """What a frozen round decided: the only thing that the trainer reads."""
 
-audit_event = Table(
+audit_event = table(
     "audit_event",
-    metadata,
     Column("seq", Integer, primary_key=True),
     Column("at_ms", BigInteger, nullable=False),
     Column("actor", String(64), nullable=False),

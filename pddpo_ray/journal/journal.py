@@ -170,9 +170,8 @@ class Journal(JournalReader):
     ) -> None:
         """A version that is in the artifact store; `stage` is reference, reward or cost."""
         finite = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
-        row = rows.version_row(self.run_id, self.round, version)
-        row |= {"stage": stage, "base": base, "multiplier": multiplier, "metrics": finite, "workers": list(workers)}
-        self._add(schema.version, [row])
+        row = self._row(round=self.round, stage=stage, base=base, multiplier=multiplier, **rows.columns_of(version))
+        self._add(schema.version, [row | {"metrics": finite, "workers": list(workers)}])
 
     def add_prompts(self, prompts: Sequence[Prompt]) -> None:
         self._add(schema.prompt, [rows.prompt_row(self.run_id, prompt) for prompt in prompts], keep=True)
@@ -202,36 +201,14 @@ class Journal(JournalReader):
     def add_dual_step(
         self, constraint: str, estimate: CostEstimate, multiplier_before: float, multiplier_after: float, eta: float
     ) -> None:
-        row = self._row(
-            round=self.round,
-            constraint=constraint,
-            value=estimate.value,
-            standard_error=estimate.standard_error,
-            responses=estimate.responses,
-            labels_each=estimate.labels_each,
-            mode=estimate.mode,
-            multiplier_before=multiplier_before,
-            multiplier_after=multiplier_after,
-            eta=eta,
-            bias_allowance=estimate.bias_allowance,
-        )
+        row = self._row(round=self.round, multiplier_before=multiplier_before, multiplier_after=multiplier_after)
+        row |= rows.columns_of(estimate, "within_variance") | {"constraint": constraint, "eta": eta}
         self._add(schema.dual_step, [row])
 
     def add_delivery(self, delivery: Delivery, verified: bool, canary_difference: float | None) -> None:
         """A hand-over that happened; may be added outside a phase, since engines forget what the journal does not."""
-        row = self._row(
-            round=self.round,
-            engine=delivery.engine,
-            version=delivery.version,
-            sha256=delivery.sha256,
-            tensors=delivery.tensors,
-            seconds=delivery.seconds,
-            tokenizer=delivery.tokenizer,
-            verified=verified,
-            canary_difference=canary_difference,
-            at_ms=now_ms(),
-        )
-        self._add(schema.delivery, [row])
+        row = self._row(round=self.round, verified=verified, canary_difference=canary_difference, at_ms=now_ms())
+        self._add(schema.delivery, [row | rows.columns_of(delivery)])
 
     def add_metrics(self, values: Mapping[str, float]) -> None:
         """Numbers of this round by name (`area/what`); a name written again in the same round gets the new value."""

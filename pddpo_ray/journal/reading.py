@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine, Select, Table, func, select, union
@@ -15,7 +14,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.read_only import open_to_read
-from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry
+from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry, record_of
 from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 Json = Any
@@ -34,9 +33,7 @@ class JournalReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -57,7 +54,7 @@ class JournalReader:
 
     @property
     def about(self) -> RunEntry:
-        return RunEntry(**self._read(select(schema.run).where(schema.run.c.id == self.run_id))[0]._mapping)
+        return record_of(RunEntry, self._read(select(schema.run).where(schema.run.c.id == self.run_id))[0])
 
     @property
     def recipe(self) -> Json:
@@ -67,15 +64,7 @@ class JournalReader:
     def versions(self) -> list[VersionEntry]:
         """All versions, by number."""
         return [
-            VersionEntry(
-                version=rows.version_record(row),
-                round=row.round,
-                stage=row.stage,
-                base=row.base,
-                multiplier=row.multiplier,
-                metrics=row.metrics,
-                workers=tuple(row.workers),
-            )
+            record_of(VersionEntry, row, version=record_of(PolicyVersion, row), workers=tuple(row.workers))
             for row in self._read(self._of_run(schema.version).order_by(schema.version.c.number))
         ]
 
@@ -173,34 +162,14 @@ class JournalReader:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
         return [
-            DualEntry(
-                round=row.round,
-                constraint=row.constraint,
-                estimate=CostEstimate(
-                    row.value,
-                    row.standard_error,
-                    row.responses,
-                    row.labels_each,
-                    row.mode,
-                    row.constraint,
-                    row.bias_allowance,
-                ),
-                multiplier_before=row.multiplier_before,
-                multiplier_after=row.multiplier_after,
-                eta=row.eta,
-            )
+            record_of(DualEntry, row, estimate=record_of(CostEstimate, row, within_variance=None))
             for row in self._read(self._of_run(table).order_by(table.c.round, table.c.constraint))
         ]
 
     def deliveries(self) -> list[DeliveryEntry]:
         """Every hand-over, in the order in which they happened."""
         return [
-            DeliveryEntry(
-                row.round,
-                Delivery(row.engine, row.version, row.sha256, row.tensors, row.seconds, row.tokenizer),
-                row.verified,
-                row.canary_difference,
-            )
+            record_of(DeliveryEntry, row, delivery=record_of(Delivery, row))
             for row in self._read(self._of_run(schema.delivery).order_by(schema.delivery.c.id))
         ]
 
@@ -218,9 +187,7 @@ class JournalReader:
         query = self._of_run(table, round_).order_by(table.c.round, table.c.finished_ms, table.c.started_ms)
         if like != "%":
             query = query.where(table.c.phase.like(like))
-        return [
-            PhaseEntry(row.round, row.phase, row.started_ms, row.finished_ms, row.payload) for row in self._read(query)
-        ]
+        return [record_of(PhaseEntry, row) for row in self._read(query)]
 
 
 def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalReader:

@@ -6,8 +6,8 @@ Both directions are exact: what is read equals what was written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.records import (
@@ -110,15 +110,27 @@ class JournalEvent:
 
 
 Row = dict[str, Any]
+Record = TypeVar("Record")
+
+
+def columns_of(record: Any, *left_out: str) -> Row:
+    """A record's fields, for the columns that are called like them."""
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in left_out}
+
+
+def record_of(kind: type[Record], row: Any, **given: Any) -> Record:
+    """A record of this kind: its fields are the row's columns of the same names, unless they are given."""
+    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: getattr(row, name) for name in names}, **given)
 
 
 def prompt_row(run: str, prompt: Prompt) -> Row:
     messages = [[message.role, message.content] for message in prompt.messages]
-    return {"run": run, "id": prompt.id, "token_ids": list(prompt.token_ids), "text": prompt.text, "messages": messages}
+    return columns_of(prompt) | {"run": run, "messages": messages}
 
 
 def prompt_record(row: Any) -> Prompt:
-    return Prompt(id=row.id, token_ids=tuple(row.token_ids), text=row.text, messages=messages_of(row.messages))
+    return record_of(Prompt, row, token_ids=tuple(row.token_ids), messages=messages_of(row.messages))
 
 
 def messages_of(stored: Iterable[tuple[str, str]]) -> tuple[Message, ...]:
@@ -127,33 +139,14 @@ def messages_of(stored: Iterable[tuple[str, str]]) -> tuple[Message, ...]:
 
 def sample_rows(run: str, round_: int, purpose: str, responses: Iterable[Response]) -> list[Row]:
     return [
-        {
-            "run": run,
-            "id": response.id,
-            "round": round_,
-            "purpose": purpose,
-            "position": position,
-            "prompt": response.prompt.id,
-            "token_ids": list(response.token_ids),
-            "text": response.text,
-            "policy_version": response.policy_version,
-            "seed": response.seed,
-            "log_prob": response.log_prob,
-        }
+        columns_of(response)
+        | {"run": run, "round": round_, "purpose": purpose, "position": position, "prompt": response.prompt.id}
         for position, response in enumerate(responses)
     ]
 
 
 def response_record(row: Any, prompt: Prompt) -> Response:
-    return Response(
-        id=row.id,
-        prompt=prompt,
-        token_ids=tuple(row.token_ids),
-        text=row.text,
-        policy_version=row.policy_version,
-        seed=row.seed,
-        log_prob=row.log_prob,
-    )
+    return record_of(Response, row, prompt=prompt, token_ids=tuple(row.token_ids))
 
 
 def safety_rows(run: str, round_: int, labelled: Sequence[SafetyLabels], labeller: str) -> list[Row]:
@@ -175,17 +168,11 @@ def safety_rows(run: str, round_: int, labelled: Sequence[SafetyLabels], labelle
     ]
 
 
-def pair_rows(run: str, round_: int, pairs: Iterable[Pair], first_position: int = 0) -> list[Row]:
+def pair_rows(run: str, round_: int, pairs: Iterable[Pair]) -> list[Row]:
+    in_round = {"run": run, "round": round_}
     return [
-        {
-            "run": run,
-            "id": pair.id,
-            "round": round_,
-            "position": position,
-            "first": pair.first.id,
-            "second": pair.second.id,
-        }
-        for position, pair in enumerate(pairs, first_position)
+        in_round | {"id": pair.id, "position": position, "first": pair.first.id, "second": pair.second.id}
+        for position, pair in enumerate(pairs)
     ]
 
 
@@ -211,18 +198,3 @@ def labelled_pair_record(row: Any, pair: Pair) -> LabelledPair:
         harmful=Verdict(row.harmful),
         further=tuple((name, Verdict(value)) for name, value in row.further.items()),
     )
-
-
-def version_row(run: str, round_: int, version: PolicyVersion) -> Row:
-    return {
-        "run": run,
-        "number": version.number,
-        "name": version.name,
-        "round": round_,
-        "sha256": version.sha256,
-        "path": version.path,
-    }
-
-
-def version_record(row: Any) -> PolicyVersion:
-    return PolicyVersion(number=row.number, name=row.name, sha256=row.sha256, path=row.path)

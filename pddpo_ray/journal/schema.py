@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.schema import SchemaItem
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -31,17 +32,22 @@ NAMING = {
 metadata = MetaData(naming_convention=NAMING)
 
 
-def _run_column() -> Column[str]:
-    return Column("run", String(200), primary_key=True)
+def table(name: str, *content: SchemaItem) -> Table:
+    return Table(name, metadata, *content)
 
 
-def _belongs_to_run() -> ForeignKeyConstraint:
-    return ForeignKeyConstraint(["run"], ["run.id"])
+def _keyed_by_run(name: str, *content: SchemaItem) -> Table:
+    """A table whose key begins with the run."""
+    return table(name, Column("run", String(200), primary_key=True), *content)
 
 
-run = Table(
+def _of_run(name: str, *content: SchemaItem) -> Table:
+    """The same, and the run must be there."""
+    return _keyed_by_run(name, *content, ForeignKeyConstraint(["run"], ["run.id"]))
+
+
+run = table(
     "run",
-    metadata,
     Column("id", String(200), primary_key=True),
     Column("recipe", JSON, nullable=False),
     Column("fixed_settings", JSON, nullable=False),
@@ -55,46 +61,35 @@ run = Table(
 """`id` is the run's identity and `name` what its folder was called first. `part_of`: the run that this one is compared
 with. `parent`: the run that it was copied from. `home` is where it lives, `sittings` the processes that drove it."""
 
-driver = Table(
+driver = _of_run(
     "driver",
-    metadata,
-    _run_column(),
     Column("token", String(64), nullable=False),
     Column("host", String(255), nullable=False),
     Column("pid", Integer, nullable=False),
     Column("process_start", String(64), nullable=False),
     Column("seen_ms", BigInteger, nullable=False),
-    _belongs_to_run(),
 )
 """Who drives the run now: at most one row a run, removed when the driver leaves."""
 
-round_ = Table(
+round_ = _of_run(
     "round",
-    metadata,
-    _run_column(),
     Column("round", Integer, primary_key=True),
     Column("started_ms", BigInteger, nullable=False),
     Column("finished_ms", BigInteger),
-    _belongs_to_run(),
 )
 
-phase = Table(
+phase = _of_run(
     "phase",
-    metadata,
-    _run_column(),
     Column("round", Integer, primary_key=True),
     Column("phase", String(100), primary_key=True),
     Column("started_ms", BigInteger, nullable=False),
     Column("finished_ms", BigInteger, nullable=False),
     Column("payload", JSON, nullable=False),
-    _belongs_to_run(),
 )
 """Finished phases only: a phase that has no row is done again."""
 
-version = Table(
+version = _of_run(
     "version",
-    metadata,
-    _run_column(),
     Column("number", Integer, primary_key=True),
     Column("name", String(200), nullable=False, default=""),
     Column("round", Integer, nullable=False),
@@ -105,25 +100,19 @@ version = Table(
     Column("multiplier", Float),
     Column("metrics", JSON, nullable=False),
     Column("workers", JSON, nullable=False),
-    _belongs_to_run(),
 )
 
-prompt = Table(
+prompt = _of_run(
     "prompt",
-    metadata,
-    _run_column(),
     Column("id", String(200), primary_key=True),
     Column("token_ids", JSON, nullable=False),
     Column("text", Text, nullable=False),
     Column("messages", JSON, nullable=False, default=list),
-    _belongs_to_run(),
 )
 """`text` is what people and judges are shown; `messages` the turns [role, content], none in worlds made here."""
 
-sample = Table(
+sample = _keyed_by_run(
     "sample",
-    metadata,
-    _run_column(),
     Column("id", String(200), primary_key=True),
     Column("round", Integer, nullable=False),
     Column("purpose", String(50), nullable=False),
@@ -138,10 +127,8 @@ sample = Table(
     Index("ix_sample_round_purpose", "run", "round", "purpose", "position", unique=True),
 )
 
-safety_label = Table(
+safety_label = _keyed_by_run(
     "safety_label",
-    metadata,
-    _run_column(),
     Column("sample", String(200), primary_key=True),
     Column("constraint", String(100), primary_key=True),
     Column("source", Integer, primary_key=True),
@@ -154,10 +141,8 @@ safety_label = Table(
     Index("ix_safety_label_round", "run", "round", "constraint", "position", "source"),
 )
 
-pair = Table(
+pair = _keyed_by_run(
     "pair",
-    metadata,
-    _run_column(),
     Column("id", String(200), primary_key=True),
     Column("round", Integer, nullable=False),
     Column("position", Integer, nullable=False),
@@ -168,10 +153,8 @@ pair = Table(
     Index("ix_pair_round", "run", "round", "position", unique=True),
 )
 
-pair_label = Table(
+pair_label = _keyed_by_run(
     "pair_label",
-    metadata,
-    _run_column(),
     Column("pair", String(200), primary_key=True),
     Column("source", Integer, primary_key=True),
     Column("labeller", String(200), nullable=False),
@@ -181,10 +164,8 @@ pair_label = Table(
     ForeignKeyConstraint(["run", "pair"], ["pair.run", "pair.id"]),
 )
 
-dual_step = Table(
+dual_step = _of_run(
     "dual_step",
-    metadata,
-    _run_column(),
     Column("round", Integer, primary_key=True),
     Column("constraint", String(100), primary_key=True),
     Column("value", Float, nullable=False),
@@ -196,12 +177,10 @@ dual_step = Table(
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
     Column("bias_allowance", Float, nullable=False),
-    _belongs_to_run(),
 )
 
-delivery = Table(
+delivery = table(
     "delivery",
-    metadata,
     Column("id", Integer, primary_key=True),
     Column("run", String(200), nullable=False),
     Column("round", Integer, nullable=False),
@@ -214,26 +193,22 @@ delivery = Table(
     Column("verified", Boolean, nullable=False),
     Column("canary_difference", Float),
     Column("at_ms", BigInteger, nullable=False),
-    _belongs_to_run(),
+    ForeignKeyConstraint(["run"], ["run.id"]),
     Index("ix_delivery_run", "run", "round"),
 )
 """Every hand-over that happened, repeated ones after a restart too."""
 
-metric = Table(
+metric = _of_run(
     "metric",
-    metadata,
-    _run_column(),
     Column("round", Integer, primary_key=True),
     Column("name", String(200), primary_key=True),
     Column("value", Float),
-    _belongs_to_run(),
 )
 """A missing value is a number that does not exist (not a number); it never reads back as zero."""
 
 
-release = Table(
+release = table(
     "release",
-    metadata,
     Column("id", Integer, primary_key=True),
     Column("run", String(200), ForeignKey("run.id"), nullable=False),
     Column("action", String(20), nullable=False),
@@ -246,9 +221,8 @@ release = Table(
 """`action` is release, refuse or rollback; `round` is the one it speaks of, for a rollback the one that serves again
 (none: nothing is released any more)."""
 
-api_key = Table(
+api_key = table(
     "api_key",
-    metadata,
     Column("run", String(200), ForeignKey("run.id"), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("key_sha256", String(64), nullable=False, unique=True),

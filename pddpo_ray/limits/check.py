@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import beta
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Amount, Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
-from pddpo_ray.records import Message
+from pddpo_ray.records import Array, Message
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 
-Array = NDArray[np.float64]
 EDGE = 1e-3
 """Bets are shaped for limits at least so far from the ends of the measure's range."""
 

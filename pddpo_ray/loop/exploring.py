@@ -8,9 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pddpo_ray.contracts import Array
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage
+from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage
 from pddpo_ray.theory.margins import bonus_margin
 
 

@@ -25,7 +25,6 @@ from pddpo_ray.config import (
     UnionRefit,
 )
 from pddpo_ray.contracts import (
-    Array,
     Critics,
     EarlyTrainer,
     FitCommand,
@@ -41,7 +40,7 @@ from pddpo_ray.contracts import (
 )
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import skips_cost_stage
 from pddpo_ray.theory.refit import (
     Budget,

@@ -10,10 +10,10 @@ import numpy as np
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.worlds.exact_evaluation import Array, WorldView
+from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.tabular import TabularWorld, tabular_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 

@@ -13,8 +13,17 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import ScorerTraining
-from pddpo_ray.records import CostEstimate, Decoding, LabelledPair, Pair, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.scoring.interface import Array
+from pddpo_ray.records import (
+    Array,
+    CostEstimate,
+    Decoding,
+    LabelledPair,
+    Pair,
+    PairRow,
+    PolicyVersion,
+    Prompt,
+    Response,
+)
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error

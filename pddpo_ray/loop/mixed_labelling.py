@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import expit
 
-from pddpo_ray.annotation.estimates import Array, FromShares, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
@@ -26,7 +26,7 @@ from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
+from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.theory.cost_estimate import estimate_from_shares, unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 

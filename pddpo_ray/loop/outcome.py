@@ -14,11 +14,10 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from pddpo_ray.contracts import Array
 from pddpo_ray.journal import Journal, JournalReader, VersionEntry
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.preferences import reward_rows
-from pddpo_ray.records import LabelledPair, PolicyVersion, Response
+from pddpo_ray.records import Array, LabelledPair, PolicyVersion, Response
 from pddpo_ray.serving.releases import REFUSE, RELEASE, RULE, Releases
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 from pddpo_ray.theory.agreement import agreement

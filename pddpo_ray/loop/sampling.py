@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
-from pddpo_ray.contracts import Array, Delivery, RolloutEngine
+from pddpo_ray.contracts import Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import CandidateSet, Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, CandidateSet, Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.seeds import generator, seed_of
 
 Draw = tuple[tuple[int, ...], str, float]

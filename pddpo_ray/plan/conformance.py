@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pddpo_ray.config import SupportConfig
-from pddpo_ray.contracts import Array, FitCommand, FitSettings, RolloutEngine, Start
+from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
 from pddpo_ray.errors import PddpoError, RunError, UserError
-from pddpo_ray.records import Message, Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, Message, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer, model_tensors, tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import FLOAT32_TOLERANCE, check_canaries, verify
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -10,10 +10,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from rich.console import Console, Group, RenderableType
@@ -112,9 +111,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -149,9 +146,7 @@ class LiveProgress(Progress):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
 
@@ -220,7 +215,7 @@ def watching(run_dir: Path, *, tensorboard: bool = True, console: Console | None
     with ExitStack() as open_ones:
         watchers: list[Listener] = [open_ones.enter_context(make_progress(console))]
         if tensorboard:
-            watchers.append(open_ones.enter_context(TensorBoardLog(run_dir / TENSORBOARD, run_dir.name)))
+            watchers.append(open_ones.enter_context(closing(TensorBoardLog(run_dir / TENSORBOARD, run_dir.name))))
 
         def tell(event: Event) -> None:
             for watcher in watchers:
@@ -266,14 +261,6 @@ class TensorBoardLog:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _write(file: BinaryIO, event: Record) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.contracts import Array, Delivery, RolloutEngine
+from pddpo_ray.contracts import Delivery, RolloutEngine
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response
 
 FLOAT32_TOLERANCE = 1e-4
 """Per token. Measured in float32 on a CPU: at most 1e-6; one matrix x 1.01 moves 2e-3, stale weights more than 1."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pddpo_ray.config import VllmRollout
-from pddpo_ray.contracts import Array, Count, Delivery
+from pddpo_ray.contracts import Count, Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
     check_version,
     fingerprint,

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from pddpo_ray.records import Array, Message, Response
 
-from pddpo_ray.records import Message, Response
-
-Array = NDArray[np.float64]
 TextPair = tuple[str, str]
 """(prompt, answer)"""
 AskedText = tuple[str | Sequence[Message], str]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pddpo_ray.records import LabelledPair, Response, Verdict
-from pddpo_ray.scoring.interface import Array
+from pddpo_ray.records import Array, LabelledPair, Response, Verdict
 from pddpo_ray.theory.mle import RIDGE, bounded_logistic
 
 Features = Callable[[Sequence[Response]], Array]

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
-from pddpo_ray.scoring.interface import AnswerScorer, Array
+from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.theory.seeds import generator_of
 
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Message, Response
+from pddpo_ray.records import Array, Message, Response
 from pddpo_ray.rollout.checkpoint import fingerprint
-from pddpo_ray.scoring.interface import Array, AskedText
+from pddpo_ray.scoring.interface import AskedText
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pddpo_ray.records import PolicyVersion
+from pddpo_ray.records import Array, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
 
 if TYPE_CHECKING:
     import torch
 
-Array = NDArray[np.float64]
 TABLE = "log_probs"
 
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 RHO = (0.02, 0.1, 0.25, 0.4, 0.55, 0.75)
 """Truths that the bets are made for, as shares of the limit."""

@@ -20,15 +20,14 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import CostEstimate, SafetyLabels, Verdict
+from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
 from pddpo_ray.theory.intervals import student_half_width, wilson
 
-Array = NDArray[np.float64]
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
 LABELS_FOR_LOGIT = 20

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 
 @dataclass(frozen=True)

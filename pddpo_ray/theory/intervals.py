@@ -7,11 +7,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 from scipy.stats import t as student
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
+
 Indices = NDArray[np.int64]
 
 RIDGE = 1e-4

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 
 def token_streams(log_ratio: Array, reward: float, cost: float, *, kl: float, score_clip: float) -> tuple[Array, Array]:

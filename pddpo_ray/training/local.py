@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.storage.masters import published, read_masters, write_masters
 from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS, write_json
@@ -30,7 +29,6 @@ from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, score_texts, support_of_texts
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
-Array = NDArray[np.float64]
 MakeEngine = Callable[[ResponseScorer], Engine]
 SAMPLE = 2**20
 """Numbers by which a fit's moved share is known, to a tenth of a percent; of fewer, all."""

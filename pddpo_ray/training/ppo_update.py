@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.contracts import ScoredAnswer
 from pddpo_ray.errors import RunError
+from pddpo_ray.records import Array
 from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
@@ -28,7 +29,6 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.log_probs import ResponseScorer
 
-Array = NDArray[np.float64]
 Forward = Callable[[TextBatch], Tensor]
 """One number per response token. -> [T]"""
 

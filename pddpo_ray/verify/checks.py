@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.linalg import eigh
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from pddpo_ray.exploration.bonus import elliptical
 from pddpo_ray.exploration.resampling import exact_base
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
@@ -27,8 +26,6 @@ from pddpo_ray.theory.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.worlds.oracle import Oracle, mixture
 from pddpo_ray.worlds.tabular import TabularWorld
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.cost_estimate import (
     Mode,
     clipped_logit,
@@ -27,7 +27,6 @@ from pddpo_ray.verify.pieces import Pieces, Row
 from pddpo_ray.verify.simulate import Trace, simulate
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world
 
-Array = NDArray[np.float64]
 Progress = Callable[[str], None]
 
 

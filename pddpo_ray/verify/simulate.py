@@ -17,7 +17,7 @@ from scipy.special import expit
 from pddpo_ray.exploration.bonus import elliptical, theory_amplitude, theory_precision
 from pddpo_ray.exploration.design import inverse
 from pddpo_ray.exploration.resampling import exact_base, resampling_weights
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.cost_stage import SKIP_SHARE, skips_cost_stage
 from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, constraint_state
@@ -28,7 +28,6 @@ from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
 from pddpo_ray.worlds.tabular_parts import one_hot_gram
 
-Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 S0 = 2.0

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.records import PolicyVersion, Response
+from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.worlds.oracle import Mask, Oracle, mixture
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.output import output_weights
 from pddpo_ray.theory.several_limits import LagrangianDual, kkt_residual, minimise
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from pddpo_ray.config import Config, TextWorldConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
-from pddpo_ray.worlds.exact_evaluation import Array, WorldView
+from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
 from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest

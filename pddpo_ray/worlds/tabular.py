@@ -30,11 +30,10 @@ from numpy.typing import NDArray
 
 from pddpo_ray.config import TabularWorldConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import Array, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.truth_labeller import Score, WorldLabeller
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 TABLES = ("reference", "reward", "cost", "baseline")

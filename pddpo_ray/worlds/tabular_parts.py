@@ -10,19 +10,16 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pddpo_ray.contracts import Count, Critics, Delivery, FitCommand, FitResult, PpoCommand, PpoResult, StoredWeights
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
-
-Array = NDArray[np.float64]
 
 
 class TabularTrainer:

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import ScoredAnswer
+from pddpo_ray.records import Array
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.ppo_update import Actors, Learner, ModuleEngine, run_ppo
-
-Array = NDArray[np.float64]
 
 
 class TablePolicy(nn.Module):

@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Prompt, Response
+from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.oracle import InfeasibleError, Oracle
-
-Array = NDArray[np.float64]
 
 Effects = dict[str, tuple[float, ...]]
 

@@ -17,9 +17,9 @@ import ray
 from actors.dual_variable import DualVariableHandle
 from actors.engine_group import Draw, RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
-from pddpo_ray.contracts import Array, Count, Delivery
+from pddpo_ray.contracts import Count, Delivery
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import CostEstimate, Decoding, PolicyVersion, Prompt
+from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
 from tests.ray_session import session

@@ -14,8 +14,8 @@ import ray
 
 from actors.labeller import ScorerHandle
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Pair, Prompt, Response
-from pddpo_ray.scoring.interface import Array, TextPair
+from pddpo_ray.records import Array, Pair, Prompt, Response
+from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from tests.ray_session import session

@@ -15,12 +15,12 @@ from pddpo_ray.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
 from pddpo_ray.compare.suite import load_suite
 from pddpo_ray.config import Config
-from pddpo_ray.contracts import Array, Count, FitCommand, FitResult, FitSettings, Start
+from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt
+from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import JOURNAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,10 @@ def read_scalars(folder: Path) -> dict[tuple[int, str], float]:
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    with TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0) as log:
+    with closing(TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0)) as log:
         log(RoundFinished("demo", 1, 2, {"dual/multiplier": 0.5, "fit/slope_cost": float("nan")}))
         log(RoundFinished("demo-offline", 1, 2, {"dual/multiplier": 9.0}))
-    with TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0) as log:
+    with closing(TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0)) as log:
         log(RoundFinished("demo", 2, 2, {"dual/multiplier": 0.25}))
     assert len(list(tmp_path.iterdir())) == 2
     assert read_scalars(tmp_path) == {(1, "dual/multiplier"): 0.5, (2, "dual/multiplier"): 0.25}

@@ -9,8 +9,8 @@ import pytest
 from scipy.special import expit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.interface import Array, TextPair
+from pddpo_ray.records import Array, Pair, Prompt, Response, Verdict
+from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 
 PROMPT = Prompt("x", (0,), "question")
