@@ -110,3 +110,16 @@ class Answerer(Generic[A]):
 
     def close(self) -> None:
         ray.kill(self.actor)
+
+
+class Handle(Generic[A]):
+    """An actor of class A in the driver's hands; `__init__` of its kinds starts it and sets its `_answerer`."""
+
+    _answerer: Answerer[A]
+
+    def wait_ready(self) -> None:
+        """Waits for resources, imports and the actor's start."""
+        self._answerer.wait_ready()
+
+    def close(self) -> None:
+        self._answerer.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import ray
 from ray.exceptions import RayActorError
 
-from actors.calls import Answerer, AnsweringActor, wait_for
+from actors.calls import Answerer, AnsweringActor, Handle, wait_for
 from actors.placement import beside_driver
 from pddpo_ray.errors import RunError
 from pddpo_ray.loop.dual_step import LocalDual
@@ -54,7 +54,7 @@ class DualVariableActor(AnsweringActor):
         return self._restored
 
 
-class DualVariableHandle:
+class DualVariableHandle(Handle[DualVariableActor]):
     """Satisfies `pddpo_ray.loop.dual_step.DualOwner`.
 
     A lost actor is started again and gets every step that it had taken, from this handle, before the next call.
@@ -62,7 +62,7 @@ class DualVariableHandle:
 
     def __init__(self, name: str, state: DualState, *, warmup_rounds: int = 0, deadline_s: float = 60.0) -> None:
         self._taken: Estimates = ()
-        self._answerer: Answerer[DualVariableActor] = Answerer(
+        self._answerer = Answerer(
             ray.remote(DualVariableActor)
             .options(num_cpus=0, name=name, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
             .remote(state, warmup_rounds),
@@ -87,9 +87,6 @@ class DualVariableHandle:
         if (round_, estimate.constraint) not in known:
             self._taken = (*self._taken, (round_, estimate))
         return step
-
-    def close(self) -> None:
-        self._answerer.close()
 
     def _recover(self) -> None:
         answerer = self._answerer

@@ -15,16 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import ray
 
-from actors.calls import Answerer, AnsweringActor
-from pddpo_ray.contracts import Count, Delivery, RolloutEngine
+from actors.calls import Answerer, AnsweringActor, Handle
+from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
+from pddpo_ray.loop.sampling import VerifyDelivery
 from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.draws import counts
 
-Draw = tuple[tuple[int, ...], str, float]
 MakeEngine = Callable[[], RolloutEngine]
 """Runs in the actor's process; picklable."""
-VerifyDelivery = Callable[[RolloutEngine, Delivery, PolicyVersion], object]
 
 
 Send = Callable[[PolicyVersion, Any], object]
@@ -140,7 +139,7 @@ class RolloutSettings:
     """Says what the cluster lacks for the run, once it lacks something."""
 
 
-class RolloutHandle:
+class RolloutHandle(Handle[RolloutActor]):
     """An engine in another process; satisfies `pddpo_ray.contracts.RolloutEngine`.
 
     `__init__` only starts the process; `wait_ready` waits for it. `placement` is a placement group and a bundle in it.
@@ -162,7 +161,7 @@ class RolloutHandle:
         self._asleep = False
         self._held: PolicyVersion | None = None
         self._lost = 0
-        self._answerer: Answerer[RolloutActor] = Answerer(
+        self._answerer = Answerer(
             self._start(),
             f"rollout engine {name}",
             self._settings.restarts,
@@ -186,9 +185,9 @@ class RolloutHandle:
             self._asleep = True
 
     def wait_ready(self) -> None:
-        """Wait for resources, imports and the engine's start."""
+        """Waits as every handle; an error also says what the cluster has lost."""
         try:
-            self._answerer.wait_ready()
+            super().wait_ready()
         except RunError as error:
             short = self._settings.lack()
             if short is None:
@@ -232,9 +231,6 @@ class RolloutHandle:
         what = f"{len(answers)} canary scores"
         scores = self._answerer.ask(what, RolloutActor.score, self._number(), prompts, answers)
         return np.asarray(scores, dtype=np.float64)
-
-    def close(self) -> None:
-        self._answerer.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from actors.calls import Answerer, AnsweringActor
+from actors.calls import Answerer, AnsweringActor, Handle
 from actors.placement import beside_driver
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels
@@ -39,7 +39,7 @@ class FeedbackActor(AnsweringActor):
         return self._labeller.compare(pairs, seed)
 
 
-class FeedbackHandle:
+class FeedbackHandle(Handle[FeedbackActor]):
     """A labeller in another process; satisfies `pddpo_ray.contracts.Labeller` and `EarlyLabeller`.
 
     Raises RunError that names the labeller when its deadline passes or its process was lost too often.
@@ -68,13 +68,8 @@ class FeedbackHandle:
             )
             .remote(*(pickled[start : start + PIECE] for start in range(0, len(pickled), PIECE)))
         )
-        self._answerer: Answerer[FeedbackActor] = Answerer(
-            actor, f"labeller {name}", restarts, deadline_s, start_deadline_s
-        )
+        self._answerer = Answerer(actor, f"labeller {name}", restarts, deadline_s, start_deadline_s)
         self._begun: tuple[SafetyQuestion, Any] | None = None
-
-    def wait_ready(self) -> None:
-        self._answerer.wait_ready()
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """The actor labels while the run goes on; `safety` with the same arguments takes its answer."""
@@ -90,9 +85,6 @@ class FeedbackHandle:
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         return self._answerer.ask(f"{len(pairs)} comparisons", FeedbackActor.compare, pairs, seed)
-
-    def close(self) -> None:
-        self._answerer.close()
 
 
 MakeScorer = Callable[[], AnswerScorer]
@@ -114,7 +106,7 @@ class ScorerActor(AnsweringActor):
         return self._scorer.score(responses)
 
 
-class ScorerHandle:
+class ScorerHandle(Handle[ScorerActor]):
     """A score model in another process; satisfies `pddpo_ray.scoring.interface.AnswerScorer`.
 
     `__init__` only starts it. Raises RunError that names the scorer when its deadline passes or its process was lost
@@ -138,18 +130,10 @@ class ScorerHandle:
             .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
             .remote(make_scorer, threads)
         )
-        self._answerer: Answerer[ScorerActor] = Answerer(
-            actor, f"scorer {name}", restarts, deadline_s, start_deadline_s
-        )
-
-    def wait_ready(self) -> None:
-        self._answerer.wait_ready()
+        self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
         return self._answerer.ask(f"scores of {len(texts)} texts", ScorerActor.score_texts, list(texts))
 
     def score(self, responses: Sequence[Response]) -> Array:
         return self._answerer.ask(f"scores of {len(responses)} answers", ScorerActor.score, list(responses))
-
-    def close(self) -> None:
-        self._answerer.close()

@@ -78,7 +78,7 @@ def _start_once(namespace: str, cpus: int | None) -> None:
     """Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
     address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
     """
-    port = _free_port()
+    port = free_port()
     os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
@@ -108,18 +108,9 @@ def _end(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(ended, timeout=10)
 
 
-def write_token(path: Path) -> Path:
-    """A token file that only its owner can read; Ray's own would be readable by everyone under the usual umask."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path
-
-
-def _free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((host, 0))
         return int(listener.getsockname()[1])
 
 

@@ -13,7 +13,6 @@ changes once per stage and round, so the transfer is no bottleneck.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 from ray.exceptions import RayActorError
 
+from actors.session import free_port
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -79,7 +79,7 @@ class WeightSender:
 
         return NCCLTrainerInitInfo(
             master_address=ray.util.get_node_ip_address(),
-            master_port=_free_port(),
+            master_port=free_port(""),
             world_size=1 + command.devices,
             rank=self._rank,
         )
@@ -108,9 +108,3 @@ def stored_weights(store: str, policy: PolicyVersion) -> Any:
                 yield name, tensor.to(device)
 
     return StoredWeights()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])

@@ -14,30 +14,32 @@ import torch
 
 from bench.ratio import Ratio, of_pairs
 from bench.workload import language_model
-from pddpo_ray.config import SupportConfig
+from pddpo_ray.config import BudgetRefit, SupportConfig, UnionRefit
+from pddpo_ray.config.trainer import Refit
 from pddpo_ray.contracts import FitSettings
+from pddpo_ray.loop.fitting import older_rows
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
-from pddpo_ray.theory.refit import Budget, RefitPolicy, Union, decide, limit_rows
+from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.training.batches import texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 
 OFFLINE, NEW, ROUNDS, EPOCHS, BATCH, BETA = 96, 32, 12, 2, 16, 0.2
-BUDGET = Budget(rows=0, per_new=2.0)
+BUDGET = BudgetRefit(rows=0, per_new=2.0)
 
 
-def visits(policy: RefitPolicy, rounds: int, offline: int = OFFLINE, new: int = NEW) -> int:
+def visits(policy: Refit, rounds: int, offline: int = OFFLINE, new: int = NEW) -> int:
     """Rows that the fits of a run see in one pass each."""
     total = 0
     for number in range(1, rounds + 1):
         older, fresh = (0, offline) if number == 1 else (offline + new * (number - 2), new)
-        seen = decide(policy, number, fresh, {}).older
+        seen = older_rows(policy, number, fresh, {})
         total += fresh + (older if seen is None else min(seen, older))
     return total
 
 
-def slope(policy: RefitPolicy) -> float:
+def slope(policy: Refit) -> float:
     """Log-log slope of the work after the first round, from 8 to 32 rounds."""
     first = visits(policy, 1)
     return float(np.log((visits(policy, 32) - first) / (visits(policy, 8) - first)) / np.log(31 / 7))
@@ -50,17 +52,17 @@ def run(repeats: int = 5, name: str = "C8") -> Ratio:
     """
     torch.set_num_threads(1)
     worlds = [_world(seed) for seed in range(repeats)]
-    union, budget = (np.array([_held_out_loss(world, policy) for world in worlds]) for policy in (Union(), BUDGET))
+    union, budget = (np.array([_held_out_loss(world, policy) for world in worlds]) for policy in (UnionRefit(), BUDGET))
     gaps = budget / union - 1
     details = {
-        "slope of the union": slope(Union()),
+        "slope of the union": slope(UnionRefit()),
         "slope of the budget": slope(BUDGET),
         "held-out loss, union": float(np.median(union)),
         "held-out loss, budget": float(np.median(budget)),
         "gap": float(np.median(gaps)),
         "largest gap": float(gaps.max()),
     }
-    pairs = [(float(visits(Union(), 32)), float(visits(BUDGET, 32)))]
+    pairs = [(float(visits(UnionRefit(), 32)), float(visits(BUDGET, 32)))]
     return of_pairs(name, "row visits of 32 rounds: fits on the union / on a row budget", pairs, details=details)
 
 
@@ -91,7 +93,7 @@ def _world(seed: int) -> World:
     return World(rows, [row(i, 99) for i in range(400)])
 
 
-def _held_out_loss(world: World, policy: RefitPolicy) -> float:
+def _held_out_loss(world: World, policy: Refit) -> float:
     """Loss on the held-out pairs after the last round's fit."""
     reference = language_model(64, 0, hidden=64, layers=2, heads=2)
     texts = list(dict.fromkeys(texts_of([*world.rows, *world.held_out])))
@@ -101,7 +103,7 @@ def _held_out_loss(world: World, policy: RefitPolicy) -> float:
     for number in range(1, ROUNDS + 1):
         known = [row for row in world.rows if row.round < number]
         fresh = sum(row.round == number - 1 for row in known)
-        older = decide(policy, number, fresh, {}).older
+        older = older_rows(policy, number, fresh, {})
         kept, _ = limit_rows(known, (), older, np.random.default_rng([8, number]))
         steps = -(-EPOCHS * len(kept) // BATCH)
         settings = FitSettings(

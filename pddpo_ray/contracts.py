@@ -32,6 +32,8 @@ from pddpo_ray.records import (
 
 Count = int | Sequence[int]
 """Answers per prompt: one number for all prompts, or one each."""
+Draw = tuple[tuple[int, ...], str, float]
+"""Token ids incl. end of sequence, text, log-probability under the policy, undecoded."""
 
 
 # --- what a method calls: its parts, as `loop` makes them -----------------------------------------------------------
@@ -361,10 +363,8 @@ class RolloutEngine(Protocol):
     @property
     def version(self) -> int: ...
 
-    def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
-    ) -> list[list[tuple[tuple[int, ...], str, float]]]:
-        """Per prompt n triples (token ids incl. end of sequence, text, log-probability under the policy, undecoded)."""
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
+        """Per prompt n answers."""
         ...
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:

@@ -214,3 +214,11 @@ class UniformMixture:
 def responses_of(sets: Sequence[CandidateSet]) -> list[Response]:
     """All candidates of several sets, in order."""
     return [response for candidates in sets for response in candidates.responses]
+
+
+def by_prompt(responses: Sequence[Response]) -> dict[str, list[Response]]:
+    """Answers by the id of their prompt, both in the order in which they came."""
+    grouped: dict[str, list[Response]] = {}
+    for response in responses:
+        grouped.setdefault(response.prompt.id, []).append(response)
+    return grouped

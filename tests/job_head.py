@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.session import write_token
+from pddpo_ray.storage.whole_files import write_secret
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,7 +40,7 @@ def free_port() -> int:
 @contextmanager
 def running_head() -> Iterator[Head]:
     with tempfile.TemporaryDirectory(prefix="ray-") as temporary:
-        token = write_token(Path(temporary) / "token")
+        token = write_secret(Path(temporary) / "token", secrets.token_hex(32))
         dashboard = free_port()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from deploy.annotation.access import API
-from deploy.annotation.queue_service import Caller, Parts, QueueService, finite
+from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.schemas import ExtendBody
 from pddpo_ray.annotation.rounds import RoundStatus
+from pddpo_ray.storage.whole_files import finite
 
 router = APIRouter(prefix=API, tags=["lead"])
 

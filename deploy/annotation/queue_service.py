@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from sqlalchemy import Engine
@@ -111,15 +111,6 @@ def _demand_own_page(request: Request, person: Person) -> None:
 
 Parts = Annotated[QueueService, Depends(service)]
 Caller = Annotated[Person, Depends(guard)]
-
-
-def finite(value: Any) -> Any:
-    """JSON has no nan: a number that does not exist is null."""
-    if isinstance(value, dict):
-        return {key: finite(below) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(below) for below in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def undeclared(routes: set[tuple[str, str]]) -> set[tuple[str, str]]:

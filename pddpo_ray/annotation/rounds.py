@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, case, func, insert, select, update
+from sqlalchemy import Connection, Integer, case, cast, func, insert, select, update
 
 from pddpo_ray.annotation.questions import Question, round_digest
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, snapshot, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.rows import columns_of, record_of
 from pddpo_ray.journal.transactions import Store
 
 GOLD = "gold"
@@ -156,7 +157,7 @@ class Rounds:
         mine = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
         query = _status_query().where(mine).order_by(question_round.c.opened_ms.desc(), question_round.c.id)
         with reading(self._store.engine) as connection:
-            return [_status(row) for row in connection.execute(query)]
+            return [record_of(RoundStatus, row) for row in connection.execute(query)]
 
     def status(self, id_: str) -> RoundStatus:
         with reading(self._store.engine) as connection:
@@ -281,7 +282,7 @@ class Rounds:
         row = connection.execute(_status_query().where(mine)).first()
         if row is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
-        return _status(row)
+        return record_of(RoundStatus, row)
 
     def _lock_open(self, connection: Connection, id_: str) -> None:
         query = select(question_round.c.state).where(
@@ -309,25 +310,8 @@ def round_id(run: str, round_: int, purpose: str) -> str:
 
 def _task_row(round_id_: str, position: int, question: Question, needed: int) -> dict[str, Any]:
     digest = hashlib.sha256(f"{round_id_}\0{question.item}\0{question.digest()}".encode()).hexdigest()[:32]
-    return {
-        "id": digest,
-        "question_round": round_id_,
-        "position": position,
-        "kind": question.kind,
-        "item": question.item,
-        "prompt": question.prompt,
-        "first": question.first,
-        "second": question.second,
-        "provenance": dict(question.provenance),
-        "risk": question.risk,
-        "priority": question.priority,
-        "gold": question.gold,
-        "needed": needed,
-        "seats": 0,
-        "leased": 0,
-        "refusals": 0,
-        "state": "open",
-    }
+    row = columns_of(question) | {"id": digest, "question_round": round_id_, "position": position, "needed": needed}
+    return row | {"provenance": dict(question.provenance), "seats": 0, "leased": 0, "refusals": 0, "state": "open"}
 
 
 def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
@@ -340,8 +324,11 @@ def _demand_same(opened: Any, digest: str, labels_each: int) -> None:
 
 
 def _status_query() -> Any:
+    def total(number: Any) -> Any:
+        return cast(func.coalesce(func.sum(number), 0), Integer)
+
     def count(state: str) -> Any:
-        return func.coalesce(func.sum(case((task.c.state == state, 1), else_=0)), 0)
+        return total(case((task.c.state == state, 1), else_=0))
 
     return (
         select(
@@ -349,33 +336,13 @@ def _status_query() -> Any:
             func.count(task.c.id).label("questions"),
             count("satisfied").label("satisfied"),
             count("blocked").label("blocked"),
-            func.coalesce(func.sum(task.c.needed), 0).label("wanted"),
-            func.coalesce(func.sum(task.c.seats), 0).label("counted"),
-            func.coalesce(func.sum(task.c.leased), 0).label("out"),
-            func.coalesce(func.sum(task.c.refusals), 0).label("refused"),
+            total(task.c.needed).label("wanted"),
+            total(task.c.seats).label("counted"),
+            total(task.c.leased).label("out"),
+            total(task.c.refusals).label("refusals"),
         )
         .outerjoin(task, task.c.question_round == question_round.c.id)
         .group_by(*question_round.c)
-    )
-
-
-def _status(row: Any) -> RoundStatus:
-    return RoundStatus(
-        id=row.id,
-        round=row.round,
-        purpose=row.purpose,
-        kind=row.kind,
-        labels_each=row.labels_each,
-        state=row.state,
-        opened_ms=row.opened_ms,
-        deadline_ms=row.deadline_ms,
-        questions=int(row.questions),
-        satisfied=int(row.satisfied),
-        blocked=int(row.blocked),
-        wanted=int(row.wanted),
-        counted=int(row.counted),
-        out=int(row.out),
-        refusals=int(row.refused),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.people import People
@@ -93,10 +93,7 @@ def _first_admin(people: People, run: Path) -> Path:
     file = run / ADMIN_TOKEN
     if not any(person.role is Role.ADMIN for person in people.all()):
         _, token = people.create("admin", Role.ADMIN, by="command line")
-        run.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as opened:
-            opened.write(token + "\n")
+        write_secret(file, token + "\n")
     return file
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import typer
 
+from pddpo_ray.storage.whole_files import finite
+
 
 def print_json(value: Any) -> None:
     """One JSON object and nothing else; NaN and infinity, which JSON has not, become null."""
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+    typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def print_columns(rows: Iterable[Sequence[str]], indent: int = 0) -> None:
@@ -21,13 +23,3 @@ def print_columns(rows: Iterable[Sequence[str]], indent: int = 0) -> None:
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         typer.echo((" " * indent + "  ".join(cells)).rstrip())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(below) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(below) for below in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value

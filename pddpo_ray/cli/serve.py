@@ -12,6 +12,7 @@ from pddpo_ray.cli.annotate import refuse_open_network
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
+from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
     from pddpo_ray.serving.keys import ApiKeys
@@ -110,8 +111,5 @@ def _first_keys(keys: ApiKeys, run: Path) -> dict[str, Path]:
     for scope, file in files.items():
         if scope not in have:
             _, secret = keys.create(f"{scope}-{os.urandom(3).hex()}", Scope(scope), **OWNERS_LIMITS)
-            file.unlink(missing_ok=True)
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as opened:
-                opened.write(secret + "\n")
+            write_secret(file, secret + "\n")
     return files

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pddpo_ray.contracts import (
     Count,
     Delivery,
+    Draw,
     FitCommand,
     FitResult,
     PpoCommand,
@@ -29,7 +30,7 @@ from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.recall import Memory
 
-Draws = list[list[tuple[tuple[int, ...], str, float]]]
+Draws = list[list[Draw]]
 Text = tuple[tuple[int, ...], tuple[int, ...]]
 
 

@@ -89,10 +89,6 @@ class Inspection:
         return self.rows - sum(count.bad for count in self._own)
 
     @property
-    def damaged_files(self) -> list[Problem]:
-        return [problem for problem in self.problems if problem.line == 0]
-
-    @property
     def _own(self) -> list[FileCount]:
         return self.files[: len(self.names) - self.held_out]
 

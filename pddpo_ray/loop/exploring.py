@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage
+from pddpo_ray.records import Array, CandidateSet, LabelledPair, LossBonus, Pair, PairRow, Response, Stage, by_prompt
 from pddpo_ray.theory.margins import bonus_margin
 
 
@@ -24,20 +24,12 @@ class Chooser(Protocol):
 
     def update(self, pairs: Sequence[Pair]) -> None: ...
 
+    def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        """Reward and cost bonus of any answers under the pairs seen so far, for a bonus in the loss. -> [n], [n]"""
+        ...
+
     @property
     def metrics(self) -> Mapping[str, float]: ...
-
-
-class BonusSource(Protocol):
-    """Bonuses of any answers under the pairs seen so far, for a bonus in the loss."""
-
-    def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None: ...
-
-    def update(self, pairs: Sequence[Pair]) -> None: ...
-
-    def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        """Reward and cost bonus. -> [n], [n]"""
-        ...
 
 
 class ExplorationController:
@@ -53,7 +45,7 @@ class ExplorationController:
         self,
         explorer: Chooser,
         journal: Journal,
-        bonus: BonusSource | None = None,
+        bonus: Chooser | None = None,
         *,
         answers: Sequence[Response] = (),
         keep: int | None = None,
@@ -84,9 +76,7 @@ class ExplorationController:
             self._bonus.update(pairs)
 
     def _meet(self, round_: int) -> None:
-        baseline: dict[str, list[Response]] = {}
-        for answer in self._journal.samples(round_, "baseline"):
-            baseline.setdefault(answer.prompt.id, []).append(answer)
+        baseline = by_prompt(self._journal.samples(round_, "baseline"))
         self._explorer.meet(baseline)
         if self._bonus is not None:
             self._bonus.meet(baseline)

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from pddpo_ray.config import (
-    BudgetRefit,
     DeterminantRefit,
     FitConfig,
     GeometricRefit,
@@ -42,16 +41,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import skips_cost_stage
-from pddpo_ray.theory.refit import (
-    Budget,
-    Determinant,
-    Geometric,
-    RefitPolicy,
-    Union,
-    decide,
-    limit_rows,
-    merge_duplicates,
-)
+from pddpo_ray.theory.refit import full_rounds, is_power, limit_rows, merge_duplicates
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
@@ -122,8 +112,7 @@ class TrainerController:
         if objective.stage == "cost":
             link = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
         phase = f"fit-{objective.stage}" if link < 2 else f"fit-{objective.stage}-{link}"
-        number = self._journal.once(phase, lambda: self._fit(objective, rows, link))
-        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
+        return self._version(self._journal.once(phase, lambda: self._fit(objective, rows, link)))
 
     def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
         """Starts the next round's reward fit, if the backend can work while labels are waited for; `fit` collects it.
@@ -138,18 +127,15 @@ class TrainerController:
 
         To first order it is the policy at `share` times the other's multiplier, and that is what is journalled.
         """
-        number = self._journal.once("merge", lambda: self._merge(base, other, share, merge))
-        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
 
-    def _merge(self, base: PolicyVersion, other: PolicyVersion, share: float, merge: Merge) -> int:
-        entries = {entry.version.number: entry for entry in self._journal.versions()}
-        number = max(entries) + 1
-        version = merge(base, other, share, number, f"merged-{self._journal.round}")
-        whole = entries[other.number].multiplier
-        self._journal.add_version(
-            version, "cost", base=base.number, multiplier=None if whole is None else share * whole
-        )
-        return number
+        def apply() -> int:
+            version = merge(base, other, share, self._next_number(), f"merged-{self._journal.round}")
+            whole = next(entry.multiplier for entry in self._journal.versions() if entry.version.number == other.number)
+            multiplier = None if whole is None else share * whole
+            self._journal.add_version(version, "cost", base=base.number, multiplier=multiplier)
+            return version.number
+
+        return self._version(self._journal.once("merge", apply))
 
     def reinforce(
         self,
@@ -162,25 +148,9 @@ class TrainerController:
         """The round's policy by one update of PPO-Lagrangian on answers of the policy before it (of the reference in
         round 1) with their rewards and costs. `critics` are those to begin with; later ones come from the round before.
         """
-        payload = self._journal.once("ppo", lambda: self._reinforce(reference, answers, scores, multiplier, critics))
-        return next(e.version for e in self._journal.versions() if e.version.number == payload["number"])
-
-    def _reinforce(
-        self,
-        reference: PolicyVersion,
-        answers: Sequence[Response],
-        scores: tuple[Array, Array],
-        multiplier: float,
-        critics: Critics | None,
-    ) -> dict[str, Any]:
-        number = max(entry.version.number for entry in self._journal.versions()) + 1
-        start = next(iter(self._journal.policies[-1:]), reference)
-        before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
-        if before:
-            critics = Critics(*(tuple(stored) for stored in before[0]))
         command = PpoCommand(
-            sequence=number,
-            start=start,
+            sequence=self._next_number(),
+            start=next(iter(self._journal.policies[-1:]), reference),
             answers=tuple(
                 ScoredAnswer(answer.prompt.token_ids, answer.token_ids, float(reward), float(cost))
                 for answer, reward, cost in zip(answers, *scores, strict=True)
@@ -191,12 +161,18 @@ class TrainerController:
             seed=seed_of(self._seed, self._journal.round, "ppo"),
             result=f"policy-{self._journal.round}",
         )
+        payload = self._journal.once("ppo", lambda: self._reinforce(command))
+        return self._version(payload["number"])
+
+    def _reinforce(self, command: PpoCommand) -> dict[str, Any]:
+        before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
+        if before:
+            command = replace(command, critics=Critics(*(tuple(stored) for stored in before[0])))
         result = reinforce(self._backend, command)
-        self._journal.add_version(
-            result.version, "cost", result.metrics, result.workers, base=start.number, multiplier=multiplier
-        )
+        made, base, multiplier = result.version, command.start.number, command.multiplier
+        self._journal.add_version(made, "cost", result.metrics, result.workers, base=base, multiplier=multiplier)
         self._journal.add_metrics(result.metrics)
-        return {"number": number, "critics": [list(result.critics.reward), list(result.critics.cost)]}
+        return {"number": command.sequence, "critics": [list(result.critics.reward), list(result.critics.cost)]}
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""
@@ -227,6 +203,9 @@ class TrainerController:
         prefix = objective.stage if link < 2 else f"{objective.stage}_{link}"
         self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
         return result.version.number
+
+    def _version(self, number: int) -> PolicyVersion:
+        return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
 
     def _next_number(self) -> int:
         return max((entry.version.number for entry in self._journal.versions()), default=0) + 1
@@ -269,11 +248,10 @@ class TrainerController:
         newest = max(row.round for row in kept)
         known = self._journal.metrics().items()
         logdets = {number: values["explore/logdet"] for number, values in known if "explore/logdet" in values}
-        refit = decide(
-            refit_policy(self._plan.trainer.refit), round_, sum(row.round == newest for row in kept), logdets
-        )
+        refit, new = self._plan.trainer.refit, sum(row.round == newest for row in kept)
         draws = generator(self._seed, round_, objective.stage, link, "replay")
-        return *limit_rows(kept, margins, refit.older, draws), refit.cold
+        kept, margins = limit_rows(kept, margins, older_rows(refit, round_, new, logdets), draws)
+        return kept, margins, isinstance(refit, UnionRefit) and refit.cold
 
     def _optimism(self, link: int) -> LossOptimism | None:
         """The XPO-style term, in the fit that makes the round's policy: it is optimistic for reward minus all costs."""
@@ -292,17 +270,19 @@ class TrainerController:
         return result
 
 
-def refit_policy(settings: Refit) -> RefitPolicy:
-    """How much of the past a fit sees."""
-    match settings:
-        case UnionRefit(cold=cold):
-            return Union(cold)
-        case BudgetRefit(rows=rows, per_new=per_new):
-            return Budget(rows, per_new)
-        case GeometricRefit(factor=factor, rows=rows, per_new=per_new):
-            return Geometric(factor, Budget(rows, per_new))
-        case DeterminantRefit(growth=growth, rows=rows, per_new=per_new):
-            return Determinant(growth, Budget(rows, per_new))
+def older_rows(refit: Refit, round_: int, new: int, logdets: Mapping[int, float]) -> int | None:
+    """How many rows of earlier rounds the fits of a round see at most; None: all of them.
+
+    `new`: rows of the newest round; `logdets`: log determinant of the design after each round.
+    """
+    match refit:
+        case UnionRefit():
+            return None
+        case GeometricRefit(factor=factor) if is_power(round_, factor):
+            return None
+        case DeterminantRefit(growth=growth) if round_ in full_rounds(growth, round_, logdets):
+            return None
+    return refit.rows + math.ceil(refit.per_new * new)
 
 
 def with_steps(settings: Fit, rows: int) -> Fit:

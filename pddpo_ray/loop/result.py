@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.outcome import Outcome
-from pddpo_ray.storage.whole_files import RESULT
+from pddpo_ray.storage.whole_files import RESULT, finite
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
 
 WALL = "time/wall"
@@ -45,7 +44,8 @@ def result_of(
         "slope_reward": last.get("fit/slope_reward"),
         "slope_cost": last.get("fit/slope_cost"),
     }
-    return {name: _finite(value) for name, value in result.items()}
+    stated: dict[str, Any] = finite(result)
+    return stated
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
@@ -148,7 +148,3 @@ def _counts(journal: JournalReader) -> dict[str, Any]:
         "sync_seconds": sum(syncs) / len(syncs) if syncs else None,
         "weights_verified": bool(deliveries) and all(entry.verified for entry in deliveries),
     }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,28 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
 
-from pddpo_ray.contracts import Delivery, RolloutEngine
+from pddpo_ray.contracts import Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import Array, CandidateSet, Decoding, PolicyVersion, Prompt, Response
+from pddpo_ray.records import Array, CandidateSet, Decoding, PolicyVersion, Prompt, Response, by_prompt
+from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.theory.seeds import generator, seed_of
 
-Draw = tuple[tuple[int, ...], str, float]
 LARGEST_BATCH = 2048
 """Answers in one call of an engine at most: what has to be drawn again when it is lost."""
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
-class Verified(Protocol):
-    """What a delivery check shows; `rollout.delivery_check.VerifiedDelivery` is one."""
-
-    @property
-    def canary_difference(self) -> float: ...
-
-
-VerifyDelivery = Callable[[RolloutEngine, Delivery, PolicyVersion], Verified]
+VerifyDelivery = Callable[[RolloutEngine, Delivery, PolicyVersion], VerifiedDelivery]
 """Shows that an engine holds a version, or raises RunError (`rollout.delivery_check.DeliveryCheck`)."""
 
 
@@ -251,9 +243,7 @@ class RolloutController:
     def _proposals(self) -> dict[str, list[Response]]:
         """The pool of proposals by prompt; it does not change once it was drawn."""
         if self._pool is None:
-            self._pool = {}
-            for response in self._journal.samples(0, "proposal"):
-                self._pool.setdefault(response.prompt.id, []).append(response)
+            self._pool = by_prompt(self._journal.samples(0, "proposal"))
         return self._pool
 
     def _draw_and_add(self, wanted: Sequence[Wanted], policy: PolicyVersion, decoding: Decoding) -> list[Response]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Count, Delivery
+from pddpo_ray.contracts import Count, Delivery, Draw
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
@@ -27,7 +27,7 @@ from pddpo_ray.rollout.checkpoint import (
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.policy_temperature import divide_logits
-from pddpo_ray.rollout.vllm_engine import NO_VERSION, Draw
+from pddpo_ray.rollout.vllm_engine import NO_VERSION
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.text.renderer import stop_ids
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pddpo_ray.config import VllmRollout
-from pddpo_ray.contracts import Count, Delivery
+from pddpo_ray.contracts import Count, Delivery, Draw
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import (
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 NO_VERSION = -1
 """Version of an engine that holds no policy: dummy weights after the start, or a delivery that did not end well."""
-
-Draw = tuple[tuple[int, ...], str, float]
 
 
 class VllmSettings(VllmRollout):
@@ -102,16 +100,7 @@ class VllmEngine:
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         consumed = self._reload(stored_tensors(folder))
-        self._version = policy.number
-        self._llm.llm_engine.set_weight_version(str(policy.number))
-        return Delivery(
-            engine=self.name,
-            version=int(self._llm.llm_engine.get_weight_version()),
-            sha256=tensors_sha256(consumed),
-            tensors=len(consumed),
-            seconds=time.monotonic() - begin,
-            tokenizer=self.tokenizer,
-        )
+        return self._took_over(policy, tensors_sha256(consumed), len(consumed), begin)
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n answers per prompt. A draw follows from weights, prompt, seed and decoding, not from its neighbours.
@@ -173,10 +162,17 @@ class VllmEngine:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": watched()})
         if self._expected.tied:
             self._llm.collective_rpc("take_heads_over")
+        return consumed
+
+    def _took_over(self, policy: PolicyVersion, sha256: str, tensors: int, began: float) -> Delivery:
+        """From here on the engine holds the version. RunError, and it holds none, while a request is running."""
         # Keys and values in the cache were computed with the old weights.
         if not self._llm.reset_prefix_cache():
             raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
-        return consumed
+        self._version = policy.number
+        self._llm.llm_engine.set_weight_version(str(policy.number))
+        stated = int(self._llm.llm_engine.get_weight_version())
+        return Delivery(self.name, stated, sha256, tensors, time.monotonic() - began, self.tokenizer)
 
     def _generate(self, requests: list[Any], parameters: Any) -> Any:
         return self._llm.generate(requests, parameters, use_tqdm=False)

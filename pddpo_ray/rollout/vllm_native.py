@@ -75,11 +75,7 @@ class TransferVllmEngine(VllmEngine):
     def delivered(self, policy: PolicyVersion) -> Delivery:
         """What arrived, as the first worker saw it; all workers see all tensors."""
         sha256, count = self._llm.collective_rpc("delivered")[0]
-        if not self._llm.reset_prefix_cache():
-            raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
-        self._llm.llm_engine.set_weight_version(str(policy.number))
-        self._version = policy.number
-        return Delivery(self.name, self._version, sha256, count, time.monotonic() - self._began, self.tokenizer)
+        return self._took_over(policy, sha256, count, self._began)
 
 
 class AdapterVllmEngine(VllmEngine):
@@ -112,12 +108,7 @@ class AdapterVllmEngine(VllmEngine):
         weights = self._weights(folder, policy)
         # A new name and number for every version: vLLM keeps adapters and prefixes by them.
         self._adapter = LoRARequest(policy.name, policy.number, str(folder / ADAPTER)) if policy.number else None
-        if not self._llm.reset_prefix_cache():
-            raise RunError(f"engine {self.name} could not clear its prefix cache; requests are still running")
-        self._version = policy.number
-        self._llm.llm_engine.set_weight_version(str(policy.number))
-        sha256, seconds = tensors_sha256(weights.items()), time.monotonic() - began
-        return Delivery(self.name, self._version, sha256, len(weights), seconds, self.tokenizer)
+        return self._took_over(policy, tensors_sha256(weights.items()), len(weights), began)
 
     def _weights(self, folder: Path, policy: PolicyVersion) -> dict[str, torch.Tensor]:
         """The merged weights of a version; those of the base for the reference."""

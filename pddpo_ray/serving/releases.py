@@ -15,6 +15,7 @@ from sqlalchemy import Connection, insert, select
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.rows import record_of
 from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.transactions import Store
@@ -119,7 +120,7 @@ class Releases:
     def _history(self, connection: Connection) -> list[ReleaseEntry]:
         mine = release_table.c.run == self._store.run
         rows = connection.execute(select(release_table).where(mine).order_by(release_table.c.id))
-        return [ReleaseEntry(row.action, row.round, row.by, row.reason, row.at_ms) for row in rows]
+        return [record_of(ReleaseEntry, row) for row in rows]
 
     def _add(self, connection: Connection, action: str, round_: int | None, by: str, reason: str) -> None:
         at_ms = self._store.clock()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -62,9 +64,27 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+def finite(value: Any) -> Any:
+    """The value as JSON can say it: NaN and infinity, which JSON has not, become null."""
+    if isinstance(value, dict):
+        return {str(key): finite(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(below) for below in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """A JSON file, whole or not at all. Numbers that do not exist are null."""
-    return write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def write_secret(path: Path, secret: str) -> Path:
+    """A file that only its owner can read, also where there was one before. Returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret)
+    return path
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

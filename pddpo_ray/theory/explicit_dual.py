@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import logsumexp, softmax
+from scipy.special import softmax
 
 from pddpo_ray.records import Array
 
@@ -24,13 +24,6 @@ class ExplicitDual:
     multiplier: float
     slope: float
     sample_size: float
-
-
-def dual_value(rewards: Array, gains: Array, beta: float, multiplier: float, prior: Array | None = None) -> float:
-    """D(multiplier). rewards, gains [X, n]; prior [X] (None: all prompts alike)."""
-    scores = (rewards + multiplier * gains) / beta
-    values = beta * (logsumexp(scores, axis=1) - np.log(scores.shape[1]))
-    return float(np.average(values, weights=prior))
 
 
 def dual_slope(rewards: Array, gains: Array, beta: float, multiplier: float, prior: Array | None = None) -> float:

@@ -1,85 +1,27 @@
 """How much of the past a fit sees: what keeps the work of a run linear in its rounds, not quadratic.
 
-A fit that goes over all pairs in every round costs as much as all rounds before it together. Most policies here see the
-new pairs and a fixed number of older ones, drawn evenly and weighted by what they stand for, so that the expected loss
-is that of the union; they differ in when the whole union is seen again.
+A fit that goes over all pairs in every round costs as much as all rounds before it together. Most refits of a recipe
+(`config.trainer`, `loop.fitting.older_rows`) see the new pairs and a fixed number of older ones, drawn evenly and
+weighted by what they stand for, so that the expected loss is that of the union; they differ in when the whole union is
+seen again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pddpo_ray.records import PairRow
 
 
-@dataclass(frozen=True)
-class Union:
-    """All pairs in every round, from the last round's weights. `cold`: from the base's weights, like a first fit."""
+def is_power(round_: int, factor: float) -> bool:
+    """Whether a power of the factor lies in (round - 1, round].
 
-    cold: bool = False
-
-
-@dataclass(frozen=True)
-class Budget:
-    """New pairs and at most `rows + per_new * (new pairs)` older ones, from the last round's weights."""
-
-    rows: int = 20_000
-    per_new: float = 2.0
-
-    def older(self, new: int) -> int:
-        return self.rows + math.ceil(self.per_new * new)
-
-
-@dataclass(frozen=True)
-class Geometric:
-    """All pairs in rounds 1, f, f^2, ... (the work stays below f/(f-1) times the last union), a budget in between."""
-
-    factor: float = 2.0
-    between: Budget = Budget()
-
-
-@dataclass(frozen=True)
-class Determinant:
-    """All pairs when the design matrix's determinant grew by 1 + `growth` since they were last seen; else a budget.
-
-    With d features and n pairs that happens at most d log2(1 + n) times at growth 1 (rare switching).
+    Where such rounds see the union, all of them together cost less than f/(f-1) times the last one.
     """
-
-    growth: float = 1.0
-    between: Budget = Budget()
-
-
-RefitPolicy = Union | Budget | Geometric | Determinant
-
-
-@dataclass(frozen=True)
-class Refit:
-    """What one round's fits see: at most `older` pairs of earlier rounds (None: all), from the start or `cold`."""
-
-    older: int | None
-    cold: bool = False
-
-
-def decide(policy: RefitPolicy, round_: int, new: int, logdets: Mapping[int, float]) -> Refit:
-    """What the fits of a round see. `new`: pairs of the newest round; `logdets`: log determinant after each round."""
-    match policy:
-        case Union(cold=cold):
-            return Refit(None, cold)
-        case Budget():
-            return Refit(policy.older(new))
-        case Geometric(factor=factor, between=between):
-            return Refit(None if _is_power(round_, factor) else between.older(new))
-        case Determinant(growth=growth, between=between):
-            full = round_ in full_rounds(growth, round_, logdets)
-            return Refit(None if full else between.older(new))
-
-
-def _is_power(round_: int, factor: float) -> bool:
-    """Whether a power of the factor lies in (round - 1, round]."""
     if round_ <= 1:
         return True
     exponent = math.floor(math.log(round_) / math.log(factor) + 1e-9)
@@ -87,7 +29,11 @@ def _is_power(round_: int, factor: float) -> bool:
 
 
 def full_rounds(growth: float, last: int, logdets: Mapping[int, float]) -> list[int]:
-    """Rounds up to `last` in which the union is seen. A round knows the determinants of the rounds before it."""
+    """Rounds up to `last` in which the union is seen, because the design's determinant grew by 1 + `growth` since.
+
+    A round knows the determinants of the rounds before it. With d features and n pairs that happens at most
+    d log2(1 + n) times at growth 1 (rare switching).
+    """
     rounds, seen = [], -math.inf
     for number in range(1, last + 1):
         known = logdets.get(number - 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.session import write_token
+from pddpo_ray.storage.whole_files import write_secret
 from tests.job_head import ROOT, Head, free_port, pddpo_submit, running_head
 
 pytestmark = pytest.mark.ray
@@ -75,4 +75,6 @@ def test_without_the_token_nothing_is_accepted(head: Head, tmp_path: Path) -> No
 
 
 def test_the_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    assert write_token(tmp_path / "new" / "token").stat().st_mode & 0o777 == 0o600
+    token = write_secret(tmp_path / "new" / "token", "a")
+    assert write_secret(token, "b").read_text() == "b"
+    assert token.stat().st_mode & 0o777 == 0o600

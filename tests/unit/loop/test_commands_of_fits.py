@@ -12,13 +12,12 @@ import pytest
 
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig, UnionRefit
-from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit
 from pddpo_ray.contracts import Critics, FitCommand, FitResult, LossOptimism, PpoCommand, PpoResult, ScoredAnswer, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, refit_policy, start_of, with_steps
+from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, start_of, with_steps
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
-from pddpo_ray.theory.refit import Budget, Determinant, Geometric, Union, limit_rows
+from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import trap_world
 
@@ -81,15 +80,6 @@ def test_epochs_become_the_fewest_steps_that_see_every_row_so_often() -> None:
     assert with_steps(FitConfig(epochs=0.01, batch_pairs=8), 1).steps == 1
     steps = FitConfig(steps=30)
     assert with_steps(steps, 10_000) is steps
-
-
-def test_a_recipes_refits_become_the_theorys_with_all_their_numbers() -> None:
-    budget = Budget(5, 0.5)
-    assert refit_policy(UnionRefit(cold=True)) == Union(cold=True)
-    assert refit_policy(UnionRefit(cold=False)) == Union(cold=False)
-    assert refit_policy(BudgetRefit(rows=5, per_new=0.5)) == budget
-    assert refit_policy(GeometricRefit(factor=3.0, rows=5, per_new=0.5)) == Geometric(3.0, budget)
-    assert refit_policy(DeterminantRefit(growth=0.25, rows=5, per_new=0.5)) == Determinant(0.25, budget)
 
 
 def entry(version: PolicyVersion, multiplier: float | None, base: int | None = 1) -> VersionEntry:
@@ -261,6 +251,19 @@ def test_older_rows_are_drawn_under_the_name_of_their_fit(journal: Journal) -> N
         draws = np.random.default_rng(seed_of(7, 1, stage, link, "replay"))
         assert command.rows == limit_rows(rows, (), 3, draws)[0]
     assert len(backend.commands[0].rows) == 5
+
+
+def test_a_cold_refit_is_a_first_fit_on_everything(journal: Journal) -> None:
+    backend = Noting()
+    plan = FitPlan(TrainerConfig(refit=UnionRefit(cold=True)), rounds=2)
+    trainer = controller(journal, backend, plan)
+    for number in journal.rounds(2):
+        trainer.fit(
+            reward_objective(REFERENCE, 0.1), [replace(row, round=index % number) for index, row in enumerate(ROWS)]
+        )
+    first, second = backend.commands
+    assert (second.start, second.settings.steps) == (Start(REFERENCE), first.settings.steps)
+    assert len(second.rows) == len(ROWS)
 
 
 def test_numbers_of_the_backend_come_back_unchanged_and_none_is_missing(journal: Journal) -> None:

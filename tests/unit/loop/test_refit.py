@@ -6,68 +6,56 @@ import numpy as np
 import pytest
 import torch
 
+from pddpo_ray.config import BudgetRefit, UnionRefit
+from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit, Refit
+from pddpo_ray.loop.fitting import older_rows
 from pddpo_ray.records import PairRow
 from pddpo_ray.theory.objectives import preference_loss
-from pddpo_ray.theory.refit import (
-    Budget,
-    Determinant,
-    Geometric,
-    RefitPolicy,
-    Union,
-    decide,
-    full_rounds,
-    limit_rows,
-    merge_duplicates,
-)
+from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates
 
 OFFLINE, NEW = 1000, 100
 
 
-def visits(policy: RefitPolicy, rounds: int) -> int:
+def visits(policy: Refit, rounds: int) -> int:
     """Rows that the fits of a run see, one pass each."""
     total = 0
     for number in range(1, rounds + 1):
         older, new = (0, OFFLINE) if number == 1 else (OFFLINE + NEW * (number - 2), NEW)
-        seen = decide(policy, number, new, {}).older
+        seen = older_rows(policy, number, new, {})
         total += new + (older if seen is None else min(seen, older))
     return total
 
 
 def test_a_row_budget_makes_the_work_linear_in_the_rounds_and_the_union_makes_it_quadratic() -> None:
-    def slope(policy: RefitPolicy) -> float:
+    def slope(policy: Refit) -> float:
         """Log-log slope of the work of later rounds in their number."""
         first, second, third = (visits(policy, rounds) for rounds in (2, 402, 1602))
         return float(np.log((third - first) / (second - first)) / np.log(1600 / 400))
 
-    assert slope(Budget(rows=200, per_new=2.0)) == pytest.approx(1.0, abs=0.02)
-    assert slope(Union()) > 1.8
+    assert slope(BudgetRefit(rows=200, per_new=2.0)) == pytest.approx(1.0, abs=0.02)
+    assert slope(UnionRefit()) > 1.8
 
 
 def test_geometric_refits_cost_at_most_twice_the_last_union_and_the_budgets() -> None:
     rounds = 64
-    between = Budget(rows=0, per_new=0.0)
-    assert visits(Geometric(2.0, between), rounds) <= 2 * (OFFLINE + NEW * rounds) + 7 * OFFLINE + NEW * rounds
-    full = [number for number in range(1, 20) if decide(Geometric(2.0), number, NEW, {}).older is None]
+    geometric = GeometricRefit(factor=2.0, rows=0, per_new=0.0)
+    assert visits(geometric, rounds) <= 2 * (OFFLINE + NEW * rounds) + 7 * OFFLINE + NEW * rounds
+    full = [number for number in range(1, 20) if older_rows(GeometricRefit(factor=2.0), number, NEW, {}) is None]
     assert full == [1, 2, 4, 8, 16]
-    assert [n for n in range(1, 12) if decide(Geometric(1.5), n, NEW, {}).older is None] == [1, 2, 3, 4, 6, 8, 12][:6]
+    slower = GeometricRefit(factor=1.5)
+    assert [n for n in range(1, 12) if older_rows(slower, n, NEW, {}) is None] == [1, 2, 3, 4, 6, 8]
 
 
 def test_the_determinant_triggers_a_refit_when_it_doubled() -> None:
     logdets = {1: 0.0, 2: 0.5, 3: 0.8, 4: 0.9, 5: 3.0, 6: 3.1}
     # round 1 has seen nothing, round 2 is the first with a value; ln 2 = 0.69 more is there in round 4, then in round 6
     assert full_rounds(1.0, 7, logdets) == [1, 2, 4, 6]
-    assert decide(Determinant(1.0), 6, NEW, logdets).older is None
-    assert decide(Determinant(1.0, Budget(10, 1.0)), 7, NEW, logdets).older == 10 + NEW
+    assert older_rows(DeterminantRefit(growth=1.0), 6, NEW, logdets) is None
+    assert older_rows(DeterminantRefit(growth=1.0, rows=10, per_new=1.0), 7, NEW, logdets) == 10 + NEW
 
 
 def test_without_exploration_the_determinant_policy_sees_the_union() -> None:
     assert full_rounds(1.0, 3, {}) == [1, 2, 3]
-
-
-def test_a_cold_refit_is_a_first_fit_on_everything() -> None:
-    decision = decide(Union(cold=True), 5, NEW, {})
-    assert decision.older is None
-    assert decision.cold
 
 
 def test_replayed_rows_stand_for_those_left_out() -> None:

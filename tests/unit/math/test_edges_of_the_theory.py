@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from scipy import stats
 from scipy.optimize import check_grad
 from scipy.special import logit, logsumexp
 
+from pddpo_ray.config import BudgetRefit, UnionRefit
+from pddpo_ray.config.trainer import DeterminantRefit, GeometricRefit
+from pddpo_ray.loop.fitting import older_rows
 from pddpo_ray.records import CostEstimate, PairRow
 from pddpo_ray.theory.agreement import TIE, agreement
 from pddpo_ray.theory.certificate import bets_above, bets_below, first_certified, log_wealth, lower_bound, upper_bound
@@ -39,7 +43,7 @@ from pddpo_ray.theory.dual import (
     curvature_variance,
     message_of,
 )
-from pddpo_ray.theory.explicit_dual import dual_slope, dual_value
+from pddpo_ray.theory.explicit_dual import dual_slope
 from pddpo_ray.theory.intervals import mean_interval, student_half_width, wilson
 from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
 from pddpo_ray.theory.objectives import baseline_optimism_loss, support_loss
@@ -50,7 +54,7 @@ from pddpo_ray.theory.ppo import (
     combined_advantage,
     token_streams,
 )
-from pddpo_ray.theory.refit import Budget, Determinant, Geometric, Refit, Union, decide, limit_rows
+from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import generator, generator_of, seed_of
 
 # --- agreement and seeds ---------------------------------------------------------------------------------------------
@@ -236,13 +240,10 @@ def test_what_is_said_at_an_end_names_the_constraint_its_end_and_its_limit() -> 
     assert message_of(replace(made, rounds_at_upper=2, rounds_at_lower=2)) is None
 
 
-def test_the_explicit_dual_by_hand() -> None:
-    """Two prompts of three answers, weighted 1/4 and 3/4; beta times the log of a mean of exponentials."""
+def test_the_slope_of_the_explicit_dual_by_hand() -> None:
+    """Two prompts of three answers, weighted 1/4 and 3/4."""
     rewards, gains = np.array([[0.0, 1.0, 2.0], [0.5, 0.5, -1.0]]), np.array([[1.0, 0.0, -1.0], [0.5, -0.5, 2.0]])
     prior, scores = np.array([0.25, 0.75]), (rewards + 0.6 * gains) / 0.4
-    values = 0.4 * np.log(np.exp(scores).mean(axis=1))
-    assert dual_value(rewards, gains, 0.4, 0.6, prior) == pytest.approx(prior @ values)
-    assert dual_value(rewards, gains, 0.4, 0.6) == pytest.approx(values.mean())
     slopes = (np.exp(scores) * gains).sum(axis=1) / np.exp(scores).sum(axis=1)
     assert dual_slope(rewards, gains, 0.4, 0.6, prior) == pytest.approx(prior @ slopes)
     assert dual_slope(rewards, gains, 0.4, 0.6) == pytest.approx(slopes.mean())
@@ -357,19 +358,19 @@ def test_streams_advantages_and_clipped_losses_by_hand() -> None:
 
 
 def test_refits_by_hand() -> None:
-    between = Budget(10, 0.5)
-    assert between.older(5) == 13
-    assert decide(Union(), 3, 5, {}) == Refit(None, False)
-    assert decide(Union(cold=True), 3, 5, {}) == Refit(None, True)
-    assert decide(between, 3, 5, {}) == Refit(13, False)
+    between: dict[str, Any] = {"rows": 10, "per_new": 0.5}
+    assert older_rows(UnionRefit(), 3, 5, {}) is None
+    assert older_rows(BudgetRefit(**between), 3, 5, {}) == 13
     asked = {
-        factor: [decide(Geometric(factor, between), n, 5, {}).older for n in range(1, 10)] for factor in (2.0, 3.0)
+        factor: [older_rows(GeometricRefit(factor=factor, **between), n, 5, {}) for n in range(1, 10)]
+        for factor in (2.0, 3.0)
     }
     assert asked[2.0] == [None, None, 13, None, 13, 13, 13, None, 13]
     assert asked[3.0] == [None, 13, None, 13, 13, 13, 13, 13, None]
     known = {1: 0.0, 2: 0.1, 3: 5.0}
-    assert [decide(Determinant(1.0, between), n, 5, known).older for n in (1, 2, 3, 4)] == [None, None, 13, None]
-    assert decide(Geometric(2.0), 3, 100, {}).older == 20_200
+    grown = DeterminantRefit(growth=1.0, **between)
+    assert [older_rows(grown, n, 5, known) for n in (1, 2, 3, 4)] == [None, None, 13, None]
+    assert older_rows(GeometricRefit(factor=2.0), 3, 100, {}) == 20_200
 
 
 def test_older_rows_are_drawn_evenly_without_repeating_any() -> None:

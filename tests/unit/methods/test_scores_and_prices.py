@@ -14,7 +14,7 @@ from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Response, Verdi
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.merging import merge_versions, merged_tables, merged_weights
-from pddpo_ray.theory.explicit_dual import descend, dual_slope, dual_value
+from pddpo_ray.theory.explicit_dual import descend, dual_slope
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, win_counts
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, trap_world
 
@@ -110,6 +110,14 @@ def sampled(world: TabularWorld, count: int, seed: int) -> tuple[np.ndarray, np.
     answers = draw_answers(world.oracle.reference, uniforms).T
     picked = np.arange(world.shape[0])[:, None], answers
     return world.oracle.reward[picked], world.oracle.threshold - world.oracle.cost[picked]
+
+
+def dual_value(
+    rewards: np.ndarray, gains: np.ndarray, beta: float, multiplier: float, prior: np.ndarray | None = None
+) -> float:
+    """D(multiplier), as its definition has it: beta times the log of a mean of exponentials."""
+    values = beta * np.log(np.exp((rewards + multiplier * gains) / beta).mean(axis=1))
+    return float(np.average(values, weights=prior))
 
 
 def test_twenty_thousand_answers_of_the_reference_recover_the_multiplier_of_the_world() -> None:
