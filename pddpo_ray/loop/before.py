@@ -13,7 +13,7 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.sampling import Proposal, RolloutController
-from pddpo_ray.records import Decoding, LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.records import Decoding, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.theory.seeds import generator
 
 WHOLE_POOL_ROUNDS = 4
@@ -73,7 +73,7 @@ def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: Ro
     if proposal.baseline == 0:
         _draw_baseline(config, journal, backends, rollout, backends.prompts)
         if proposal.from_reference or backends.whiten:
-            _pool(journal, rollout, "proposal", backends.prompts, backends.reference, proposal.pool, wide)
+            rollout.pool("proposal", backends.prompts, backends.reference, proposal.pool, wide)
         return
     order = generator(config.seed, "calibration").permutation(len(backends.prompts))
     prompts = [backends.prompts[index] for index in order]
@@ -82,7 +82,7 @@ def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: Ro
     if backends.whiten:
         prompts = prompts[: config.explore.calibration]
         each = calibration_size(config, len(backends.prompts)) // len(prompts)
-        _pool(journal, rollout, CALIBRATION, prompts, backends.reference, each, wide)
+        rollout.pool(CALIBRATION, prompts, backends.reference, each, wide)
 
 
 def prompts_of_the_term(config: Config, prompts: int) -> int:
@@ -108,7 +108,7 @@ def _draw_baseline(
     count = config.explore.baseline_answers
     if not callable(backends.baseline):
         version, decoding = backends.baseline
-        _pool(journal, rollout, "baseline", prompts, version, count, decoding)
+        rollout.pool("baseline", prompts, version, count, decoding)
         return
     given = backends.baseline(count)
 
@@ -118,21 +118,6 @@ def _draw_baseline(
         return len(answers)
 
     journal.once("pool-baseline", add)
-
-
-def _pool(
-    journal: Journal,
-    rollout: RolloutController,
-    purpose: str,
-    prompts: Sequence[Prompt],
-    version: PolicyVersion,
-    count: int,
-    decoding: Decoding,
-) -> list[Response]:
-    """`count` answers per prompt; the version is delivered only if they were not drawn before."""
-    if f"pool-{purpose}" not in {entry.phase for entry in journal.phases(0)}:
-        rollout.publish(version)
-    return rollout.pool(purpose, prompts, version, count, decoding)
 
 
 def offline_pairs(
@@ -160,12 +145,12 @@ def offline_pairs(
     else:
         per_prompt = offline_answers(config.offline.pairs, len(backends.prompts))
         narrow = Decoding(top_p=config.offline.top_p, max_tokens=config.rollout.max_tokens)
-        answers = _pool(journal, rollout, "offline", backends.prompts, backends.reference, per_prompt, narrow)
+        answers = rollout.pool("offline", backends.prompts, backends.reference, per_prompt, narrow)
         pairs = neighbours(answers, per_prompt, config.offline.pairs)
         if config.offline.extra:
             per_prompt = offline_answers(config.offline.extra, len(backends.prompts))
             whole = Decoding(max_tokens=config.rollout.max_tokens)
-            answers = _pool(journal, rollout, "extra", backends.prompts, backends.reference, per_prompt, whole)
+            answers = rollout.pool("extra", backends.prompts, backends.reference, per_prompt, whole)
             pairs += neighbours(answers, per_prompt, config.offline.extra, "0-extra-pair")
         journal.once("offline", lambda: journal.add_pair_questions(pairs))
         labelled = feedback.compare(pairs)

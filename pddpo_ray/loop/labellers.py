@@ -105,8 +105,6 @@ def labelled_reference_answers(
 ) -> tuple[list[LabelledPair], dict[str, bool]]:
     """Pairs of the reference's answers with their labels, and one safety label per answer; drawn and paid for once."""
     per_prompt = 2 * -(-settings.pairs // len(prompts))
-    if "pool-scorers" not in {entry.phase for entry in journal.phases(0)}:
-        rollout.publish(reference)
     decoding = Decoding(temperature=settings.temperature, max_tokens=max_tokens)
     answers = rollout.pool("scorers", prompts, reference, per_prompt, decoding)
     pairs = neighbours_of(answers, per_prompt)[: settings.pairs]

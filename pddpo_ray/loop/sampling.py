@@ -155,8 +155,13 @@ class RolloutController:
     def pool(
         self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding
     ) -> list[Response]:
-        """n answers per prompt, prompt by prompt, drawn once for a purpose (baseline, calibration, proposals)."""
+        """n answers per prompt, prompt by prompt, drawn once for a purpose (baseline, calibration, proposals).
+
+        The version is delivered only if they were not drawn before.
+        """
         phase = f"pool-{purpose}"
+        if not self._journal.is_finished(phase):
+            self.publish(policy)
         self._journal.once(phase, lambda: len(self._draw_and_add([Wanted(purpose, prompts, n)], policy, decoding)))
         return self._journal.samples(self._journal.round, purpose)
 

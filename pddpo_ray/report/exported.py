@@ -16,15 +16,13 @@ from pddpo_ray.report.model_card import model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, written_aside
+from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, copy_plain_files, written_aside
 from pddpo_ray.text.renderer import Renderer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_template.jinja"
-PLAIN_FILES = {".json", ".jinja", ".model", ".txt"}
-"""Endings of what lies beside the weights: configuration, tokenizer, chat template."""
 
 
 def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target: Path, *, adapter: bool) -> Path:
@@ -41,9 +39,7 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
     base = config.model.reference or str(run / ARTIFACTS / _reference(store).version.path)
     with written_aside(target) as folder:
         folder.mkdir()
-        for file in sorted(stored.iterdir()):
-            if file.suffix in PLAIN_FILES and file.name != ADAPTER_BASE and "index" not in file.name:
-                shutil.copyfile(file, folder / file.name)
+        copy_plain_files(stored, folder)
         if adapter:
             _write_adapter(stored, folder, base)
         else:

@@ -8,7 +8,6 @@ The pairwise terms know differences alone; the sign terms put the cost's zero wh
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
@@ -125,9 +125,7 @@ def train_scorer(
         metrics |= {f"held_out_{name}": value for name, value in held_out_metrics(model, apart).items()}
 
     def fill(target: Path) -> None:
-        for file in folder.iterdir():
-            if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in file.name:
-                shutil.copyfile(file, target / file.name)
+        copy_plain_files(folder, target)
         write_score_config(model, target, "tokens")
 
     path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(model), fill=fill)

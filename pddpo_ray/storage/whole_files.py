@@ -18,6 +18,8 @@ from pddpo_ray.errors import RunError
 WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
 """Where a checkpoint has several files of weights: which tensor is in which."""
+PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
+"""Endings of what lies beside the weights of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
 JOURNAL = "journal.sqlite"
@@ -25,6 +27,13 @@ JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"
 """Folder of the artifacts in a run's folder."""
 RESULT = "result.json"
+
+
+def copy_plain_files(source: Path, target: Path) -> None:
+    """A checkpoint's configuration, tokenizer and template into another folder, without its weights and their index."""
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in PLAIN_FILES and not file.name.endswith((".index.json", ADAPTER_BASE)):
+            shutil.copyfile(file, target / file.name)
 
 
 @contextmanager

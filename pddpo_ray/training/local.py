@@ -22,7 +22,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.storage.masters import published, read_masters, write_masters
-from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS, write_json
+from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
@@ -34,11 +34,20 @@ SAMPLE = 2**20
 """Numbers by which a fit's moved share is known, to a tenth of a percent; of fewer, all."""
 
 
+def carried(
+    base: Mapping[str, Tensor], plus: Mapping[str, Tensor], minus: Mapping[str, Tensor], scale: float
+) -> dict[str, Tensor]:
+    """base + scale * (plus - minus), tensor by tensor (contracts.Start)."""
+    return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
+
+
 class LocalTrainer:
     """Satisfies contracts.TrainerBackend.
 
     What frozen models say about a text (log-probability, support, features) is computed once per run (`row_store`).
     """
+
+    carry = staticmethod(carried)
 
     def __init__(self, engine: Engine, store: ArtifactStore, reference: PolicyVersion) -> None:
         self.engine = engine
@@ -186,7 +195,7 @@ class LocalTrainer:
             self._load(start.policy)
         else:
             base, plus, minus = (self._read(version) for version in (start.policy, start.plus, start.minus))
-            self.engine.load(carried(base, plus, minus, start.scale))
+            self.engine.load(self.carry(base, plus, minus, start.scale))
         self._resident = None
 
     def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
@@ -214,13 +223,6 @@ class LocalTrainer:
                 shutil.copyfile(file, folder / file.name)
 
 
-def carried(
-    base: Mapping[str, Tensor], plus: Mapping[str, Tensor], minus: Mapping[str, Tensor], scale: float
-) -> dict[str, Tensor]:
-    """base + scale * (plus - minus), tensor by tensor (contracts.Start)."""
-    return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
-
-
 def store_reference(
     store: ArtifactStore, folder: Path, chat_template: str | None = None, dtype: str = "float32"
 ) -> PolicyVersion:
@@ -242,9 +244,7 @@ def store_reference(
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def fill(target: Path) -> None:
-        for file in folder.iterdir():
-            if file.is_file() and file.suffix in {".json", ".jinja", ".model", ".txt"} and file.name != SHARDS:
-                shutil.copyfile(file, target / file.name)
+        copy_plain_files(folder, target)
         if chat_template is not None:
             (target / "chat_template.jinja").write_text(chat_template, "utf-8")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pddpo_ray.contracts import FitCommand, PpoCommand, Start
+from pddpo_ray.contracts import FitCommand, PpoCommand
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
@@ -47,75 +47,6 @@ class LoraEngine(TorchEngine):
         return {name: p for name, p in self.scorer.model.named_parameters() if p.requires_grad}
 
 
-def load_lora_trainer(
-    folder: Path,
-    store: ArtifactStore,
-    reference: PolicyVersion,
-    *,
-    rank: int,
-    alpha: float,
-    dropout: float = 0.0,
-    dtype: str = "float32",
-    temperature: float = 1.0,
-    make_engine: MakeEngine = LoraEngine,
-) -> LoraTrainer:
-    """A trainer of adapters on the model in `folder`, on a GPU where there is one."""
-    from transformers import AutoModelForCausalLM
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    adapted = add_adapters(base, rank=rank, alpha=alpha, dropout=dropout)
-    scorer = ResponseScorer(adapted, temperature=temperature)
-    return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
-
-
-class LoraTrainer(LocalTrainer):
-    """A LocalTrainer whose versions are adapters. `scale` is alpha / rank."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        store: ArtifactStore,
-        reference: PolicyVersion,
-        scale: float,
-    ) -> None:
-        super().__init__(engine, store, reference)
-        self._scale = scale
-        self._frozen = store.read_torch(reference.path, reference.sha256)
-        self._off = switched_off(engine.weights())
-
-    def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
-        """The adapter of a version. Raises RunError where it does not give the version's merged weights."""
-        if policy.sha256 == self.reference.sha256:
-            return dict(self._off)
-        adapter = read_adapter(self.store.stored(policy.path))
-        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale).items())
-        if sha256 != policy.sha256:
-            raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
-        return adapter
-
-    def _load_start(self, start: Start) -> None:
-        if start.plus is None or start.minus is None:
-            self._load(start.policy)
-        else:
-            base, plus, minus = (self._read(version) for version in (start.policy, start.plus, start.minus))
-            self.engine.load(carried_adapter(base, plus, minus, start.scale))
-        self._resident = None
-
-    def _store(self, command: FitCommand | PpoCommand, weights: Tensors) -> PolicyVersion:
-        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale).items())
-        self._resident = path = f"{command.result}-{sha256[:12]}"
-        if self.engine.shard.rank == 0:
-
-            def fill(folder: Path) -> None:
-                self._copy_configuration(folder)
-                write_adapter(folder, weights, self.reference, self._scale)
-                self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
-
-            self.store.write_folder(path, fill)
-        return PolicyVersion(command.sequence, command.result, sha256, path)
-
-
 def carried_adapter(base: Tensors, plus: Tensors, minus: Tensors, scale: float) -> dict[str, Tensor]:
     """The adapter of the same rank that is nearest to base + scale * (plus - minus), map by map.
 
@@ -146,3 +77,66 @@ def _padded(matrix: Tensor, rank: int, dim: int) -> Tensor:
     shape = list(matrix.shape)
     shape[dim] = missing
     return torch.cat([matrix, matrix.new_zeros(shape)], dim=dim).contiguous()
+
+
+def load_lora_trainer(
+    folder: Path,
+    store: ArtifactStore,
+    reference: PolicyVersion,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float = 0.0,
+    dtype: str = "float32",
+    temperature: float = 1.0,
+    make_engine: MakeEngine = LoraEngine,
+) -> LoraTrainer:
+    """A trainer of adapters on the model in `folder`, on a GPU where there is one."""
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    adapted = add_adapters(base, rank=rank, alpha=alpha, dropout=dropout)
+    scorer = ResponseScorer(adapted, temperature=temperature)
+    return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
+
+
+class LoraTrainer(LocalTrainer):
+    """A LocalTrainer whose versions are adapters. `scale` is alpha / rank."""
+
+    carry = staticmethod(carried_adapter)
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: ArtifactStore,
+        reference: PolicyVersion,
+        scale: float,
+    ) -> None:
+        super().__init__(engine, store, reference)
+        self._scale = scale
+        self._frozen = store.read_torch(reference.path, reference.sha256)
+        self._off = switched_off(engine.weights())
+
+    def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
+        """The adapter of a version. Raises RunError where it does not give the version's merged weights."""
+        if policy.sha256 == self.reference.sha256:
+            return dict(self._off)
+        adapter = read_adapter(self.store.stored(policy.path))
+        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale).items())
+        if sha256 != policy.sha256:
+            raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
+        return adapter
+
+    def _store(self, command: FitCommand | PpoCommand, weights: Tensors) -> PolicyVersion:
+        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale).items())
+        self._resident = path = f"{command.result}-{sha256[:12]}"
+        if self.engine.shard.rank == 0:
+
+            def fill(folder: Path) -> None:
+                self._copy_configuration(folder)
+                write_adapter(folder, weights, self.reference, self._scale)
+                self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
+
+            self.store.write_folder(path, fill)
+        return PolicyVersion(command.sequence, command.result, sha256, path)

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import Count, Critics, Delivery, FitCommand, FitResult, PpoCommand, PpoResult, StoredWeights
+from pddpo_ray.contracts import (
+    Count,
+    Critics,
+    Delivery,
+    Draw,
+    FitCommand,
+    FitResult,
+    PpoCommand,
+    PpoResult,
+    StoredWeights,
+)
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.draws import counts
@@ -140,12 +150,10 @@ class TabularEngine:
         """Number of the delivered version; -1 before the first."""
         return self._version
 
-    def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding
-    ) -> list[list[tuple[tuple[int, ...], str, float]]]:
+    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n draws per prompt; log-probabilities are those of the table itself (temperature 1, no truncation)."""
         table = self._table()
-        draws: list[list[tuple[tuple[int, ...], str, float]]] = []
+        draws: list[list[Draw]] = []
         for prompt, seed, count in zip(prompts, seeds, counts(n, len(prompts)), strict=True):
             row = table[prompt.token_ids[0]]
             chances = decoded(row, decoding)

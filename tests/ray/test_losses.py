@@ -15,11 +15,12 @@ import pytest
 import ray
 
 from actors.dual_variable import DualVariableHandle
-from actors.engine_group import Draw, RolloutHandle, RolloutSettings
+from actors.engine_group import RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
-from pddpo_ray.contracts import Count, Delivery
+from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
+from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
 from tests.ray_session import session
@@ -67,7 +68,12 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_ru
     deaths, verified = tmp_path / "deaths", []
     deaths.touch()
     engine = RolloutHandle("frail", lambda: FrailEngine(deaths), RolloutSettings(restarts=1))
-    engine.verify_with(lambda engine, delivery, policy: verified.append(delivery.version))
+
+    def verify(engine: RolloutEngine, delivery: Delivery, policy: PolicyVersion) -> VerifiedDelivery:
+        verified.append(delivery.version)
+        return VerifiedDelivery(engine.name, delivery.version, delivery.sha256, delivery.tensors, 0, 0.0)
+
+    engine.verify_with(verify)
     try:
         engine.deliver(POLICY)
         for seed in (1, 2):

@@ -21,8 +21,8 @@ def test_a_start_that_fails_is_tried_again_and_leaves_nothing_behind(monkeypatch
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ports = [taken.getsockname()[1], session._free_port()]
-        monkeypatch.setattr(session, "_free_port", lambda: ports.pop(0))
+        ports = [taken.getsockname()[1], session.free_port()]
+        monkeypatch.setattr(session, "free_port", lambda: ports.pop(0))
         with session.ray_session("pddpo-second-start", cpus=1):
             assert ports == []
             assert ray.get(ray.remote(lambda: 3).remote()) == 3
