@@ -260,7 +260,7 @@ def test_the_rows_that_data_commands_are_measured_with_have_their_size_and_repea
 
 def test_a_row_budget_is_linear_in_the_rounds() -> None:
     assert growth.slope(growth.BUDGET) == pytest.approx(1.0, abs=0.1)
-    assert growth.slope(growth.Union()) > 1.5
+    assert growth.slope(growth.UnionRefit()) > 1.5
 
 
 def test_a_floor_is_missed_only_when_the_upper_quartile_is_below_it() -> None:
