@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linprog
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
+
 Mask = NDArray[np.bool_]
 
 

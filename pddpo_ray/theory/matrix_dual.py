@@ -19,12 +19,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import lsq_linear
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.dual import ROUNDS_AT_AN_END
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

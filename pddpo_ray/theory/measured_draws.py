@@ -15,14 +15,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import log_wealth, upper_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_bias
-
-Array = NDArray[np.float64]
 
 UPPER_WORST, LOWER_WORST = 1.0, 0.0
 """What a draw without a number counts as: in an upper bound, and in a lower one."""

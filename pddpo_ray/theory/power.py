@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import bets_below
 
-Array = NDArray[np.float64]
 MOST_DRAWS = 200_000
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import norm
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
+
 STEEPEST = 0.25
 """Largest slope of the win rate sigmoid(reward difference) in the reward."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from pddpo_ray.records import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pddpo_ray.records import Array
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[np.float64]
 Numbers = TypeVar("Numbers", NDArray[np.float64], "Tensor")
 
 
