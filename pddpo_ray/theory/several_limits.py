@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
+from pddpo_ray.records import Array
 from pddpo_ray.theory.matrix_dual import box_step
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
