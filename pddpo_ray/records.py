@@ -173,6 +173,8 @@ class CostEstimate:
     within_variance: float | None = None
     """Variance of the cost among answers to one prompt, label noise taken out; it follows from the labels, so the
     journal leaves it out. None where no prompt has two responses or the signal is not on the scale of the cost."""
+    cost_max: float | None = None
+    """C, the bound of the clipped logits (`logit_labels` only): their mean's interval rests on it."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def mixed_estimate(
     labels_each: int = 1,
     constraint: str = "cost",
     allowance: float = 0.0,
+    cost_max: float | None = None,
 ) -> CostEstimate:
     """Mean of what people would say about all N items, from a model on all and people on some.
 
@@ -111,7 +112,8 @@ def mixed_estimate(
     centre = weights @ np.where(asked, y, 0.0) / m.size
     spread = float(weights @ np.where(asked, y - centre, 0.0) ** 2) / (m.size - 1)
     variance = spread / m.size + _drawing_variance(differences, asked, chances)
-    return CostEstimate(value, math.sqrt(variance), int(m.size), labels_each, mode, constraint, allowance)
+    number, error = int(m.size), math.sqrt(variance)
+    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max)
 
 
 def mixed_from_shares(
@@ -130,7 +132,9 @@ def mixed_from_shares(
         biases[index] = bias_allowance(given[index : index + 1], labels_each, cost_max) / sample.chances[index]
     signal = clipped_logit(given, cost_max)
     allowance = float(biases.sum() / given.size)
-    return mixed_estimate(model, signal, sample, mode=mode, labels_each=labels_each, allowance=allowance)
+    return mixed_estimate(
+        model, signal, sample, mode=mode, labels_each=labels_each, allowance=allowance, cost_max=cost_max
+    )
 
 
 def _drawing_variance(differences: Array, asked: NDArray[np.bool_], chances: Array) -> float:

@@ -21,7 +21,7 @@ from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Array
-from pddpo_ray.theory.intervals import wilson
+from pddpo_ray.theory.intervals import clopper_pearson
 
 Units = Sequence[Sequence[Hashable]]
 """Labels of each item, in any order; items with fewer than two say nothing about agreement."""
@@ -137,10 +137,10 @@ def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
 
 
 def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float, float]:
-    """A share with Wilson's interval, e.g. of "left" among all sides chosen. (nan, 0, 1) of nothing."""
+    """A share with its exact binomial interval, e.g. of "left" among all sides chosen. (nan, 0, 1) of nothing."""
     if total == 0:
         return float("nan"), 0.0, 1.0
-    return count / total, *wilson(count / total, total, level)
+    return count / total, *clopper_pearson(count, total, level)
 
 
 HASTY_MS = 1000

@@ -161,8 +161,18 @@ class JournalReader:
     def dual_steps(self) -> list[DualEntry]:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
+        cost_max = (self.recipe.get("dual") or {}).get("cost_max")
         return [
-            record_of(DualEntry, row, estimate=record_of(CostEstimate, row, within_variance=None))
+            record_of(
+                DualEntry,
+                row,
+                estimate=record_of(
+                    CostEstimate,
+                    row,
+                    within_variance=None,
+                    cost_max=cost_max if row.mode == "logit_labels" else None,
+                ),
+            )
             for row in self._read(self._of_run(table).order_by(table.c.round, table.c.constraint))
         ]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Amount, Limit
@@ -22,6 +21,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
 from pddpo_ray.records import Array, Message
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
+from pddpo_ray.theory.intervals import binomial_high, binomial_low
 
 EDGE = 1e-3
 """Bets are shaped for limits at least so far from the ends of the measure's range."""
@@ -133,15 +133,13 @@ def _interval(
 def _high_end(values: Array, limit: float, level: float) -> float:
     if not np.isin(values, (0.0, 1.0)).all():
         return upper_bound(np.clip(values, 0.0, 1.0), limit, level)
-    yes, n = int(values.sum()), len(values)
-    return 1.0 if yes == n else float(beta.ppf(1.0 - level, yes + 1, n - yes))
+    return binomial_high(float(values.sum()), len(values), level)
 
 
 def _low_end(values: Array, limit: float, level: float) -> float:
     if not np.isin(values, (0.0, 1.0)).all():
         return lower_bound(np.clip(values, 0.0, 1.0), limit, level)
-    yes, n = int(values.sum()), len(values)
-    return 0.0 if yes == 0 else float(beta.ppf(level, yes, n - yes + 1))
+    return binomial_low(float(values.sum()), len(values), level)
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -124,7 +124,7 @@ class DualController:
         self._journal.add_dual_step(
             step.constraint, step.estimate, step.multiplier_before, step.multiplier_after, step.eta
         )
-        low, high = interval(estimate)
+        ends = interval(estimate)
         self._journal.add_metrics(
             {
                 f"{prefix}dual/multiplier": step.multiplier_before,
@@ -132,8 +132,7 @@ class DualController:
                 f"{prefix}dual/eta": step.eta,
                 f"{prefix}cost/estimate": estimate.value,
                 f"{prefix}cost/standard_error": estimate.standard_error,
-                f"{prefix}cost/low": low,
-                f"{prefix}cost/high": high,
+                **({} if ends is None else {f"{prefix}cost/low": ends[0], f"{prefix}cost/high": ends[1]}),
             }
         )
         return {

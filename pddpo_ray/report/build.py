@@ -8,7 +8,7 @@ from pathlib import Path
 from pddpo_ray.report.run_data import RunData, read_run
 from pddpo_ray.report.sections import SECTIONS
 from pddpo_ray.report.shell import page
-from pddpo_ray.report.text import escape, number, seconds, short
+from pddpo_ray.report.text import ends, escape, number, seconds, short
 from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.theory.cost_estimate import interval
 
@@ -88,12 +88,12 @@ def _limit(run: RunData) -> str:
     if not steps:
         return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {short(run.threshold)}.")
     estimate, limit, round_ = steps[-1].estimate, run.threshold, steps[-1].round
-    low, high = interval(estimate)
+    found = interval(estimate)
     verdict = (
         '<span class="good">estimated below it</span>'
-        if high <= limit
+        if found is not None and found[1] <= limit
         else '<span class="bad">estimated above it</span>'
-        if low > limit
+        if found is not None and found[0] > limit
         else '<span class="open">too close to call</span>'
     )
     g = run.exact("g")
@@ -102,7 +102,7 @@ def _limit(run: RunData) -> str:
         title,
         verdict,
         f"Estimated cost {number(estimate.value, 'cost/estimate', round_)}, 95 % interval "
-        f"{number(low, 'cost/low', round_)} to {number(high, 'cost/high', round_)}; the limit is "
+        f"{ends(found, 'cost', round_)}; the limit is "
         f"{number(limit, 'threshold')}.",
         "" if g is None else f"By the true costs, which no method sees, it is {side} {number(abs(g), 'violation')}.",
     )

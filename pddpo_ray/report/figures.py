@@ -156,7 +156,9 @@ def _multiplier(run: RunData) -> str:
 
 def _cost(run: RunData) -> str:
     steps, limit = run.steps, run.threshold
-    band = [(low - limit, high - limit) for low, high in (interval(step.estimate) for step in steps)]
+    known = [found for step in steps if (found := interval(step.estimate)) is not None]
+    # a chart has an interval in every round or in none: a run has one signal
+    band = [(low - limit, high - limit) for low, high in known] if len(known) == len(steps) else []
     lines = [Line("estimate from labels", [(s.round, s.estimate.value - limit) for s in steps], POLICY, band=band)]
     if steps and steps[-1].estimate.mode != "unsafe_rate":
         lines.append(Line("exact", run.series("exact/g_policy"), OPTIMUM, dashed=True))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import number, seconds, table
+from pddpo_ray.report.text import ends, number, seconds, table
 
 PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
 ASK_PEOPLE = ("people", "mixed")
@@ -99,6 +99,10 @@ def _with_interval(values: Mapping[str, float], purpose: str, round_: int) -> st
     return text
 
 
+def _known(values: Mapping[str, float]) -> tuple[float, float] | None:
+    return (values["cost/low"], values["cost/high"]) if "cost/low" in values else None
+
+
 def _model(run: RunData) -> str:
     """Mixed feedback: what the model alone would have said, beside the estimate that people corrected."""
     rows = []
@@ -110,8 +114,7 @@ def _model(run: RunData) -> str:
                     number(values.get("mixed/asked"), "mixed/asked", round_),
                     number(values["mixed/model_cost"], "mixed/model_cost", round_),
                     number(values["cost/estimate"], "cost/estimate", round_),
-                    f"{number(values['cost/low'], 'cost/low', round_)} to "
-                    f"{number(values['cost/high'], 'cost/high', round_)}",
+                    ends(_known(values), "cost", round_),
                     number(values.get("mixed/pairs_asked"), "mixed/pairs_asked", round_),
                 ]
             )

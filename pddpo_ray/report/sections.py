@@ -10,7 +10,7 @@ import yaml
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import escape, number, seconds, table
+from pddpo_ray.report.text import ends, escape, number, seconds, table
 from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
 from pddpo_ray.theory.cost_estimate import interval, interval_warning
 
@@ -56,12 +56,11 @@ def limits(run: RunData) -> str:
         step = newest[name]
         own = "" if name == run.constraint else f"{name}/"
         known = (run.result.get("constraints") or {}).get(name) or {}
-        low, high = interval(step.estimate)
         rows.append(
             [
                 escape(name),
                 number(known.get("threshold"), f"{name}/threshold"),
-                f"{number(step.estimate.value, f'{name}/estimate')} ({number(low)} to {number(high)})",
+                f"{number(step.estimate.value, f'{name}/estimate')} ({ends(interval(step.estimate))})",
                 number(step.multiplier_after, f"{name}/multiplier"),
                 number(known.get("multiplier_optimum"), f"{name}/multiplier_optimum"),
                 number(run.last(f"{own}exact/g_policy"), f"{name}/g_last"),
@@ -286,12 +285,11 @@ def _round_steps(run: RunData, round_: int) -> str:
     rows = []
     for step in run.dual:
         if step.round == round_:
-            low, high = interval(step.estimate)
             rows.append(
                 [
                     escape(step.constraint),
                     number(step.estimate.value, "cost/estimate", round_),
-                    f"{number(low, 'cost/low', round_)} to {number(high, 'cost/high', round_)}",
+                    ends(interval(step.estimate), "cost", round_),
                     f"{number(step.estimate.responses)} × {number(step.estimate.labels_each)}",
                     f"{number(step.multiplier_before, 'dual/multiplier', round_)} → "
                     f"{number(step.multiplier_after, 'dual/next', round_)}",

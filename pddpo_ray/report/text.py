@@ -73,6 +73,14 @@ def number(value: float | None, key: str = "", round_: int | None = None, shown:
     return f'<data value="{float(value)!r}"{named}{placed}>{escape(short(value) if shown is None else shown)}</data>'
 
 
+def ends(found: tuple[float, float] | None, key: str = "", round_: int | None = None) -> str:
+    """`<data> to <data>` of an interval, named `key`/low and /high; or why there is none."""
+    if found is None:
+        return "no interval: bounds unknown"
+    names = (f"{key}/low", f"{key}/high") if key else ("", "")
+    return " to ".join(number(value, name, round_) for value, name in zip(found, names, strict=True))
+
+
 def table(headings: list[str], rows: list[list[str]], *, kind: str = "") -> str:
     """A table of ready HTML cells that scrolls inside itself on a narrow screen."""
     head = "".join(f"<th>{heading}</th>" for heading in headings)

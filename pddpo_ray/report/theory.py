@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pddpo_ray.report.run_data import RunData
@@ -108,8 +108,10 @@ def half_width(run: RunData, factor: float) -> float | None:
     """Half of the newest estimate's 95 % interval, had `factor` times as many answers been labelled."""
     if not run.steps:
         return None
-    low, high = interval(run.steps[-1].estimate)
-    return 0.5 * (high - low) / math.sqrt(factor)
+    newest = run.steps[-1].estimate
+    number, error = round(newest.responses * factor), newest.standard_error / math.sqrt(factor)
+    found = interval(replace(newest, responses=number, standard_error=error))
+    return None if found is None else 0.5 * (found[1] - found[0])
 
 
 def _bounded(run: RunData) -> Assumption:
@@ -132,7 +134,8 @@ def _slater(run: RunData) -> Assumption:
     if below:
         return Assumption(name, "met", f"the policy of round {below[-1]} is (exact)")
     for step in reversed(run.steps):
-        if interval(step.estimate)[1] < run.threshold:
+        found = interval(step.estimate)
+        if found is not None and found[1] < run.threshold:
             return Assumption(name, "met", f"the 95 % interval of round {step.round}'s estimate lies below it")
     return Assumption(name, "not checkable", "no policy so far is clearly below it")
 

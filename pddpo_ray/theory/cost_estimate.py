@@ -22,20 +22,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
-from pddpo_ray.theory.intervals import student_half_width, wilson
+from pddpo_ray.theory.intervals import clopper_pearson, student_half_width
 
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
-LABELS_FOR_LOGIT = 20
-"""From this many labels per response the interval of `logit_labels` is about the cost itself."""
-
-
 BIAS_FACTOR = 1.5
-"""The allowance is at least 1/1.48 of the true bias for every cost in [-C, C], C in 1..5 and 20 or more labels."""
+"""The mean at responses' own estimates is at least 1/1.48 of the bias for costs in [-C, C], C in 1..5, M >= 20."""
 
 
 def clipped_logit(unsafe_shares: ArrayLike, cost_max: float) -> Array:
@@ -63,10 +60,26 @@ def logit_bias(cost: ArrayLike, labels_each: int, cost_max: float) -> Array:
     return expected_clipped_logit(cost, labels_each, cost_max) - np.asarray(cost, dtype=np.float64)
 
 
+@lru_cache(maxsize=64)
+def bias_bound(labels_each: int, cost_max: float) -> float:
+    """sup over |c| <= C of c - E[clipped logit | c], at least 0: how much the estimate can hide (paper.md §5).
+
+    By symmetry it bounds the opposite bias too. A cost beyond C is hidden without bound: state C so that none is.
+    """
+    costs = np.linspace(-cost_max, cost_max, 2001)
+    hidden = -logit_bias(costs, labels_each, cost_max)
+    best = int(np.argmax(hidden))
+    near = costs[max(best - 1, 0)], costs[min(best + 1, costs.size - 1)]
+    refined = minimize_scalar(
+        lambda cost: float(logit_bias(cost, labels_each, cost_max)), bounds=near, method="bounded"
+    )
+    return max(0.0, float(hidden[best]), -float(refined.fun))
+
+
 def bias_allowance(shares: ArrayLike, labels_each: int, cost_max: float) -> float:
     """Mean of |bias| at each response's own clipped estimate, times BIAS_FACTOR: a bound of the mean's bias. [N] -> []
 
-    The plug-in bias itself is too noisy to subtract; its size is reported and widens the interval.
+    The plug-in bias itself is too noisy to subtract; its size is reported. `interval` takes the worst bias instead.
     """
     counts = np.rint(np.asarray(shares) * labels_each).astype(np.int64)
     return BIAS_FACTOR * float(np.mean(_bias_sizes(labels_each, cost_max)[counts]))
@@ -169,7 +182,8 @@ def estimate_from_shares(
         return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint)
     value, error = mean_with_error(clipped_logit(shares, cost_max))
     allowance = bias_allowance(shares, labels_each, cost_max)
-    return CostEstimate(value, error, int(np.size(shares)), labels_each, mode, constraint, allowance)
+    number = int(np.size(shares))
+    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max)
 
 
 def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> CostEstimate:
@@ -178,34 +192,78 @@ def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> Cost
     return CostEstimate(value, error, int(np.size(scores)), 1, "cost_model", constraint)
 
 
-def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]:
-    """Two-sided interval of the expected cost (of the expected clipped logit below LABELS_FOR_LOGIT labels).
+def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
+    """Two-sided interval of the expected cost; None where the scores have no bounds that anybody stated.
 
-    Student's t over responses; a rate near 0 or 1 gets Wilson's interval instead, at the number of independent labels
-    that the standard error amounts to, because value ± 2 se undercovers there (and is empty when all labels agree).
-    The logit's bias does not shrink with more responses, so its allowance is added on both sides.
+    A rate has the exact binomial interval, at the number of answers or, where the standard error says so, of fewer. A
+    mean of clipped logits has Student's t and what answers that were not seen may add: with N of them, kinds of
+    answers with a chance of ln(2/alpha) / N or more were seen. Then follow all expected costs that M labels an answer
+    can turn into such a mean: that part does not shrink with more answers.
     """
-    if estimate.mode == "unsafe_rate" and 0 <= estimate.value <= 1:
-        return wilson(estimate.value, _independent_labels(estimate), level)
-    half = student_half_width(estimate.standard_error, estimate.responses, level)
-    if estimate.labels_each >= LABELS_FOR_LOGIT:
-        half += estimate.bias_allowance
-    return estimate.value - half, estimate.value + half
+    if estimate.mode == "unsafe_rate":
+        share = min(max(estimate.value, 0.0), 1.0)
+        count = _independent_answers(share, estimate.standard_error, estimate.responses)
+        return clopper_pearson(share * count, count, level)
+    if estimate.mode != "logit_labels" or estimate.cost_max is None:
+        return None
+    low, high = _clipped_interval(estimate, level)
+    means, lowest, highest = _reachable_costs(estimate.labels_each, estimate.cost_max)
+    return float(np.interp(low, means, lowest)), float(np.interp(high, means, highest))
 
 
 def interval_warning(estimate: CostEstimate) -> str | None:
-    """What the interval does not say, in words; None where it is about the cost itself."""
-    if estimate.mode != "logit_labels" or estimate.labels_each >= LABELS_FOR_LOGIT:
+    """Why an interval is wide or missing, in words; None where answers alone decide its width."""
+    found = interval(estimate)
+    if found is None:
+        return "no interval: bounds unknown"
+    if estimate.mode != "logit_labels":
+        return None
+    low, high = _clipped_interval(estimate, 0.95)
+    hidden = (found[1] - found[0]) - (high - low)
+    if hidden < (high - low) / 2.0:
         return None
     return (
-        f"with {estimate.labels_each} labels per response (fewer than {LABELS_FOR_LOGIT}) the interval covers the "
-        f"expectation of the clipped logit, which pulls large costs towards zero (bias up to about "
-        f"{estimate.bias_allowance:.2f}); collect more labels per response or use mode unsafe_rate"
+        f"{hidden:.2f} of the interval's {found[1] - found[0]:.2f} is what {estimate.labels_each} labels per response"
+        f" cannot tell about logits with C = {estimate.cost_max:g}; more answers do not shrink it: collect more labels"
+        " per response or use mode unsafe_rate"
     )
 
 
-def _independent_labels(estimate: CostEstimate) -> float:
-    """How many independent labels have the standard error of a rate whose labels are clustered by response."""
-    rate, variance = estimate.value, estimate.standard_error**2
-    # labels that all agree carry no spread; then only the responses count as independent
-    return rate * (1.0 - rate) / variance if variance > 0 else float(estimate.responses)
+def _clipped_interval(estimate: CostEstimate, level: float) -> tuple[float, float]:
+    """Interval of the expectation of the clipped logit, inside [-C, C]."""
+    assert estimate.cost_max is not None
+    unseen = 2.0 * estimate.cost_max * math.log(2.0 / (1.0 - level)) / estimate.responses
+    half = student_half_width(estimate.standard_error, estimate.responses, level) + unseen
+    return max(-estimate.cost_max, estimate.value - half), min(estimate.cost_max, estimate.value + half)
+
+
+@lru_cache(maxsize=64)
+def _reachable_costs(labels_each: int, cost_max: float) -> tuple[Array, Array, Array]:
+    """Means m of the clipped logit with the lowest and the highest mean cost in [-C, C] that has it. -> [n], [n], [n]
+
+    Answers of different costs can be mixed, so these are the lower and the upper hull of the curve (E[logit | c], c).
+    """
+    costs = np.linspace(-cost_max, cost_max, 801)
+    means = expected_clipped_logit(costs, labels_each, cost_max)
+    return means, -_upper_hull(means, -costs), _upper_hull(means, costs)
+
+
+def _upper_hull(xs: Array, ys: Array) -> Array:
+    """Least concave curve above the points, at their xs, which rise. [n], [n] -> [n]"""
+    corners: list[int] = []
+    for index in range(xs.size):
+        while len(corners) > 1:
+            first, last = corners[-2], corners[-1]
+            if (ys[last] - ys[first]) * (xs[index] - xs[first]) > (ys[index] - ys[first]) * (xs[last] - xs[first]):
+                break
+            corners.pop()
+        corners.append(index)
+    return np.interp(xs, xs[corners], ys[corners])
+
+
+def _independent_answers(share: float, standard_error: float, responses: int) -> float:
+    """How many right-or-wrong answers have this standard error; never more than there are."""
+    if standard_error <= 0.0:
+        return float(responses)
+    # plus 1: the standard error is that of a sample, divided by N - 1
+    return max(1.0, min(float(responses), share * (1.0 - share) / standard_error**2 + 1.0))

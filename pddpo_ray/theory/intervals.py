@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import beta, norm
+from scipy.stats import beta
 from scipy.stats import t as student
 
 from pddpo_ray.records import Array
@@ -50,16 +50,6 @@ def student_half_width(standard_error: float, count: int, level: float = 0.95) -
     return float(student.ppf(0.5 + level / 2, count - 1)) * standard_error
 
 
-def wilson(share: float, count: float, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` independent trials, inside [0, 1]. `count` need not be whole."""
-    quantile = float(norm.ppf(0.5 + level / 2))
-    scale = 1 + quantile**2 / count
-    centre = (share + quantile**2 / (2 * count)) / scale
-    half = quantile / scale * math.sqrt(share * (1 - share) / count + quantile**2 / (4 * count**2))
-    # at the ends the exact limits are 0 and 1; rounding would leave them a little off
-    return 0.0 if share == 0 else max(0.0, centre - half), 1.0 if share == 1 else min(1.0, centre + half)
-
-
 def clopper_pearson(successes: float, count: float, level: float = 0.95) -> tuple[float, float]:
     """Exact binomial interval of a rate; it covers at least `level` at every rate and count.
 
@@ -94,13 +84,10 @@ def empirical_bernstein(values: ArrayLike, level: float = 0.95) -> tuple[float, 
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:
-    """Share of successes with Wilson's interval, which is honest at 0 and 1 too; None without trials.
-
-    rate_interval(0, 10) = 0, from 0 to 0.278
-    """
+    """Share of successes with its exact binomial interval; None without trials. rate_interval(0, 10) = 0, to 0.308"""
     if count == 0:
         return None
-    return Estimate(successes / count, *wilson(successes / count, count), count)
+    return Estimate(successes / count, *clopper_pearson(successes, count), count)
 
 
 def _group_means(values: Array, groups: Sequence[Hashable]) -> Array:

@@ -12,16 +12,13 @@ A draw without a number (failed, abstained, or its label is still out) is NaN he
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import log_wealth, upper_bound
-from pddpo_ray.theory.cost_estimate import clipped_logit, logit_bias
+from pddpo_ray.theory.cost_estimate import bias_bound, clipped_logit
 
 UPPER_WORST, LOWER_WORST = 1.0, 0.0
 """What a draw without a number counts as: in an upper bound, and in a lower one."""
@@ -84,22 +81,6 @@ def logit_limit(limit: float, labels_each: int, cost_max: float) -> float | None
     """
     shown = (limit - bias_bound(labels_each, cost_max) + cost_max) / (2.0 * cost_max)
     return shown if 0.0 < shown < 1.0 else None
-
-
-@lru_cache(maxsize=64)
-def bias_bound(labels_each: int, cost_max: float) -> float:
-    """sup over |c| <= C of c - E[clipped logit | c], at least 0: how much the estimate can hide (paper.md §5).
-
-    By symmetry it bounds the opposite bias too. A cost beyond C is hidden without bound: state C so that none is.
-    """
-    costs = np.linspace(-cost_max, cost_max, 2001)
-    hidden = -logit_bias(costs, labels_each, cost_max)
-    best = int(np.argmax(hidden))
-    near = costs[max(best - 1, 0)], costs[min(best + 1, costs.size - 1)]
-    refined = minimize_scalar(
-        lambda cost: float(logit_bias(cost, labels_each, cost_max)), bounds=near, method="bounded"
-    )
-    return max(0.0, float(hidden[best]), -float(refined.fun))
 
 
 def share_at_clip(unsafe_shares: ArrayLike, cost_max: float) -> float:

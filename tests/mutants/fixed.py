@@ -333,13 +333,13 @@ FIXED = (
         "theory/intervals student_half_width",
         "student.ppf(0.5 + level / 2, count - 1)",
         "student.ppf(level, count - 1)",
-        "test_interval_is_students_t_with_n_less_1_degrees_of_freedom",
+        "test_intervals_of_a_rate_and_of_a_mean_are_scipys",
     ),
     mutant(
-        "the z of a rate's interval",
-        "theory/intervals wilson",
-        "norm.ppf(0.5 + level / 2)",
-        "norm.ppf(level)",
+        "the tail of a rate's interval",
+        "theory/intervals clopper_pearson",
+        "tail = (1.0 - level) / 2.0",
+        "tail = 1.0 - level",
         "test_intervals_of_a_rate_and_of_a_mean_are_scipys",
     ),
     mutant(
@@ -378,11 +378,11 @@ FIXED = (
         "test_a_mixture_has_the_mean_cost_and_at_least_the_mean_value",
     ),
     mutant(
-        "the allowance for the logit's bias left out",
+        "the logit's bias left out",
         "theory/cost_estimate interval",
-        "half += estimate.bias_allowance",
-        "half += 0.0",
-        "test_interval_is_students_t_with_n_less_1_degrees_of_freedom",
+        "np.interp(low, means, lowest)",
+        "low",
+        "test_the_interval_of_a_logit_holds_every_mean_cost_that_the_labels_allow",
     ),
     # --- exploration, seeds, what a fit sees ------------------------------------------------------------------------
     mutant(

@@ -132,8 +132,9 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
         estimate = feedback.estimate_cost(feedback.safety(responses, config.feedback.labels_each))
     truth = truth_of(config)
     expected = np.mean([expit(truth.scores(item.prompt.text, item.text)[1]) for item in responses])
-    low, high = interval(estimate)
-    return estimate.value - float(expected), bool(low <= expected <= high)
+    ends = interval(estimate)
+    assert ends is not None
+    return estimate.value - float(expected), bool(ends[0] <= expected <= ends[1])
 
 
 def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(tmp_path: Path, people: Counting) -> None:

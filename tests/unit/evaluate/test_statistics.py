@@ -45,9 +45,9 @@ def test_nothing_has_no_mean_and_one_value_no_interval() -> None:
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (3, 10), (50, 200), (7, 7)])
-def test_rates_have_wilsons_interval(successes: int, count: int) -> None:
+def test_rates_have_the_exact_binomial_interval(successes: int, count: int) -> None:
     found = rate_interval(successes, count)
-    expected = binomtest(successes, count).proportion_ci(method="wilson")
+    expected = binomtest(successes, count).proportion_ci(method="exact")
     assert found is not None
     assert found.low == pytest.approx(expected.low, abs=1e-9)
     assert found.high == pytest.approx(expected.high, abs=1e-9)

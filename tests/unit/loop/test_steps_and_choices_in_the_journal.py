@@ -25,7 +25,7 @@ PAIRS = [Pair(f"x{i}", ANSWERS[2 * i], ANSWERS[2 * i + 1]) for i in range(6)]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as opened:
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={"dual": {"cost_max": 2.0}}) as opened:
         opened.add_samples("candidate", ANSWERS)
         yield opened
 
@@ -38,7 +38,7 @@ def two() -> DualState:
 
 
 def estimate(value: float, name: str) -> CostEstimate:
-    return CostEstimate(value, 0.1, 9, 5, constraint=name, within_variance=0.25)
+    return CostEstimate(value, 0.1, 9, 5, constraint=name, within_variance=0.25, cost_max=2.0)
 
 
 def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Journal) -> None:
@@ -53,10 +53,11 @@ def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Jo
             assert dual.ascend(asked) == step.multiplier_after
             assert dual.multipliers[name] == before == step.multiplier_before
             prefix, phase = ("", "dual") if name == "harm" else ("length/", "dual-length")
-            low, high = interval(asked)
+            ends = interval(asked)
+            assert ends is not None
             told = {
                 "dual/multiplier": step.multiplier_before, "dual/next": step.multiplier_after, "dual/eta": step.eta,
-                "cost/estimate": value, "cost/standard_error": 0.1, "cost/low": low, "cost/high": high,
+                "cost/estimate": value, "cost/standard_error": 0.1, "cost/low": ends[0], "cost/high": ends[1],
             }  # fmt: skip
             metrics = journal.metrics()[number]
             assert {key: metrics[prefix + key] for key in told} == told

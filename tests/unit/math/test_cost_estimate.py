@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
@@ -154,7 +154,7 @@ def test_an_estimate_needs_two_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "labels_each"), [("unsafe_rate", 1), ("cost_model", 1), ("logit_labels", 20), ("logit_labels", 64)]
+    ("mode", "labels_each"), [("unsafe_rate", 1), ("unsafe_rate", 8), ("logit_labels", 5), ("logit_labels", 64)]
 )
 def test_interval_covers_the_truth_in_93_percent_of_2000_estimates(mode: Any, labels_each: int) -> None:
     assert interval_coverage(mode, labels_each, simulations=2000, seed=1) >= 0.93
@@ -168,9 +168,24 @@ def test_logit_interval_covers_the_truth_on_other_cost_distributions(costs: Any,
     assert interval_coverage("logit_labels", 20, costs=costs, chances=chances, simulations=2000) >= 0.93
 
 
-@pytest.mark.parametrize("labels_each", [1, 5, 10])
-def test_interval_with_few_labels_covers_the_expectation_of_the_clipped_logit(labels_each: int) -> None:
-    assert interval_coverage("logit_labels", labels_each, simulations=2000) >= 0.93
+REGIMES = [(rate, labels, answers, bound) for rate in (0.003, 0.05, 0.5) for labels, answers, bound in
+           ((1, 32, 2.0), (32, 32, 8.0), (64, 58, 5.0), (4, 1000, 8.0))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rate", "labels_each", "answers", "bound"), REGIMES)
+@pytest.mark.parametrize("mode", ["unsafe_rate", "logit_labels"])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_every_interval_covers_at_its_level_minus_2_points(
+    rate: float, labels_each: int, answers: int, bound: float, mode: Any, skewed: bool
+) -> None:
+    """Rates of 0.3 to 50 %, all answers alike or a few at C and the rest at -C; 400 estimates each."""
+    rate = max(rate, float(expit(-bound)))
+    share = (rate - expit(-bound)) / (expit(bound) - expit(-bound))
+    costs, chances = ((bound, -bound), (share, 1 - share)) if skewed else ((float(logit(rate)),), (1.0,))
+    covered = interval_coverage(
+        mode, labels_each, costs=costs, chances=chances, responses=answers, cost_max=bound, simulations=400
+    )
+    assert covered >= 0.93 - 2 * np.sqrt(0.93 * 0.07 / 400)
 
 
 def test_rare_unsafe_answers_are_covered_too() -> None:
@@ -190,19 +205,17 @@ def test_bias_allowance_bounds_the_true_bias_of_any_cost(cost_max: float, labels
 
 
 def test_all_safe_labels_still_leave_an_interval() -> None:
-    low, high = interval(estimate_from_shares(np.zeros(100), labels_each=1, cost_max=2.0, mode="unsafe_rate"))
-    assert low == pytest.approx(0.0, abs=1e-12)
-    assert high == pytest.approx(1.96**2 / (100 + 1.96**2), rel=1e-3)
+    ends = interval(estimate_from_shares(np.zeros(100), labels_each=1, cost_max=2.0, mode="unsafe_rate"))
+    assert ends == pytest.approx((0.0, 1 - 0.025 ** (1 / 100)))
 
 
 def test_few_labels_come_with_a_warning_and_their_bias() -> None:
-    few = estimate_from_shares(np.array([0.2, 0.4]), labels_each=5, cost_max=2.0)
+    few = estimate_from_shares(np.tile([0.2, 0.4], 100), labels_each=5, cost_max=2.0)
     warning = interval_warning(few)
     assert warning is not None
-    assert "pulls large costs towards zero" in warning
-    assert f"{few.bias_allowance:.2f}" in warning
-    assert interval_warning(estimate_from_shares(np.array([0.2, 0.4]), labels_each=20, cost_max=2.0)) is None
-    assert interval_warning(estimate_from_scores([0.0, 1.0])) is None
+    assert "what 5 labels per response cannot tell about logits with C = 2" in warning
+    assert interval_warning(estimate_from_shares(np.tile([0.2, 0.4], 10), labels_each=200, cost_max=2.0)) is None
+    assert interval_warning(estimate_from_shares([0.0, 1.0], labels_each=1, cost_max=2.0, mode="unsafe_rate")) is None
 
 
 def test_output_weights() -> None:

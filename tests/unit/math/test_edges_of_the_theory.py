@@ -44,7 +44,7 @@ from pddpo_ray.theory.dual import (
     message_of,
 )
 from pddpo_ray.theory.explicit_dual import dual_slope
-from pddpo_ray.theory.intervals import mean_interval, student_half_width, wilson
+from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
 from pddpo_ray.theory.mle import _value_and_slope, bounded_logistic, box_mle, optimistic_mle, win_counts
 from pddpo_ray.theory.objectives import baseline_optimism_loss, support_loss
 from pddpo_ray.theory.ppo import (
@@ -103,21 +103,21 @@ def test_estimates_name_what_they_are_about_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(("value", "error"), [(0.3, 0.05), (0.9, 0.01), (0.5, 0.2)])
-def test_a_rates_interval_is_wilsons_at_as_many_labels_as_its_error_says(value: float, error: float) -> None:
-    """At an end p of Wilson's interval the estimate is z standard errors of p away, with n = rate (1 - rate) / se^2."""
-    estimate = CostEstimate(value, error, 400, 3, "unsafe_rate")
-    count, quantile = value * (1 - value) / error**2, stats.norm.ppf(0.95)
-    for end in interval(estimate, 0.9):
-        assert abs(value - end) == pytest.approx(quantile * math.sqrt(end * (1 - end) / count))
-    assert interval(estimate) == wilson(value, count)
+def test_a_rates_interval_is_the_exact_one_at_as_many_answers_as_its_error_says_and_never_more(
+    value: float, error: float
+) -> None:
+    """n = rate (1 - rate) / se^2 + 1 right-or-wrong answers have that standard error; labels do not add to them."""
+    for responses in (5, 400):
+        count = max(1.0, min(responses, value * (1 - value) / error**2 + 1))
+        assert interval(CostEstimate(value, error, responses, 3, "unsafe_rate")) == pytest.approx(
+            clopper_pearson(value * count, count)
+        )
 
 
-def test_rates_at_the_ends_have_wilsons_interval_of_the_responses() -> None:
+def test_rates_at_the_ends_have_the_exact_interval_of_the_responses() -> None:
     for rate in (0.0, 1.0):
-        assert interval(CostEstimate(rate, 0.0, 40, 3, "unsafe_rate")) == wilson(rate, 40)
-    assert interval(CostEstimate(-0.1, 0.01, 40, 3, "unsafe_rate"))[0] < -0.1 < interval(
-        CostEstimate(-0.1, 0.01, 40, 3, "unsafe_rate")
-    )[1]  # fmt: skip
+        assert interval(CostEstimate(rate, 0.0, 40, 3, "unsafe_rate")) == clopper_pearson(40 * rate, 40)
+    assert interval(CostEstimate(-0.1, 0.01, 40, 3, "unsafe_rate")) == clopper_pearson(0, 1)
 
 
 def test_groups_of_values_are_averaged_and_none_is_left_out() -> None:

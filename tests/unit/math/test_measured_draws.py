@@ -12,10 +12,10 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from pddpo_ray.theory.certificate import bets_below, lower_bound, upper_bound
+from pddpo_ray.theory.cost_estimate import bias_bound
 from pddpo_ray.theory.measured_draws import (
     LOWER_WORST,
     UPPER_WORST,
-    bias_bound,
     counted,
     limit_with_people,
     logit_draws,

@@ -65,8 +65,9 @@ def test_intervals_of_rates_end_exactly_at_0_and_1() -> None:
         assert low is not None
         assert high is not None
         assert (low.low, high.high) == (0.0, 1.0)
-    low_end, high_end = interval(CostEstimate(0.4, 0.1, 30, 20, bias_allowance=0.05))
-    assert high_end - 0.4 == pytest.approx(0.4 - low_end)
+    ends = interval(CostEstimate(0.0, 0.1, 30, 20, cost_max=2.0))
+    assert ends is not None
+    assert ends[1] == pytest.approx(-ends[0])
 
 
 def test_an_estimate_exactly_at_the_limit_is_released() -> None:

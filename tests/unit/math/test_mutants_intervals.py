@@ -5,29 +5,45 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import linprog
 from scipy.special import expit
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.cost_estimate import expected_clipped_logit, interval, interval_warning
 from pddpo_ray.theory.intervals import mean_interval, rate_interval
 from pddpo_ray.theory.mle import bounded_logistic
 
 
-def test_interval_is_students_t_with_n_less_1_degrees_of_freedom() -> None:
-    """And from 20 labels on the allowance for the logit's bias on either side."""
-    for labels, allowance in ((5, 0.0), (20, 0.25)):
-        estimate = CostEstimate(0.3, 0.1, 9, labels, "logit_labels", "cost", 0.25)
-        low, high = stats.t.interval(0.9, df=8, loc=0.3, scale=0.1)
-        assert interval(estimate, 0.9) == pytest.approx((low - allowance, high + allowance))
+@pytest.mark.parametrize("labels", [1, 5, 20])
+def test_the_interval_of_a_logit_holds_every_mean_cost_that_the_labels_allow(labels: int) -> None:
+    """Student's t, ln(20) / N of the range for what was not seen, and the extreme mixtures of costs by linear programs
+    over a grid of costs: largest (least) mean cost whose mean clipped logit lies in that interval."""
+    estimate = CostEstimate(0.4, 0.1, 40, labels, "logit_labels", "cost", 0.25, cost_max=2.0)
+    ends = stats.t.interval(0.9, df=39, loc=0.4, scale=0.1)
+    unseen = 4.0 * np.log(20) / 40
+    grid = np.linspace(-2, 2, 401)
+    clipped = expected_clipped_logit(grid, labels, 2.0)
+    expected = []
+    for sign, end in ((1, ends[0] - unseen), (-1, ends[1] + unseen)):
+        end = float(np.clip(end, clipped[0], clipped[-1]))
+        found = linprog(sign * grid, A_eq=[np.ones(401), clipped], b_eq=[1.0, end])
+        expected.append(sign * float(found.fun))
+    assert interval(estimate, 0.9) == pytest.approx(expected, abs=1e-3)
+
+
+def test_scores_without_stated_bounds_have_no_interval() -> None:
+    scores = CostEstimate(0.3, 0.1, 9, 1, "cost_model")
+    assert interval(scores) is None
+    assert interval_warning(scores) == "no interval: bounds unknown"
 
 
 def test_intervals_of_a_rate_and_of_a_mean_are_scipys() -> None:
     for successes, count in ((0, 10), (3, 10), (50, 51), (7, 7)):
         found = rate_interval(successes, count)
-        wilson = stats.binomtest(successes, count).proportion_ci(0.95, method="wilson")
+        known = stats.binomtest(successes, count).proportion_ci(0.95, method="exact")
         assert found is not None
         assert (found.value, found.count) == (successes / count, count)
-        assert (found.low, found.high) == pytest.approx((wilson.low, wilson.high), abs=1e-12)
+        assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=1e-9)
     values = [0.3, 1.2, -0.4, 2.0, 0.9]
     found = mean_interval(values)
     low, high = stats.t.interval(0.95, df=4, loc=np.mean(values), scale=stats.sem(values))

@@ -100,7 +100,7 @@ def _round(
         for a in answers
     ]
     g = 0.9 * math.exp(-0.8 * k) - 0.04 + float(draws.normal(0, 0.02))
-    estimate = CostEstimate(g + float(draws.normal(0, 0.05)), 0.06, len(answers), 4)
+    estimate = CostEstimate(g + float(draws.normal(0, 0.05)), 0.06, len(answers), 4, cost_max=2.0)
     eta = RHO / (2.0 * math.sqrt(16))
     after = min(max(multiplier + eta * estimate.value, 0.0), 2 * RHO)
     journal.once("safety", lambda: journal.add_safety(labels))
@@ -114,15 +114,16 @@ def _round(
         return len(pairs)
 
     journal.once("explore", explore)
-    low, high = interval(estimate)
+    ends = interval(estimate)
+    assert ends is not None
     f = F_STAR - 1.4 * math.exp(-0.22 * k) - 0.1
     values = {
         "dual/multiplier": multiplier,
         "dual/next": after,
         "cost/estimate": estimate.value,
         "cost/standard_error": estimate.standard_error,
-        "cost/low": low,
-        "cost/high": high,
+        "cost/low": ends[0],
+        "cost/high": ends[1],
         "explore/mean_bonus_reward": 1.2 / math.sqrt(k),
         "explore/mean_bonus_cost": 1.4 / math.sqrt(k),
         "explore/logdet": 60 + 25 * math.log(k),
