@@ -305,7 +305,7 @@ def table(cells: Mapping[str, Mapping[str, Any]]) -> str:
             if all(shares):
                 said = " | ".join(f"{100 * share['false']:.2f} %" for share in shares if share)
                 runs = max(share["runs"] for share in shares if share)
-                allowed = "more: a control" if name in CONTROLS else f"{100 * bound(name, runs):.2f} %"
+                allowed = "a control" if name in CONTROLS else f"{100 * bound(name, runs):.2f} %"
                 shown = "0 logits" if name in ON_A_LOGIT else f"{100 * limit:g} %"
                 lines.append(f"| {name} | {shown} | {said} | {allowed} |")
     return "\n".join(lines) + "\n"
