@@ -109,8 +109,8 @@ def find(args: ServeArgs) -> ServedRun:
     with open_folder(folder, args.journal) as opened:
         config = Config.model_validate(opened.recipe)
         run, made = opened.run_id, any(entry.stage == "reference" for entry in opened.versions())
-    if config.world.kind == "tabular":
-        raise UserError(f"the policies of {folder} are tables, not language models: there is nothing to serve")
+    if config.policies != "language models":
+        raise UserError(f"the policies of {folder} are {config.policies}, not language models: nothing to serve")
     if not made:
         raise UserError(f"the run in {folder} has not stored its reference yet: serve it once round 1 has begun")
     return ServedRun(folder=folder, journal=journal, config=config, run=run)

@@ -31,8 +31,9 @@ def chat(
 ) -> None:
     """Talk with the released policy, or with that of a round. An empty line begins anew, end of input (Ctrl-D) ends."""
     found = find_run(run, journal)
-    if found.config.world.kind == "tabular":
-        raise UserError(f"the policies of {run} are tables, not language models: there is nobody to talk with")
+    if found.config.policies != "language models":
+        policies = found.config.policies
+        raise UserError(f"the policies of {run} are {policies}, not language models: there is nobody to talk with")
     # Imported here: torch and transformers take seconds to load.
     from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
     from pddpo_ray.serving.catalog import read_catalog

@@ -24,8 +24,9 @@ def export(
 ) -> None:
     """Write the released policy, or that of a round, as a model folder with tokenizer and model card."""
     found = find_run(run, journal)
-    if found.config.world.kind == "tabular":
-        raise UserError(f"the policies of {run} are tables, not language models: there is nothing to export")
+    if found.config.policies != "language models":
+        policies = found.config.policies
+        raise UserError(f"the policies of {run} are {policies}, not language models: there is nothing to export")
     # Imported here: configuration and storage take a second to load.
     from pddpo_ray.report.exported import export as write_policy
     from pddpo_ray.report.exported import policy_to_take, refuse_full

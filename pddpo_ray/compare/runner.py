@@ -24,7 +24,7 @@ import numpy as np
 
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer
 from pddpo_ray.compare.suite import HeldOutEntry, Suite
-from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
+from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
@@ -237,14 +237,14 @@ def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> 
 
 
 class _Shared:
-    """What the runs of one seed share. Tables share nothing: their fits take milliseconds."""
+    """What the runs of one seed share. Without language models nothing: fits take milliseconds."""
 
     def __init__(self, folder: Path, held_out: HeldOutEntry) -> None:
         self._folder, self._held_out = folder, held_out
         self._common: _Common | None = None
 
     def backends(self, config: Config, run_dir: Path) -> Backends:
-        if isinstance(config.world, TabularWorldConfig):
+        if config.policies != "language models":
             from pddpo_ray.loop.in_process import make_backends
 
             return make_backends(config, run_dir)

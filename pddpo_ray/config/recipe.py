@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
-from pddpo_ray.config.feedback import Feedback, JudgeFeedback, MixedFeedback, ModelFeedback, WorldFeedback, WorldScores
+from pddpo_ray.config.feedback import (
+    Feedback,
+    JudgeFeedback,
+    MixedFeedback,
+    ModelFeedback,
+    TrainedScores,
+    WorldFeedback,
+    WorldScores,
+)
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
@@ -20,8 +28,11 @@ from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
-from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, World
+from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
+
+Policies = Literal["language models", "tables", "log-linear"]
+"""What the policies of a run are."""
 
 
 class ReportConfig(Strict):
@@ -119,6 +130,14 @@ class Config(Strict):
         return self.algorithm.startswith("o-")
 
     @property
+    def policies(self) -> Policies:
+        """What the policies of the run are: a table's world has tables, a log-linear learner weights of features."""
+        if isinstance(self.world, TabularWorldConfig):
+            return "tables"
+        twin = isinstance(self.world, TextWorldConfig) and self.world.learner == "loglinear"
+        return "log-linear" if twin else "language models"
+
+    @property
     def template(self) -> str:
         """Name of what turns messages into text; worlds made here have none of their own."""
         return self.world.template if isinstance(self.world, NoWorldConfig) else "tokenizer-or-plain"
@@ -147,6 +166,9 @@ class Config(Strict):
             # Runs from before this section are runs with its defaults.
             del tree["policy"]
         tree["world"].pop("cache", None)
+        if self.policies != "log-linear":
+            for key in ("learner", "loglinear"):
+                tree["world"].pop(key, None)
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):
@@ -160,9 +182,13 @@ class Config(Strict):
     @model_validator(mode="after")
     def parts_fit_together(self) -> Self:
         tabular = isinstance(self.world, TabularWorldConfig)
-        if tabular != isinstance(self.rollout, TabularRollout):
-            wanted = "tabular" if tabular else "vllm or transformers"
-            raise ValueError(f"world.kind {self.world.kind} needs rollout.engine {wanted}, not {self.rollout.engine}")
+        summed = self.policies != "language models"
+        if summed != isinstance(self.rollout, TabularRollout):
+            wanted = "tabular" if summed else "vllm or transformers"
+            learner = "world.learner loglinear" if self.policies == "log-linear" else f"world.kind {self.world.kind}"
+            raise ValueError(f"{learner} needs rollout.engine {wanted}, not {self.rollout.engine}")
+        if self.policies == "log-linear":
+            self._no_network_is_needed()
         if tabular and self.policy.temperature != 1.0:
             raise ValueError(
                 f"policy.temperature={self.policy.temperature} divides the logits of a language model; a table's policy"
@@ -196,6 +222,19 @@ class Config(Strict):
         if isinstance(self.rollout, VllmRollout) and self.rollout.max_tokens >= self.rollout.max_model_len:
             raise ValueError("rollout.max_tokens must be below rollout.max_model_len, which counts the prompt too")
         return self
+
+    def _no_network_is_needed(self) -> None:
+        """Refuses what only a network can do, where weights of features are learned in its place."""
+        feedback, without = self.feedback, "with world.learner=loglinear there is none"
+        if not isinstance(self.cluster, InProcess):
+            raise ValueError("world.learner=loglinear runs in one process: set cluster={mode: in-process}")
+        if self.algorithm == "safe-rlhf":
+            raise ValueError(f"algorithm safe-rlhf updates a network by policy gradients; {without}")
+        if self.explore.loss == "xpo":
+            raise ValueError(f"explore.loss=xpo is a term in a network's loss; {without}: use explore.bonus")
+        scored = isinstance(feedback, MixedFeedback) and isinstance(feedback.model, TrainedScores)
+        if scored or isinstance(feedback, ModelFeedback):
+            raise ValueError(f"feedback.kind={feedback.kind} scores with networks; {without}: use world or people")
 
     def _rule_fits_the_method(self) -> None:
         fixed = isinstance(self.dual.rule, FixedRule)

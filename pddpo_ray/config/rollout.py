@@ -61,7 +61,7 @@ class TransformersRollout(RolloutCommon):
 
 
 class TabularRollout(RolloutCommon):
-    """Draws from tables; only for tabular worlds."""
+    """Draws from tables: of tabular worlds, and of exact sums where a text world is learned by a log-linear model."""
 
     engine: Literal["tabular"] = "tabular"
     """Tag of this variant."""

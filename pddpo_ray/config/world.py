@@ -35,6 +35,19 @@ class TextReferenceConfig(SmallModelConfig):
     """Intended probability of each rare value: 0.2 to 2 % is where exploration matters and can succeed."""
 
 
+class LogLinearConfig(Strict):
+    """Prior of the log-linear learner: standard deviations of its weights, of one kind against the others.
+
+    Together they make the difference of two answers' scores as wide as `explore.prior_sd` says."""
+
+    slots: float = Field(1.0, gt=0)
+    """Of the phrase in a slot."""
+    topics: float = Field(0.5, gt=0)
+    """Of the phrase in a slot, where the prompt has a certain topic."""
+    interactions: float = Field(0.5, gt=0)
+    """Of the phrases in two slots."""
+
+
 class TextWorldConfig(Strict):
     """English sentences from a grammar, with a known reward and cost for every answer."""
 
@@ -44,6 +57,10 @@ class TextWorldConfig(Strict):
     """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
     reference: TextReferenceConfig = TextReferenceConfig()
     """The model that is trained in place of a downloaded one."""
+    learner: Literal["network", "loglinear"] = "network"
+    """What is trained: the reference's weights, or weights of slot and topic features on top of its probabilities (the
+    log-linear twin: exact fits and draws, a run in a minute)."""
+    loglinear: LogLinearConfig = LogLinearConfig()
     cache: str | None = None
     """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
 

@@ -88,7 +88,7 @@ def _of_run(run: Path, version: str) -> Path:
         raise UserError(f"run {run.name} has no {version}; it has {', '.join(entries) or 'no versions yet'}")
     folder = ArtifactStore(run / ARTIFACTS).folder(chosen.path)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{run.name}@{version} is a table, not a language model: `pddpo evaluate {run}` evaluates it")
+        raise UserError(f"{run.name}@{version} is no language model: `pddpo evaluate {run}` evaluates it")
     return folder
 
 

@@ -25,7 +25,7 @@ def elliptical(matrix: Array, centred: Array, k: float) -> Array:
 
 def elliptical_from_inverse(inverse_matrix: Array, centred: Array, k: float) -> Array:
     """The same from Lambda^-1 [q, q], for picks inside a batch. [n, q] -> [n]"""
-    return k * np.sqrt(np.maximum(np.einsum("nq,qp,np->n", centred, inverse_matrix, centred), 0.0))
+    return np.asarray(k * np.sqrt(np.maximum(np.sum((centred @ inverse_matrix) * centred, axis=-1), 0.0)))
 
 
 def saturation(bonuses: Array, centred: Array, *, k: float, s0: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
 from pddpo_ray.loop.dual_step import DualOwner
@@ -40,8 +41,9 @@ class Backends:
     """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
     offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
     """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
-    whiten: bool = True
-    """Whether features are hidden states that have to be whitened (one-hot features are not)."""
+    features: Literal["hidden", "one-hot", "linear"] = "hidden"
+    """What the trainer's features are: hidden states, which are whitened before use; the cells of a table; or those in
+    which the learner's scores are linear, on the scale of its prior."""
     world: WorldView | None = None
     """The truth, for evaluation alone."""
     own_scorer: Callable[[str, Callable[[], AnswerScorer]], AnswerScorer] | None = None

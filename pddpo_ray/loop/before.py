@@ -60,7 +60,7 @@ def check_reference(journal: Journal, backends: Backends, rollout: RolloutContro
 
     Training scorers and drawing pools may take hours; an engine that mistakes this model would stop the run after them.
     """
-    if backends.whiten and "publish-reference" not in {entry.phase for entry in journal.phases(0)}:
+    if backends.features == "hidden" and "publish-reference" not in {entry.phase for entry in journal.phases(0)}:
         rollout.publish(backends.reference)
 
 
@@ -72,14 +72,14 @@ def draw_pools(config: Config, journal: Journal, backends: Backends, rollout: Ro
     wide = Decoding(temperature=proposal.temperature, max_tokens=config.rollout.max_tokens)
     if proposal.baseline == 0:
         _draw_baseline(config, journal, backends, rollout, backends.prompts)
-        if proposal.from_reference or backends.whiten:
+        if proposal.from_reference or backends.features == "hidden":
             rollout.pool("proposal", backends.prompts, backends.reference, proposal.pool, wide)
         return
     order = generator(config.seed, "calibration").permutation(len(backends.prompts))
     prompts = [backends.prompts[index] for index in order]
     if config.explore.loss == "xpo":
         _draw_baseline(config, journal, backends, rollout, prompts[: prompts_of_the_term(config, len(prompts))])
-    if backends.whiten:
+    if backends.features == "hidden":
         prompts = prompts[: config.explore.calibration]
         each = calibration_size(config, len(backends.prompts)) // len(prompts)
         rollout.pool(CALIBRATION, prompts, backends.reference, each, wide)

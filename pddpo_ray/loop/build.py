@@ -131,17 +131,20 @@ def _scoring(
         cost_max=config.dual.cost_max,
         upper=upper,
         answers=config.method.answers,
-        bounded=not backends.whiten,
+        bounded=backends.features == "one-hot",
         ridge=config.explore.prior_sd**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
-    training = training_of(config, journal, backends, "page-models") if backends.whiten else None
+    training = training_of(config, journal, backends, "page-models") if backends.features == "hidden" else None
 
     def features(labelled: Sequence[LabelledPair]) -> Features:
-        if not backends.whiten:
-            return trainer.features
+        match backends.features:
+            case "one-hot":
+                return trainer.features
+            case "linear":
+                return with_constant(trainer.features)
         answers = [answer for item in labelled for answer in (item.pair.first, item.pair.second)]
         return with_constant(_whitened_on(answers, config, journal, backends, trainer))
 
@@ -185,8 +188,9 @@ def _exploration(
 
 
 def _features(config: Config, journal: Journal, backends: Backends, trainer: TrainerController) -> Features:
-    """Features of answers, whitened on the reference's answers; the whitening is an artifact and never fitted again."""
-    if not backends.whiten:
+    """Features of answers, hidden states whitened on the reference's answers; the whitening is an artifact and never
+    fitted again."""
+    if backends.features != "hidden":
         return trainer.features
     return _whitened_on(None, config, journal, backends, trainer)
 

@@ -24,9 +24,9 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
     if isinstance(config.world, TabularWorldConfig):
         return tabular_backends(config, tabular_world(config.world), store)
     # Imported here: a tabular run needs neither transformers nor an inference engine.
-    from pddpo_ray.loop.in_process_text import text_backends
+    from pddpo_ray.loop.in_process_text import log_linear_backends, text_backends
 
-    return text_backends(config, store)
+    return (log_linear_backends if config.policies == "log-linear" else text_backends)(config, store)
 
 
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
@@ -50,7 +50,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         answers=world.answers,
         prior=world.oracle.prior.tolist(),
         offline=offline,
-        whiten=False,
+        features="one-hot",
         world=tabular_view(world, store, config),
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.contracts import RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
+from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
@@ -17,6 +19,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
+from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
 
 
@@ -30,6 +33,24 @@ def text_backends(config: Config, store: ArtifactStore) -> Backends:
     trainer = recipe_trainer(config.model, folder, store, reference, temperature=temperature)
     engine = language_engine(config, f"{config.rollout.engine}-0", folder, store)
     return text_world_backends(config, store, prepared, reference, trainer, [engine])
+
+
+def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
+    """The same where weights of features are learned in a network's place. UserError where answers would be cut."""
+    prepared = prepare_text_world(config)
+    grammar, policies = prepared.world.grammar, prepared.log_linear
+    assert policies is not None
+    longest = max(map(len, grammar.answer_ids))
+    if config.rollout.max_tokens < longest:
+        raise UserError(
+            f"rollout.max_tokens={config.rollout.max_tokens} cuts answers, and log-linear policies write whole ones: "
+            f"set it to at least {longest}"
+        )
+    sentences = Sentences(grammar)
+    trainer = LogLinearTrainer(policies, sentences, store, ridge=config.explore.prior_sd**-2)
+    engine = LogLinearEngine(policies, sentences, store, "log-linear-0")
+    made = text_world_backends(config, store, prepared, trainer.reference, trainer, [engine])
+    return replace(made, features="linear", tokenizer="")
 
 
 def prepare_texts(config: Config) -> PreparedTextWorld | PreparedRealText:

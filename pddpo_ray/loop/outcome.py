@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
+from pddpo_ray.config import Policies
 from pddpo_ray.journal import Journal, JournalReader, VersionEntry
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.preferences import reward_rows
@@ -56,8 +57,8 @@ class Outcome:
     """How often the release rule has asked whether the limits are kept: once in every finished round."""
     weights: str | None = None
     """Folder of the released weights, relative to the run's folder."""
-    kind: Literal["model", "adapter", "table"] | None = None
-    """A transformers model, a peft adapter of `base`, or a table of log-probabilities."""
+    kind: Literal["model", "adapter", "table", "log-linear"] | None = None
+    """A transformers model, a peft adapter of `base`, a table of log-probabilities, or weights of features."""
     base: str | None = None
     temperature: float = 1.0
     """Of the policy: the estimates are about answers at this temperature, with nothing cut off."""
@@ -83,12 +84,12 @@ class Outcome:
             case "adapter":
                 base = f'transformers.AutoModelForCausalLM.from_pretrained("{run}/{self.base}")'
                 return f'peft.PeftModel.from_pretrained({base}, "{run}/{self.weights}/adapter")'
-            case "table":
+            case "table" | "log-linear":
                 return f'safetensors.numpy.load_file("{run}/{self.weights}/{WEIGHTS}")'
         return None
 
     def serve(self, run: str | Path = RUN) -> str | None:
-        """The command that serves the released policy; None if there is none, and for a table, which cannot speak."""
+        """The command that serves the released policy; None if there is none that can speak."""
         return f"pddpo serve {run}" if self.kind in ("model", "adapter") else None
 
     def export(self, run: str | Path = RUN) -> str | None:
@@ -109,9 +110,14 @@ class Outcome:
 
 
 def outcome_of(
-    journal: JournalReader, thresholds: Mapping[str, float], run_dir: Path, *, tables: bool, temperature: float = 1.0
+    journal: JournalReader,
+    thresholds: Mapping[str, float],
+    run_dir: Path,
+    *,
+    policies: Policies,
+    temperature: float = 1.0,
 ) -> Outcome:
-    """The outcome as the journal has it now. `tables`: the policies are tables, not language models."""
+    """The outcome as the journal has it now. `policies` says what the run's policies are."""
     releases = Releases(Store(journal.engine, journal.run_id))
     history, now = releases.history(), releases.now()
     decided = [line.round for line in history if line.by == RULE and line.round is not None]
@@ -123,7 +129,7 @@ def outcome_of(
     if version is None:
         return Outcome(None, None, None, reason, limits, len(decided))
     by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
-    kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, tables=tables)
+    kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
     weights = f"{ARTIFACTS}/{version.version.path}"
     about_weights = (weights, kind, base, temperature)
     return Outcome(number, version.version.name, by, reason, limits, len(decided), *about_weights)
@@ -159,10 +165,10 @@ def _policy_of_round(versions: list[VersionEntry], number: int | None) -> Versio
 
 
 def _kind(
-    journal: JournalReader, stored: Path, *, tables: bool
-) -> tuple[Literal["model", "adapter", "table"], str | None]:
-    if tables:
-        return "table", None
+    journal: JournalReader, stored: Path, *, policies: Policies
+) -> tuple[Literal["model", "adapter", "table", "log-linear"], str | None]:
+    if policies != "language models":
+        return "table" if policies == "tables" else "log-linear", None
     if not (stored / ADAPTER_BASE).exists():
         return "model", None
     reference = next(entry.version for entry in journal.versions() if entry.stage == "reference")

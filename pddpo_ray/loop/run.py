@@ -35,7 +35,7 @@ from pddpo_ray.algorithms import (
     safe_dpo,
     safe_rlhf,
 )
-from pddpo_ray.config import Config, FeedbackCommon, TabularWorldConfig, WorldFeedback
+from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.identity import home_of, keep_identity
@@ -160,9 +160,8 @@ def run_recipe(
             begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
             evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
-            tables = isinstance(config.world, TabularWorldConfig)
             outcome = outcome_of(
-                journal, config.thresholds, run_dir, tables=tables, temperature=config.policy.temperature
+                journal, config.thresholds, run_dir, policies=config.policies, temperature=config.policy.temperature
             )
             result = result_of(config, journal, outcome, backends.world, evaluation, offline)
             result["provenance"] = provenance_of(config, journal)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.config.cluster import InProcess
 from pddpo_ray.contracts import FitCommand, Start
 from pddpo_ray.errors import UserError
@@ -38,12 +38,12 @@ class Speeds:
 
 
 def measure(config: Config) -> Speeds:
-    """Samples, features, scores and fits of the reference, on this machine. UserError for a table, which takes no time.
+    """Samples, features, scores and fits of the reference, on this machine. UserError where there is none.
 
     Nothing is kept. A run on Ray divides the work among its ranks and engines.
     """
-    if isinstance(config.world, TabularWorldConfig):
-        raise UserError("--calibrate measures a language model; a table takes no time worth measuring")
+    if config.policies != "language models":
+        raise UserError("--calibrate measures a language model; other policies take no time worth measuring")
     alone = config.model_copy(
         update={
             "cluster": InProcess(),

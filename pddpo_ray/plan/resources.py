@@ -209,10 +209,10 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
 
 
 def model_shape(config: Config) -> ModelShape | None:
-    """The model's numbers, from its folder or from the text world's settings; None for tables."""
+    """The model's numbers, from its folder or from the text world's settings; None where there is none."""
     if config.model.reference is not None:
         return _shape_of_folder(checkpoint_folder(config.model.reference), config)
-    if config.world.kind == "tabular":
+    if config.world.kind == "tabular" or config.policies == "log-linear":
         return None
     size = config.world.reference
     if config.world.kind == "none":

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TabularWorldConfig, TextWorldConfig
+from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TextWorldConfig
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
@@ -52,7 +52,7 @@ def prompts_of(config: Config) -> int:
 def work_before(config: Config) -> Work:
     """What is done once, before the first round."""
     prompts = prompts_of(config)
-    if isinstance(config.world, TabularWorldConfig):
+    if config.policies != "language models":
         return Work()
     answers: dict[str, int] = {}
     if isinstance(config.world, TextWorldConfig):
@@ -82,7 +82,7 @@ def work_before(config: Config) -> Work:
 
 def work_of_a_round(config: Config, first: bool = False) -> Work:
     """What each round does; the first one's fits have settings of their own."""
-    if isinstance(config.world, TabularWorldConfig):
+    if config.policies != "language models":
         return Work()
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs

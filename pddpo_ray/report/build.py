@@ -36,6 +36,7 @@ def header(run: RunData) -> str:
     """Name, state, outcome, and the cards."""
     world = (run.recipe.get("world") or {}).get("kind")
     data = {None: "", "none": " on real text"}.get(world, f" on the {world} world")
+    data += ", log-linear policies" if run.policies == "log-linear" else ""
     what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'

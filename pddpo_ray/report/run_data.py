@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import case, func, select
 
+from pddpo_ray.config import Policies
 from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.identity import open_folder
@@ -109,6 +110,11 @@ class RunData:
         return self.result.get("f_optimum") is not None or bool(self.series("exact/f_policy"))
 
     @property
+    def policies(self) -> Policies:
+        """What the policies of the run are."""
+        return _policies(self.recipe)
+
+    @property
     def multiplier_optimum(self) -> float | None:
         return _number(self.result.get("multiplier_optimum"))
 
@@ -175,7 +181,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
                 opened,
                 limits_of(opened.recipe),
                 run_dir,
-                tables=_on_tables(opened.recipe),
+                policies=_policies(opened.recipe),
                 temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
             ),
             result=read_result(run_dir),
@@ -189,8 +195,12 @@ def limits_of(recipe: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(usual if limit is None else limit) for name, limit in stated.items()}
 
 
-def _on_tables(recipe: Mapping[str, Any]) -> bool:
-    return (recipe.get("world") or {}).get("kind") == "tabular"
+def _policies(recipe: Mapping[str, Any]) -> Policies:
+    """`Config.policies` of a stored recipe, which need not be one of today's."""
+    world = recipe.get("world") or {}
+    if world.get("kind") == "tabular":
+        return "tables"
+    return "log-linear" if world.get("learner") == "loglinear" else "language models"
 
 
 def _label_counts(journal: JournalReader) -> dict[int, Labels]:

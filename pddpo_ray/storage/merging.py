@@ -46,11 +46,15 @@ def merge_versions(
 def merged_weights(
     base: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], share: float
 ) -> dict[str, torch.Tensor]:
-    """Tensor by tensor in float32, returned in the base's type."""
+    """Tensor by tensor in float32 at least, returned in the base's type."""
     return {
-        name: ((1.0 - share) * tensor.float() + share * other[name].float()).to(tensor.dtype)
+        name: ((1.0 - share) * _wide(tensor) + share * _wide(other[name])).to(tensor.dtype)
         for name, tensor in base.items()
     }
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.element_size() == 8 else tensor.float()
 
 
 def merged_tables(base: Mapping[str, Array], other: Mapping[str, Array], share: float) -> dict[str, Array]:

@@ -4,6 +4,8 @@
 
 - `box_mle`: a score for every answer of a table, a_i = e(winner) - e(loser). Many tables at once, by Newton's method.
 - `bounded_logistic`: scores that are linear in any features, with a margin for every row.
+- `unbounded_logistic`: the same without a box, by Newton's method. With a ridge of 1/s^2 these are the most probable
+  weights under a normal prior of standard deviation s.
 - `optimistic_mle`: a table's cost scores with the XPO-style term (paper.md §13).
 
 Scores that no pair mentions and each prompt's common shift are not determined by data; the ridge picks the smallest
@@ -13,6 +15,7 @@ ones (paper.md erratum 14).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,9 @@ Indices = NDArray[np.int64]
 
 RIDGE = 1e-4
 """Weight of the tie-break against the *sum* of pair losses (1e-4 / n against their mean)."""
+
+SOLVED = 1e-8
+"""Largest slope of the mean loss at which `unbounded_logistic` calls a fit solved."""
 
 PAIRS_PER_RIDGE = 1e7
 """Largest weight of the data against the ridge."""
@@ -161,18 +167,82 @@ def bounded_logistic(
     ridge: float = RIDGE,
 ) -> Array:
     """Minimiser theta of the loss above; no row gives zeros. rows [n, p], margins [n], weights [n] -> [p]"""
-    shift = np.zeros(len(rows)) if margins is None else margins
+    objective = _logistic(rows, margins, weights, ridge)
+    start = np.zeros(rows.shape[1])
+    return _minimise(objective.loss_and_slope, start, bound, maxiter=5000, maxfun=10000, ftol=1e-15, gtol=1e-10)
+
+
+def unbounded_logistic(
+    rows: Array,
+    *,
+    ridge: float,
+    margins: Array | None = None,
+    weights: Array | None = None,
+    tolerance: float = 1e-12,
+    iterations: int = 200,
+) -> Array:
+    """Minimiser theta without a box. rows [n, p], margins [n], weights [n] -> [p]
+
+    Newton's steps, halved until the loss falls enough, until the slope of the mean loss is at most `tolerance`.
+    Raises ArithmeticError where rounding stops them at a slope above 1e-8.
+    """
+    objective = _logistic(rows, margins, weights, ridge)
+    theta = np.zeros(rows.shape[1])
+    for _ in range(iterations):
+        loss, slope = objective.loss_and_slope(theta)
+        if np.abs(slope).max(initial=0.0) <= tolerance:
+            break
+        following = _newton_arc(objective, theta, loss, slope)
+        if np.array_equal(following, theta):
+            break
+        theta = following
+    left = float(np.abs(objective.loss_and_slope(theta)[1]).max(initial=0.0))
+    if not left <= SOLVED:
+        raise ArithmeticError(f"a logistic fit of {len(rows)} rows stopped at slope {left:.2g}, above {SOLVED:g}")
+    return theta
+
+
+@dataclass(frozen=True, eq=False)
+class _Logistic:
+    """The objective divided by the data's weight, so that a tolerance means the same for few rows and for many."""
+
+    rows: Array
+    margins: Array
+    mass: Array
+    ridge: float
+    scale: float
+
+    def loss_and_slope(self, theta: Array) -> tuple[float, Array]:
+        """-> [], [p]"""
+        logits = self.rows @ theta + self.margins
+        loss = float(self.mass @ np.logaddexp(0.0, -logits)) + 0.5 * self.ridge * float(theta @ theta)
+        slope = self.ridge * theta - self.rows.T @ (self.mass * expit(-logits))
+        return self.scale * loss, self.scale * slope
+
+    def curvature(self, theta: Array) -> Array:
+        """[p, p]"""
+        wrong = expit(-(self.rows @ theta + self.margins))
+        weighed = self.rows * (self.mass * wrong * (1.0 - wrong))[:, None]
+        return self.scale * (self.rows.T @ weighed + self.ridge * np.eye(len(theta)))
+
+
+def _logistic(rows: Array, margins: Array | None, weights: Array | None, ridge: float) -> _Logistic:
     mass = np.ones(len(rows)) if weights is None else weights
-    # divided by the data's weight, so that the solver's tolerances mean the same for few rows and for many
     scale = 1.0 / max(1.0, float(mass.sum()))
+    return _Logistic(rows, np.zeros(len(rows)) if margins is None else margins, mass, ridge, scale)
 
-    def loss_and_slope(theta: Array) -> tuple[float, Array]:
-        logits = rows @ theta + shift
-        loss = float(mass @ np.logaddexp(0.0, -logits)) + 0.5 * ridge * float(theta @ theta)
-        slope = ridge * theta - rows.T @ (mass * expit(-logits))
-        return scale * loss, scale * slope
 
-    return _minimise(loss_and_slope, np.zeros(rows.shape[1]), bound, maxiter=5000, maxfun=10000, ftol=1e-15, gtol=1e-10)
+def _newton_arc(objective: _Logistic, theta: Array, loss: float, slope: Array) -> Array:
+    """The longest of Newton's step and its halves that lowers the loss enough; theta itself where none does."""
+    direction = np.linalg.solve(objective.curvature(theta), -slope)
+    promised = -float(slope @ direction)
+    for halving in range(40):
+        share = 0.5**halving
+        trial = theta + share * direction
+        # close to the minimum the decrease drowns in rounding; Newton's own step is right there
+        if loss - objective.loss_and_slope(trial)[0] >= 1e-4 * share * promised - 1e-15 * max(1.0, abs(loss)):
+            return trial
+    return theta
 
 
 def optimistic_mle(

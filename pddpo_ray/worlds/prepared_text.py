@@ -5,8 +5,9 @@ Everything here is the same for a run in one process and on Ray; what differs is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
+from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
@@ -34,6 +36,8 @@ class PreparedTextWorld:
     reference_folder: Path
     temperature: float = 1.0
     """The policy's."""
+    log_linear: LogLinear | None = None
+    """The class of policies that is learned in place of the reference's weights, if it is."""
 
     chat_template: ClassVar[None] = None
     """The world's sentences need none."""
@@ -61,17 +65,22 @@ class PreparedTextWorld:
         ]
 
     def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
-        """Evaluation scores every answer under a stored version, with a model of its own.
+        """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
 
         The world is calibrated for a limit of 0; another limit of the recipe moves the optimum, not the world.
         """
         return WorldView(
             replace(self.world.oracle, threshold=threshold),
-            _Tables(self.world.grammar, self.reference_folder, store, self.temperature),
+            self._tables(store),
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
             cost_of=self.world.cost,
         )
+
+    def _tables(self, store: ArtifactStore) -> Callable[[PolicyVersion], Array]:
+        if self.log_linear is None:
+            return _Tables(self.world.grammar, self.reference_folder, store, self.temperature)
+        return partial(_summed, self.log_linear, store)
 
 
 def prepare_text_world(config: Config) -> PreparedTextWorld:
@@ -92,7 +101,10 @@ def prepare_text_world(config: Config) -> PreparedTextWorld:
     )
     temperature = config.policy.temperature
     log_probs = _reference_log_probs(folder, grammar, temperature)
-    return PreparedTextWorld(build_text_world(world_spec, log_probs, grammar), folder, temperature)
+    log_linear = None
+    if config.policies == "log-linear":
+        log_linear = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **settings.loglinear.model_dump()))
+    return PreparedTextWorld(build_text_world(world_spec, log_probs, grammar), folder, temperature, log_linear)
 
 
 def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> Array:
@@ -104,6 +116,12 @@ def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> 
     model = LlamaForCausalLM.from_pretrained(folder).float().eval()
     divide_logits(model, temperature)
     return score_answers(model, grammar)
+
+
+def _summed(policies: LogLinear, store: ArtifactStore, version: PolicyVersion) -> Array:
+    """Probabilities of all outcomes under a stored version; nothing lies outside the grammar. -> [X, Y + 1]"""
+    inside = np.exp(policies.log_probs(store.read_tensors(version.path, version.sha256)[THETA]))
+    return np.concatenate([inside, np.zeros((len(inside), 1))], axis=1)
 
 
 class _Tables:

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import logsumexp
 
-from pddpo_ray.contracts import (
-    Count,
-    Critics,
-    Delivery,
-    Draw,
-    FitCommand,
-    FitResult,
-    PpoCommand,
-    PpoResult,
-    StoredWeights,
-)
-from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.rollout.draws import counts
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.contracts import Critics, FitCommand, FitResult, PpoCommand, PpoResult, StoredWeights
+from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
-from pddpo_ray.worlds.tabular import TabularWorld, draw_answers
+from pddpo_ray.worlds.table_engine import TableEngine
+from pddpo_ray.worlds.tabular import TabularWorld
 
 
 class TabularTrainer:
@@ -128,54 +117,24 @@ class TabularTrainer:
         return PolicyVersion(number, name, sha256, path)
 
 
-class TabularEngine:
-    """Satisfies contracts.RolloutEngine: draws answers from the table that was delivered last."""
+class TabularEngine(TableEngine):
+    """Draws from the table that a version is."""
 
     def __init__(self, world: TabularWorld, store: ArtifactStore, name: str = "tabular-0") -> None:
-        self.name = name
-        self._world, self._store = world, store
-        self._version = -1
-        self._log_probs: Array | None = None
+        super().__init__(store, name)
+        self._world = world
 
-    def deliver(self, policy: PolicyVersion) -> Delivery:
-        """Takes over a version; the hash is taken over the tensors as read."""
-        began = time.perf_counter()
-        tensors = self._store.read_tensors(policy.path, policy.sha256)
-        self._log_probs, self._version = tensors["log_probs"], policy.number
-        digest = tensors_sha256(tensors.items())
-        return Delivery(self.name, policy.number, digest, len(tensors), time.perf_counter() - began)
+    def table_of(self, tensors: Mapping[str, Array]) -> Array:
+        return tensors["log_probs"]
 
-    @property
-    def version(self) -> int:
-        """Number of the delivered version; -1 before the first."""
-        return self._version
+    def row(self, prompt: tuple[int, ...]) -> int:
+        return prompt[0]
 
-    def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
-        """n draws per prompt; log-probabilities are those of the table itself (temperature 1, no truncation)."""
-        table = self._table()
-        draws: list[list[Draw]] = []
-        for prompt, seed, count in zip(prompts, seeds, counts(n, len(prompts)), strict=True):
-            row = table[prompt.token_ids[0]]
-            chances = decoded(row, decoding)
-            uniform = np.random.default_rng(seed).random(count)
-            answers = draw_answers(np.broadcast_to(chances, (count, len(row))), uniform)
-            draws.append([((int(y),), f"answer {y}", float(row[y])) for y in answers])
-        return draws
+    def column(self, answer: tuple[int, ...]) -> int:
+        return answer[0]
 
-    def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
-        """log-probability of each answer under the loaded table. -> [n]"""
-        table = self._table()
-        return np.array(
-            [table[prompt.token_ids[0], answer[0]] for prompt, answer in zip(prompts, answers, strict=True)]
-        )
-
-    def close(self) -> None:
-        self._log_probs = None
-
-    def _table(self) -> Array:
-        if self._log_probs is None:
-            raise RunError(f"engine {self.name}: no version was delivered; publish a policy before sampling")
-        return self._log_probs
+    def answer(self, column: int) -> tuple[tuple[int, ...], str]:
+        return (column,), f"answer {column}"
 
 
 def wins_of(rows: Sequence[PairRow], shape: tuple[int, int], *, costs: bool) -> Array:
@@ -226,15 +185,3 @@ def one_hot_gram(wins: Array) -> Array:
     counts = wins + np.swapaxes(wins, -1, -2)
     degrees = counts.sum(axis=-1)
     return degrees[..., :, None] * np.eye(wins.shape[-1]) - counts
-
-
-def decoded(log_probs: Array, decoding: Decoding) -> Array:
-    """Probabilities after temperature and nucleus truncation. [Y] -> [Y]"""
-    logits = log_probs / decoding.temperature
-    chances = np.exp(logits - logsumexp(logits))
-    if decoding.top_p < 1.0:
-        order = np.argsort(-chances, kind="stable")
-        before = np.cumsum(chances[order]) - chances[order]
-        chances = chances.copy()
-        chances[order[before >= decoding.top_p]] = 0.0
-    return chances / chances.sum()

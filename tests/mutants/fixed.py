@@ -209,9 +209,9 @@ FIXED = (
     ),
     mutant(
         "the ridge of scores from features grows them",
-        "theory/mle bounded_logistic",
-        "slope = ridge * theta - rows.T",
-        "slope = -ridge * theta - rows.T",
+        "theory/mle _Logistic.loss_and_slope",
+        "slope = self.ridge * theta - self.rows.T",
+        "slope = -self.ridge * theta - self.rows.T",
         "test_a_ridge_pulls_scores_from_features_to_where_its_gradient_vanishes",
     ),
     mutant(

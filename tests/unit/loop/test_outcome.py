@@ -35,7 +35,7 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
     config, run_dir = small(*KEPT, rounds=1), tmp_path / "run"
     result = run_recipe(config, run_dir)
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        outcome = outcome_of(journal, config.thresholds, run_dir, tables=True)
+        outcome = outcome_of(journal, config.thresholds, run_dir, policies="tables")
         (step,), policy = journal.dual_steps(), journal.policies[-1]
     assert Outcome.from_json(json.loads((run_dir / RESULT).read_text())["outcome"]) == outcome
     assert (outcome.round, outcome.policy, outcome.by, outcome.asked) == (1, "policy-1", "rule", 1)
@@ -78,7 +78,7 @@ def test_a_release_by_hand_leads_with_the_persons_name(tmp_path: Path) -> None:
     Releases(Store(engine, run_of(run_dir))).release(1, by="ana", reason="a trial", force=True)
     engine.dispose()
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        outcome = outcome_of(journal, config.thresholds, run_dir, tables=True)
+        outcome = outcome_of(journal, config.thresholds, run_dir, policies="tables")
     assert outcome.headline == "Released: policy-1, the policy of round 1, by ana (a trial)."
 
 

@@ -35,8 +35,9 @@ from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.intervals import rate_interval
 from pddpo_ray.theory.mle import PAIRS_PER_RIDGE, box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.output import release_decision
+from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import trap_world
-from pddpo_ray.worlds.tabular_parts import TabularEngine, decoded
+from pddpo_ray.worlds.tabular_parts import TabularEngine
 
 WORLD = trap_world()
 

@@ -28,6 +28,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import (
     TabularWorld,
     draw_answers,
@@ -38,7 +39,7 @@ from pddpo_ray.worlds.tabular import (
     world_json,
     world_of,
 )
-from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer, decoded, one_hot_gram, wins_of
+from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer, one_hot_gram, wins_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"

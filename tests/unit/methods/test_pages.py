@@ -361,7 +361,7 @@ def test_scores_from_hidden_states_are_whitened_on_the_offline_answers(method: s
     """A language model's features are dense; here a table's one-hot rows stand for its hidden states."""
 
     def dense(config: Config, run_dir: Path) -> Backends:
-        return replace(make_backends(config, run_dir), whiten=True)
+        return replace(make_backends(config, run_dir), features="hidden")
 
     result = run_recipe(config_of(method), tmp_path / "run", make_backends=dense)
     with journal_of(tmp_path / "run") as journal:

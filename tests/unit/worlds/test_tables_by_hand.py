@@ -17,11 +17,11 @@ from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, PpoComman
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import (
     TabularEngine,
     TabularTrainer,
-    decoded,
     offsets_of,
     one_hot_gram,
     scores_with_margins,
