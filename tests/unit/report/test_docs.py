@@ -65,8 +65,8 @@ def test_documented_commands_parse(page: str, words: list[str]) -> None:
 
 
 def test_make_targets_that_pages_name_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text(encoding="utf-8"))}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8"))}
     named |= {words[1] for _, words in commands() if words[0] == "make"}
     assert named
     assert named <= targets
