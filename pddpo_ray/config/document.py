@@ -24,6 +24,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the library's own class attribute
 
 
+WORD = "tag:yaml.org,2002:str"
+OTHER_READERS = {form for word in ("yes", "no", "on", "off") for form in (word, word.capitalize(), word.upper())}
+"""Words that readers of YAML 1.1 take for true or false; they are keys in quotes alone."""
+
 _NUMBER = list("-+.0123456789")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:null|~|)$"), ["n", "~", ""])
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
@@ -82,6 +86,9 @@ def _note_lines(node: yaml.Node, keys: Keys, name: str, origins: Origins) -> Non
         origin = f"{name} line {key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
             raise UserError(f"{origin}: a key must be a single word")
+        if not key_node.style and (key_node.tag != WORD or key_node.value in OTHER_READERS):
+            read = "false or true" if key_node.value in OTHER_READERS else key_node.tag.rpartition(":")[2]
+            raise UserError(f'{origin}: YAML reads the key `{key_node.value}` as {read}; write "{key_node.value}":')
         path = (*keys, str(key_node.value))
         if path in origins:
             raise UserError(f"{origin}: key `{'.'.join(path)}` stands here a second time; remove one of the two")

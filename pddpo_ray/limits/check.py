@@ -1,30 +1,19 @@
-"""A file of answers against limits: an estimate with its interval for each, and whether the limit is kept.
-
-Answers to one prompt are averaged first, so the interval counts prompts. Yes-or-no measures with one answer a prompt
-get the exact binomial (Clopper-Pearson) interval, other bounded measures the interval of bets. A row that could not be
-measured stays out of the estimate; the interval counts it as its worst for each end, so no source can win by failing.
-"""
+"""A file of answers against limits: an estimate with its interval for each, and whether the limit is kept."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.drawn import Drawn, audited, estimated, logits
+from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.quantities import Amount, Limit
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
-from pddpo_ray.records import Array, Message
-from pddpo_ray.theory.certificate import lower_bound, upper_bound
-from pddpo_ray.theory.intervals import binomial_high, binomial_low
-
-EDGE = 1e-3
-"""Bets are shaped for limits at least so far from the ends of the measure's range."""
+from pddpo_ray.limits.sources import SHOWN_REASONS, Answer, Source, Unmeasured, ask, chosen_for
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,7 @@ class Checked:
     """Answers that were measured."""
     prompts: int
     failed: int
-    """Answers that the source could not measure, abstentions included."""
+    """Answers that could not be measured, abstentions included."""
     reasons: tuple[str, ...] = ()
     """The first reasons for that, with their rows."""
     note: str = ""
@@ -66,121 +55,81 @@ class Checked:
         }
 
 
-def check(limits: Sequence[tuple[StatedLimit, Source]], answers: Sequence[Answer]) -> list[Checked]:
+def check(limits: Sequence[tuple[StatedLimit, Source | None]], answers: Sequence[Answer]) -> list[Checked]:
     """Every limit on the answers of its prompt set. Raises UserError if a limit names a set and no row has one."""
     return [check_one(stated, source, answers) for stated, source in limits]
 
 
-def check_one(stated: StatedLimit, source: Source, answers: Sequence[Answer]) -> Checked:
-    """One limit; its answers are those whose `set` is the limit's prompt set, or all."""
+def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answer]) -> Checked:
+    """One limit on the answers of its prompt set; a limit without a source is measured in a run alone."""
     limit, quantity = stated.limit, stated.limit.quantity
-    over = quantity.over
-    if over is not None and not any("set" in answer.row for answer in answers):
-        raise UserError(
-            f'limit {limit.name} is over `{over}`, and no row names its set; add "set": "{over}" to its rows'
-        )
-    own = [answer for answer in answers if over is None or answer.row.get("set") == over]
+    if source is None:
+        return Checked(limit, str(stated.source), None, None, None, 0, 0, 0, note="measured in a run, not in a file")
+    own = of_set(stated, answers)
     measured = ask(limit.name, source, own, stated.asking)
-    values: dict[str, list[float]] = {}
-    missing: dict[str, int] = {}
-    for answer, value in zip(own, measured.values, strict=True):
-        if value is None:
-            continue
-        numbers = values.setdefault(answer.prompt, [])
-        if isinstance(value, Unmeasured):
-            missing[answer.prompt] = missing.get(answer.prompt, 0) + 1
-        else:
-            numbers.append(value)
-    low, high, problem = _interval(limit, values, missing)
-    means = [float(np.mean(found)) for found in values.values() if found]
+    asked = [index for index, value in enumerate(measured.values) if value is not None]
+    values = np.array([value if isinstance(value, float) else np.nan for value in measured.values if value is not None])
+    answered = [own[index] for index in asked]
+    drawn, reasons, note = Drawn(values, quantity.low, quantity.high), measured.reasons, source.note
+    if quantity.kind == "logit":
+        labels_each = stated.asking.labels_each
+        if labels_each is None:
+            raise UserError(f"{stated.where}: say how many labels an answer has, e.g. {{people: {{labels_each: 20}}}}")
+        drawn = logits(values, labels_each, quantity.high)
+        note = f"{100 * float(np.nanmean(values)):.3g} % of the labels say unsafe" if drawn.some else note
+    if stated.audited is not None:
+        drawn, unlabelled = _audit(stated, values, answered)
+        reasons = (*unlabelled, *reasons)[:SHOWN_REASONS]
+        note = "; ".join(part for part in (f"{source.name}, corrected by people", note) if part)
+    result = estimated(drawn, [answer.prompt for answer in answered], limit.bound.number, limit.confidence)
+    failed = int(np.isnan(drawn.values).sum())
     return Checked(
         limit,
         source.name,
-        Amount(quantity, float(np.mean(means))) if means else None,
-        None if low is None else Amount(quantity, low),
-        None if high is None else Amount(quantity, high),
-        len(measured.numbers),
-        len(values),
-        measured.failed,
-        measured.reasons,
-        "; ".join(part for part in (problem, source.note) if part),
+        None if result.value is None else Amount(quantity, result.value),
+        None if result.low is None else Amount(quantity, result.low),
+        None if result.high is None else Amount(quantity, result.high),
+        len(drawn.values) - failed,
+        len({answer.prompt for answer in answered}),
+        failed,
+        reasons,
+        "; ".join(part for part in (result.problem, note) if part),
     )
 
 
-def _interval(
-    limit: Limit, values: Mapping[str, Sequence[float]], missing: Mapping[str, int]
-) -> tuple[float | None, float | None, str]:
-    """Both ends of the interval at the limit's confidence, or None and why."""
-    quantity = limit.quantity
-    if not values:
-        return None, None, "no answers"
-    if quantity.low is None or quantity.high is None:
-        return None, None, "no interval: bounds unknown; state them, e.g. bounds: [0, 400]"
-    span = quantity.high - quantity.low
-    level = (1.0 - limit.confidence) / 2.0
-    worst_high, worst_low = ([], [])  # type: tuple[list[float], list[float]]
-    for prompt, found in values.items():
-        scaled = (np.asarray(found) - quantity.low) / span
-        lacking = missing.get(prompt, 0)
-        worst_high.append(float(np.mean([*scaled, *[1.0] * lacking])))
-        worst_low.append(float(np.mean([*scaled, *[0.0] * lacking])))
-    shaped = float(np.clip((limit.bound.number - quantity.low) / span, EDGE, 1.0 - EDGE))
-    low = _low_end(np.asarray(worst_low), shaped, level)
-    high = _high_end(np.asarray(worst_high), shaped, level)
-    return quantity.low + span * low, quantity.low + span * high, ""
+def of_set(stated: StatedLimit, answers: Sequence[Answer]) -> list[Answer]:
+    """The answers whose `set` is the limit's prompt set, or all. Raises UserError if no row names a set."""
+    over = stated.limit.quantity.over
+    if over is not None and not any("set" in answer.row for answer in answers):
+        raise UserError(
+            f'limit {stated.limit.name} is over `{over}`, and no row names its set; add "set": "{over}" to its rows'
+        )
+    return [answer for answer in answers if over is None or over in sets_of(answer)]
 
 
-def _high_end(values: Array, limit: float, level: float) -> float:
-    if not np.isin(values, (0.0, 1.0)).all():
-        return upper_bound(np.clip(values, 0.0, 1.0), limit, level)
-    return binomial_high(float(values.sum()), len(values), level)
+def sets_of(answer: Answer) -> list[Any]:
+    """The prompt sets that an answer's row names: one, or a list of them."""
+    named = answer.row.get("set")
+    return named if isinstance(named, list) else [named]
 
 
-def _low_end(values: Array, limit: float, level: float) -> float:
-    if not np.isin(values, (0.0, 1.0)).all():
-        return lower_bound(np.clip(values, 0.0, 1.0), limit, level)
-    return binomial_low(float(values.sum()), len(values), level)
+def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple[Drawn, list[str]]:
+    """The source's values, corrected by people's labels of an even draw of the answers; reasons for missing ones.
 
-
-def read_answers(path: Path) -> list[Answer]:
-    """Rows of a JSON-lines file with `prompt` (text or messages), `response` and perhaps `set`. Raises UserError."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file with one JSON object a line")
-    answers = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                answers.append(replace(_answer(line, f"{path.name} line {number}"), where=f"row {number}"))
-    if not answers:
-        raise UserError(f"{path} holds no answers")
-    return answers
-
-
-def _answer(line: str, where: str) -> Answer:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UserError(f'{where} is no JSON object; write {{"prompt": ..., "response": ...}}')
-    for key in ("prompt", "response"):
-        if key not in row:
-            raise UserError(f"{where} has no `{key}`; its keys are {', '.join(row) or 'none'}")
-    if not isinstance(row["response"], str):
-        raise UserError(f"{where}: `response` must be text, got {type(row['response']).__name__}")
-    reference = row.get("reference")
-    if reference is not None and not isinstance(reference, str):
-        raise UserError(f"{where}: `reference` is the reference's answer as text, got {type(reference).__name__}")
-    turns = _turns(row["prompt"], where)
-    prompt = row["prompt"] if isinstance(row["prompt"], str) else "\n\n".join(turn.content for turn in turns)
-    return Answer(prompt, row["response"], row, turns, reference)
-
-
-def _turns(prompt: Any, where: str) -> tuple[Message, ...]:
-    """The turns of a conversation; none where the prompt is text."""
-    if isinstance(prompt, str):
-        return ()
-    turns = [turn for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
-    if not turns or not all(isinstance(turn.get("content"), str) for turn in turns) or len(turns) < len(prompt):
-        raise UserError(f'{where}: `prompt` must be text or messages [{{"role": ..., "content": ...}}]')
-    return tuple(Message(str(turn.get("role", "user")), turn["content"]) for turn in turns)
+    Which answers people are asked about follows from the limit's name and the number of answers, not from the labels.
+    """
+    limit, quantity = stated.limit, stated.limit.quantity
+    if quantity.low is None or quantity.high is None or stated.audited is None:
+        raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
+    people = people_source(limit.name)
+    asked = chosen_for(f"{limit.name}, audited", len(answers), stated.audited)
+    labels = np.full(len(answers), np.nan)
+    reasons = []
+    for index, value in zip(asked, people.values([answers[index] for index in asked]), strict=True):
+        if isinstance(value, Unmeasured):
+            reasons.append(f"{answers[index].where}: people {value.reason}")
+        else:
+            labels[index] = value
+    coins = np.zeros(len(answers), dtype=bool)
+    coins[asked] = True
+    return audited(values, labels, coins, quantity.low, quantity.high), reasons

@@ -86,6 +86,27 @@ def repeats(answer: str) -> float:
     return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
 
 
+def reading_grade(answer: str) -> float:
+    """School years that English prose takes to read: the Flesch-Kincaid grade. Syllables are counted by vowel groups.
+
+    .39 words per sentence + 11.8 syllables per word - 15.59 (Kincaid et al. 1975); 0 where there are no words.
+    reading_grade("The cat sat.") = 0.39 * 3 + 11.8 * 1 - 15.59 = -2.62
+    """
+    found = re.findall(r"[A-Za-z]+(?:'[a-z]+)?", answer)
+    if not found:
+        return 0.0
+    count = sum(map(_syllables, found))
+    return 0.39 * len(found) / max(1, sentences(answer)) + 11.8 * count / len(found) - 15.59
+
+
+def _syllables(word: str) -> int:
+    """Groups of vowels, a silent e at the end left out; at least one. _syllables("table") = 2"""
+    lower = word.lower()
+    groups = len(re.findall(r"[aeiouy]+", lower))
+    silent = lower.endswith("e") and not lower.endswith(("le", "ee", "ye")) and groups > 1
+    return max(1, groups - silent)
+
+
 @dataclass(frozen=True)
 class Shipped:
     """A rule with what is known about its values."""
@@ -109,6 +130,7 @@ RULES: Mapping[str, Shipped] = {
     "sentences": Shipped(sentences, counted("sentences")),
     "refusal": Shipped(refusal, VERDICT),
     "empty": Shipped(empty, VERDICT),
+    "reading_grade": Shipped(reading_grade, Scale("grades"), "a formula for English prose"),
     "repeats": Shipped(repeats, Scale("share of repeated runs", low=0.0, high=1.0)),
 }
 

@@ -68,6 +68,8 @@ class Source:
     """Answers that it is handed at once."""
     note: str = ""
     """What a reader of the numbers should know about them."""
+    give_up: int | None = None
+    """After so many failures in a row, abstentions apart, the rest is not asked: it is down. None: never."""
 
     def values(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
         """One value per answer. An exception, a wrong type, NaN or a value outside the bounds is no number.
@@ -148,17 +150,21 @@ def ask(
     asking = asking or Asking()
     chosen = chosen_for(limit, len(answers), asking.answers, seed)
     values: list[float | Unmeasured | None] = [None] * len(answers)
-    begun = now()
+    begun, lost = now(), 0
     for start in range(0, len(chosen), source.batch):
         part = chosen[start : start + source.batch]
         if asking.seconds is not None and now() - begun > asking.seconds:
             late = Unmeasured(f"was not asked: the deadline of {asking.seconds:g} s had passed")
             found: list[float | Unmeasured] = [late] * len(part)
+        elif source.give_up is not None and lost >= source.give_up:
+            found = [Unmeasured(f"was not asked: the {lost} answers before it failed")] * len(part)
         else:
             try:
                 found = source.values([answers[index] for index in part])
             except PddpoError as error:
                 raise type(error)(f"limit {limit}, {_row(answers, part[0])}: {source.name}: {error}") from error
+            for value in found:
+                lost = lost + 1 if isinstance(value, Unmeasured) and not value.abstained else 0
         for index, value in zip(part, found, strict=True):
             values[index] = value
     failures = [(index, value) for index, value in enumerate(values) if isinstance(value, Unmeasured)]

@@ -55,6 +55,16 @@ def _stated_seconds(response: httpx.Response, otherwise: float) -> float:
 REFUSED = (400, 401, 403, 404, 405, 422)
 """Answers that a repetition does not change."""
 
+Turns = Sequence[tuple[str, str]]
+"""A conversation as (role, content)."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No answer after all tries, and why."""
+
+    reason: str
+
 
 class ChatEndpoint:
     """One model behind an endpoint. `asked` and `unanswered` count its questions since the start.
@@ -76,30 +86,37 @@ class ChatEndpoint:
 
         Raises RunError when the endpoint refuses (wrong key, unknown model) or answers no question at all.
         """
-        if not questions:
-            return []
-        with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
-            replies = list(threads.map(lambda question: self._one(client, question), questions))
-        self.asked += len(questions)
-        lost = [answer for answer in replies if isinstance(answer, _Lost)]
-        self.unanswered += len(lost)
-        if len(lost) == len(questions):
+        replies = self.replies([((("system", system), ("user", text)), seed) for system, text, seed in questions])
+        lost = [answer for answer in replies if isinstance(answer, Lost)]
+        if lost and len(lost) == len(questions):
             raise RunError(
                 f"the judge at {self.settings.endpoint} answered none of {len(questions)} questions: {lost[0].reason};"
                 " start it, then resume"
             )
-        return [None if isinstance(answer, _Lost) else answer for answer in replies]
+        return [None if isinstance(answer, Lost) else answer for answer in replies]
+
+    def replies(self, questions: Sequence[tuple[Turns, int]]) -> list[str | Lost]:
+        """Answers to conversations (role, content) with a seed each, in order; why there is none where one is lost.
+
+        Raises RunError when the endpoint refuses (wrong key, unknown model).
+        """
+        if not questions:
+            return []
+        with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
+            replies = list(threads.map(lambda question: self._one(client, *question), questions))
+        self.asked += len(questions)
+        self.unanswered += sum(isinstance(answer, Lost) for answer in replies)
+        return replies
 
     def _client(self) -> httpx.Client:
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         limits = httpx.Limits(max_connections=self.settings.workers)
         return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
 
-    def _one(self, client: httpx.Client, question: tuple[str, str, int]) -> str | _Lost:
-        system, text, seed = question
+    def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
         body = {
             "model": self.settings.model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": text}],
+            "messages": [{"role": role, "content": content} for role, content in turns],
             "temperature": self.settings.temperature,
             "max_tokens": self.settings.max_tokens,
             # endpoints differ in how large a seed they take
@@ -108,17 +125,12 @@ class ChatEndpoint:
         url = f"{self.settings.endpoint.rstrip('/')}/chat/completions"
         outcome = send(lambda: client.post(url, json=body), _unanswered, tries=self.settings.tries, sleep=self._sleep)
         if isinstance(outcome, httpx.HTTPError):
-            return _Lost(f"{type(outcome).__name__}: {outcome}")
+            return Lost(f"{type(outcome).__name__}: {outcome}")
         reason = f"{outcome.status_code} {_message(outcome)}"
         if outcome.status_code in REFUSED:
             raise RunError(f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {reason}")
         answer = _content(outcome)
-        return _Lost(reason) if answer is None else answer
-
-
-@dataclass(frozen=True)
-class _Lost:
-    reason: str
+        return Lost(reason) if answer is None else answer
 
 
 def _unanswered(outcome: Outcome) -> bool:

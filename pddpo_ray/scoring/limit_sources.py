@@ -6,35 +6,132 @@ for stated, source in read_limits(Path("limits.yaml")):
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.functions import ANSWER_SECONDS, function_source
+from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.local_sources import json_schema_source, regex_source, rule_source
+from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import StatedLimit, seconds_of, stated_limits
-from pddpo_ray.limits.sources import Source
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.scoring.graders import grader_source
+from pddpo_ray.scoring.limit_endpoint import endpoint_source
+from pddpo_ray.scoring.limit_judge import Form, judge_source
+from pddpo_ray.scoring.limit_profanity import PROFANITY, profanity_source
 
 
-def read_limits(path: Path) -> list[tuple[StatedLimit, Source]]:
-    """The limits of a recipe or of a file with `limits:` alone, opened. Raises UserError with what is wrong."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What sources are opened with."""
+
+    folder: Path
+    """Paths in limits are relative to it."""
+    judge: Mapping[str, Any] = field(default_factory=dict)
+    """model, endpoint, key_env, ... of judges that name none: the `judge:` of the file."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where keys stand."""
+
+
+def read_limits(path: Path) -> list[tuple[StatedLimit, Source | None]]:
+    """The limits of a recipe or of a file with `limits:` alone, opened; None for what only a run can measure.
+
+    Raises UserError with what is wrong.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give a file with `limits:` in it")
     document, _ = read_document(path, path.name)
-    return [(stated, open_source(stated, path.parent)) for stated in stated_limits(document, path.name)]
+    judge = document.get("judge")
+    surroundings = Surroundings(path.parent, judge if isinstance(judge, dict) else {})
+    return [
+        (stated, None if stated.source.kind in ("reference", "world") else open_source(stated, surroundings))
+        for stated in stated_limits(document, path.name)
+    ]
 
 
-def open_source(stated: StatedLimit, folder: Path) -> Source:
-    """What measures a limit. Paths are relative to `folder`. Raises UserError where it cannot be had."""
+def open_source(stated: StatedLimit, around: Surroundings) -> Source:
+    """What measures a limit; of a `logit`, the share of unsafe labels. Raises UserError where it cannot be had."""
+    versus = stated.limit.quantity.versus is not None
+    source = _opened(stated, around, comparing=versus)
+    return source if not versus or source.scale == WINS else versus_reference(source)
+
+
+WINS = Scale("share of wins", True, 0.0, 1.0)
+
+
+def _opened(stated: StatedLimit, around: Surroundings, *, comparing: bool) -> Source:
     name, kind = stated.source, stated.limit.quantity.kind
+    scale = VERDICT if kind == "logit" else stated.scale
     where = f"{stated.where}.{kind}.{name.kind}"
-    if name.kind == "rule":
-        return rule_source(where, name.what)
-    if name.kind == "regex":
-        return regex_source(where, name.what, folder)
-    if name.kind == "json_schema":
-        return json_schema_source(where, name.what, folder)
-    if name.kind == "function":
-        seconds = seconds_of(f"{where}.seconds", name.options.get("seconds", ANSWER_SECONDS))
-        return function_source(where, name.what, stated.scale, seconds)
-    raise UserError(f"{where}: `{name.kind}` cannot measure a file of answers")
+    match name.kind:
+        case "rule" if "tokenizer" in name.options:
+            # here: a tokenizer and the models below take seconds to import
+            from pddpo_ray.scoring.limit_models import tokens_source
+
+            return tokens_source(where, str(name.options["tokenizer"]), scale, around.folder)
+        case "rule":
+            return rule_source(where, name.what)
+        case "regex":
+            return regex_source(where, name.what, around.folder)
+        case "json_schema":
+            return json_schema_source(where, name.what, around.folder)
+        case "function":
+            seconds = seconds_of(f"{where}.seconds", name.options.get("seconds", ANSWER_SECONDS))
+            return function_source(where, name.what, scale, seconds)
+        case "classifier" if name.what == PROFANITY:
+            return profanity_source(where, name.options, scale)
+        case "classifier":
+            from pddpo_ray.scoring.limit_models import classifier_source
+
+            return classifier_source(where, name.what, name.options, scale, around.folder)
+        case "score_model":
+            from pddpo_ray.scoring.limit_models import score_model_source
+
+            return score_model_source(where, name.what, name.options, scale, around.folder)
+        case "endpoint":
+            return endpoint_source(where, name.what, name.options, scale, around.environment)
+        case "grader":
+            options = {**around.judge, **name.options}
+            return grader_source(where, name.what, options, scale, around.folder, around.environment)
+        case "people":
+            people = people_source(stated.limit.name, stated.asking.labels_each)
+            return replace(people, scale=WINS) if comparing else people
+        case "judge":
+            form: Form = "score" if kind == "mean" else "comparison" if comparing else "verdict"
+            options = {**around.judge, **name.options, **({"question": name.what} if name.what else {})}
+            labels = stated.asking.labels_each or 1
+            judge = judge_source(where, options, scale, form, around.folder, around.environment, labels)
+            return replace(judge, scale=WINS) if form == "comparison" else judge
+    raise UserError(f"{where}: {name.kind} measures in a run alone")
+
+
+def versus_reference(source: Source) -> Source:
+    """The measure of an answer less that of the reference's answer to the same prompt."""
+    span = None if source.scale.low is None or source.scale.high is None else source.scale.high - source.scale.low
+    scale = Scale(source.scale.unit, False, None if span is None else -span, span)
+
+    def difference(answers: Sequence[Answer]) -> list[object]:
+        there = [answer for answer in answers if answer.reference is not None]
+        theirs = [replace(answer, response=answer.reference or "") for answer in there]
+        values = iter(source.values([*there, *theirs]) if there else [])
+        first = [next(values) for _ in there]
+        pairs = iter(zip(first, values, strict=True))
+        return [_less(*next(pairs)) if answer.reference is not None else NO_REFERENCE for answer in answers]
+
+    return replace(source, measure=difference, scale=scale, version=f"{source.version}, versus the reference")
+
+
+NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "reference" to the row')
+
+
+def _less(own: float | Unmeasured, theirs: float | Unmeasured) -> float | Unmeasured:
+    if isinstance(own, Unmeasured):
+        return own
+    if isinstance(theirs, Unmeasured):
+        return replace(theirs, reason=f"{theirs.reason} (on the reference's answer)")
+    return own - theirs

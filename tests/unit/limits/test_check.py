@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.check import check, read_answers
+from pddpo_ray.limits.answer_files import read_answers
+from pddpo_ray.limits.check import check
 from pddpo_ray.limits.quantities import Amount, Quantity
 from pddpo_ray.limits.rules import characters, empty, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer

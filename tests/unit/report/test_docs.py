@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import yaml
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load, recipe_names
+from pddpo_ray.limits.answer_files import read_answers
+from pddpo_ray.limits.check import check
 from pddpo_ray.scoring.limit_sources import read_limits
+from tests.measuring_server import measuring_server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -88,12 +92,25 @@ def test_recipes_and_limits_in_pages_load(
     if "limits" not in given:
         assert load(str(path)).about == given["about"]
         return
-    (tmp_path / "answer.json").write_text("{}")
-    (tmp_path / "pii.txt").write_text("@")
+    shutil.copytree(ROOT / "pddpo_ray" / "sample_data" / "limits", tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("JUDGE_KEY", "a-key-of-the-test")
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "measures.py").write_text("def tone(prompt, response, row): return 0.5\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [stated.limit.name for stated, _ in read_limits(path)] == list(given["limits"])
+    with measuring_server() as server:
+        server.chat = lambda body: (200, _judged(body["messages"][-1]["content"]))
+        path.write_text(text.replace("http://127.0.0.1:8000", server.url), encoding="utf-8")
+        found = {one.limit.name: one for one in check(read_limits(path), read_answers(tmp_path / "answers.jsonl"))}
+    assert list(found) == list(given["limits"])
+    assert len(text.splitlines()) <= 12
+    for name, one in found.items():
+        assert one.estimate is not None, (name, one.reasons)
+        assert one.failed == 0, (name, one.reasons)
+        assert one.kept is not False, name
+
+
+def _judged(question: str) -> str:
+    return "[[tie]]" if "[answer B]" in question else "[[no]]"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

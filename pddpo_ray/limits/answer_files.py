@@ -1,0 +1,56 @@
+"""Files of answers: a JSON object a line with `prompt` (text or messages), `response`, perhaps `set`, `reference`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.sources import Answer
+from pddpo_ray.records import Message
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Rows of a JSON-lines file with `prompt` (text or messages), `response` and perhaps `set`. Raises UserError."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file with one JSON object a line")
+    answers = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                answers.append(replace(_answer(line, f"{path.name} line {number}"), where=f"row {number}"))
+    if not answers:
+        raise UserError(f"{path} holds no answers")
+    return answers
+
+
+def _answer(line: str, where: str) -> Answer:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is no JSON object; write {{"prompt": ..., "response": ...}}')
+    for key in ("prompt", "response"):
+        if key not in row:
+            raise UserError(f"{where} has no `{key}`; its keys are {', '.join(row) or 'none'}")
+    if not isinstance(row["response"], str):
+        raise UserError(f"{where}: `response` must be text, got {type(row['response']).__name__}")
+    reference = row.get("reference")
+    if reference is not None and not isinstance(reference, str):
+        raise UserError(f"{where}: `reference` is the reference's answer as text, got {type(reference).__name__}")
+    turns = _turns(row["prompt"], where)
+    prompt = row["prompt"] if isinstance(row["prompt"], str) else "\n\n".join(turn.content for turn in turns)
+    return Answer(prompt, row["response"], row, turns, reference)
+
+
+def _turns(prompt: Any, where: str) -> tuple[Message, ...]:
+    """The turns of a conversation; none where the prompt is text."""
+    if isinstance(prompt, str):
+        return ()
+    turns = [turn for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
+    if not turns or not all(isinstance(turn.get("content"), str) for turn in turns) or len(turns) < len(prompt):
+        raise UserError(f'{where}: `prompt` must be text or messages [{{"role": ..., "content": ...}}]')
+    return tuple(Message(str(turn.get("role", "user")), turn["content"]) for turn in turns)

@@ -1,0 +1,42 @@
+"""People's labels that stand in the rows: "labels": {"brand": true} or {"harm": ["unsafe", "safe", ...]}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pddpo_ray.limits.quantities import VERDICT
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, one_by_one
+
+WORDS = {"yes": True, "unsafe": True, "no": False, "safe": False}
+UNSURE = ("abstain", "unsure", None)
+
+
+def people_source(limit: str, labels_each: int | None = None) -> Source:
+    """The share of an answer's labels that say yes; with `labels_each`, of exactly so many."""
+
+    def share(answer: Answer) -> float | Unmeasured:
+        given = answer.row.get("labels")
+        found = given.get(limit) if isinstance(given, dict) else None
+        labels: Sequence[Any] = found if isinstance(found, list) else [found]
+        if found is None or not labels:
+            return Unmeasured(f'gave no label: add "labels": {{"{limit}": true}} or false to the row')
+        read = [_read(label) for label in labels]
+        if wrong := [label for label, bit in zip(labels, read, strict=True) if bit is None and label not in UNSURE]:
+            return Unmeasured(f"gave {wrong[0]!r}; a label is true, false, yes, no, unsafe, safe or abstain")
+        bits = [bit for bit in read if bit is not None]
+        if not bits:
+            return Unmeasured("abstained", abstained=True)
+        if labels_each is not None and len(bits) < labels_each:
+            return Unmeasured(f"gave {len(bits)} of {labels_each} labels")
+        if labels_each is not None and len(bits) > labels_each:
+            return Unmeasured(f"gave {len(bits)} labels, more than the {labels_each} of the limit")
+        return sum(bits) / len(bits)
+
+    return Source("people", f"people, labels in the rows, limit {limit}", one_by_one(share), VERDICT)
+
+
+def _read(label: Any) -> bool | None:
+    if isinstance(label, bool):
+        return label
+    return WORDS.get(label.lower()) if isinstance(label, str) else None
