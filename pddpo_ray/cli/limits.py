@@ -50,6 +50,57 @@ def check(
                 typer.echo(f"{one.limit.name}: {line}")
 
 
+@app.command("suggest")
+def suggest(
+    file: Annotated[Path, typer.Argument(help="YAML with `limits:`, and with `prompts:` for --model.")],
+    on: Annotated[Path | None, typer.Option("--on", help="JSON lines with several answers to each prompt.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model that answers the file's prompts: folder, hub name, RUN@reference.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Answers to each prompt, with --model.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer, with --model.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of the answers, with --model.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the model's answers there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a model does now, and what seems reachable by choosing among its answers."""
+    from pddpo_ray.limits.answer_files import read_answers
+    from pddpo_ray.limits.suggest import suggest as suggest_limits
+    from pddpo_ray.scoring.limit_sources import read_limits
+
+    if (on is None) == (model is None):
+        raise UserError("give either --on, a file with several answers to each prompt, or --model, who writes them")
+    limits = read_limits(file)
+    if on is not None:
+        answers = read_answers(on)
+    else:
+        from pddpo_ray.evaluate.sampled_answers import sampled, written
+
+        answers = sampled(file, str(model), samples=samples, max_tokens=max_tokens, seed=seed)
+        if save is not None:
+            written(answers, save)
+    found = suggest_limits(limits, answers)
+    if as_json:
+        print_json(
+            {
+                "limits": {one.now.limit.name: one.as_json() for one in found.limits},
+                "jointly": found.jointly,
+                "answers_each": found.answers_each,
+            }
+        )
+        return
+    rows = [("limit", "", "now", "best of its answers", "prompts that none keeps")]
+    for one in found.limits:
+        share = "" if one.broken is None else f"{100 * one.broken:.3g} %"
+        now = one.now.limit.quantity.text(None if one.now.estimate is None else one.now.estimate.number)
+        rows.append((one.now.limit.name, str(one.now.limit), now, str(one.best or "unknown"), share))
+    print_columns(rows)
+    if found.jointly is not None:
+        said = "can all be kept" if found.jointly else "cannot all be kept"
+        typer.echo(f"by choosing among {found.answers_each:.3g} answers a prompt the limits {said} at once")
+    typer.echo("training can reach what no sampled answer showed: take this as advice")
+
+
 @app.command("example")
 def example(folder: Annotated[Path, typer.Argument(help="Folder that is made.")]) -> None:
     """Copy small sets of prompts, answers to them and the files of docs/limits.md into a folder."""

@@ -41,12 +41,12 @@ def _answer(line: str, where: str) -> Answer:
     reference = row.get("reference")
     if reference is not None and not isinstance(reference, str):
         raise UserError(f"{where}: `reference` is the reference's answer as text, got {type(reference).__name__}")
-    turns = _turns(row["prompt"], where)
+    turns = turns_of(row["prompt"], where)
     prompt = row["prompt"] if isinstance(row["prompt"], str) else "\n\n".join(turn.content for turn in turns)
     return Answer(prompt, row["response"], row, turns, reference)
 
 
-def _turns(prompt: Any, where: str) -> tuple[Message, ...]:
+def turns_of(prompt: Any, where: str) -> tuple[Message, ...]:
     """The turns of a conversation; none where the prompt is text."""
     if isinstance(prompt, str):
         return ()

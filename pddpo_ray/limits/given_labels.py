@@ -15,7 +15,7 @@ UNSURE = ("abstain", "unsure", None)
 def people_source(limit: str, labels_each: int | None = None) -> Source:
     """The share of an answer's labels that say yes; with `labels_each`, of exactly so many."""
 
-    def share(answer: Answer) -> float | Unmeasured:
+    def share(answer: Answer, begin: int = 0, step: int = 1) -> float | Unmeasured:
         given = answer.row.get("labels")
         found = given.get(limit) if isinstance(given, dict) else None
         labels: Sequence[Any] = found if isinstance(found, list) else [found]
@@ -31,9 +31,11 @@ def people_source(limit: str, labels_each: int | None = None) -> Source:
             return Unmeasured(f"gave {len(bits)} of {labels_each} labels")
         if labels_each is not None and len(bits) > labels_each:
             return Unmeasured(f"gave {len(bits)} labels, more than the {labels_each} of the limit")
-        return sum(bits) / len(bits)
+        part = bits[begin::step]
+        return sum(part) / len(part) if part else Unmeasured("gave a single label, which cannot be split")
 
-    return Source("people", f"people, labels in the rows, limit {limit}", one_by_one(share), VERDICT)
+    halves = one_by_one(lambda answer: share(answer, 0, 2)), one_by_one(lambda answer: share(answer, 1, 2))
+    return Source("people", f"people, labels in the rows, limit {limit}", one_by_one(share), VERDICT, halves=halves)
 
 
 def _read(label: Any) -> bool | None:

@@ -138,9 +138,9 @@ def _source(where: str, kind: Kind, given: Any) -> SourceName:
         return SourceName("reference")
     if not isinstance(given, dict) or not given:
         raise UserError(f"{where} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {given}")
-    known = [key for key in given if key in SOURCES]
+    sources = [key for key in given if key in SOURCES]
     # a judge and a grader have an `endpoint` of their own
-    names = [key for key in known if not any(key in SOURCES[other] for other in known)]
+    names = [key for key in sources if not any(key in SOURCES[other] for other in sources)]
     if len(names) != 1:
         first = str(next(iter(given)))
         mend = _nearest(first, list(SOURCES)) if not names else f"; it names {' and '.join(names)}"

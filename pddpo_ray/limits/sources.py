@@ -71,6 +71,9 @@ class Source:
     give_up: int | None = None
     """After so many failures in a row, abstentions apart, the rest is not asked: it is down. None: never."""
 
+    halves: tuple[Measure, Measure] | None = None
+    """Of a source whose values are noisy: two measurements that are independent of each other."""
+
     def values(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
         """One value per answer. An exception, a wrong type, NaN or a value outside the bounds is no number.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class JudgeOfLimit:
     form: Form
     scale: Scale
     labels_each: int = 1
+    first: int = 0
+    """Number of the first opinion; other opinions are asked with other seeds."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
         asked = [self._questions(answer) for answer in answers]
@@ -52,7 +54,7 @@ class JudgeOfLimit:
         texts = self._texts(answer)
         return [
             ((("system", SYSTEM_OWN), ("user", text)), seed_of("limit", text, opinion))
-            for opinion in range(self.labels_each)
+            for opinion in range(self.first, self.first + self.labels_each)
             for text in texts
         ]
 
@@ -118,7 +120,8 @@ def judge_source(
     version = f"judge {settings.endpoint} {settings.model} {fingerprint(form, text, str(settings.temperature))}"
     measure = JudgeOfLimit(endpoint, text, form, scale, labels_each)
     own = scale if form == "score" else VERDICT
-    return Source(f"judge {settings.model}", version, measure, own, BATCH, give_up=BATCH)
+    halves = measure, replace(measure, first=labels_each)
+    return Source(f"judge {settings.model}", version, measure, own, BATCH, give_up=BATCH, halves=halves)
 
 
 NAMES: Mapping[str, str] = {"timeout": "request_timeout_s"}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from scipy.special import expit
-from transformers import AutoConfig, AutoTokenizer
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
@@ -60,6 +59,8 @@ def score_model_source(where: str, name: str, options: Mapping[str, Any], scale:
 
 def tokens_source(where: str, tokenizer: str, scale: Scale, folder: Path) -> Source:
     """Tokens by a model's own tokenizer, without those that mark beginning and end."""
+    from transformers import AutoTokenizer
+
     source = _model_folder(where, tokenizer, folder)
     try:
         loaded = AutoTokenizer.from_pretrained(source)
@@ -94,6 +95,8 @@ def _model_folder(where: str, name: str, folder: Path) -> Path:
 
 
 def _labels(where: str, folder: Path) -> list[str]:
+    from transformers import AutoConfig
+
     try:
         return [str(label) for label in AutoConfig.from_pretrained(folder).id2label.values()]
     except (OSError, ValueError) as error:

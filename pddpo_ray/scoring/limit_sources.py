@@ -123,7 +123,9 @@ def versus_reference(source: Source) -> Source:
         pairs = iter(zip(first, values, strict=True))
         return [_less(*next(pairs)) if answer.reference is not None else NO_REFERENCE for answer in answers]
 
-    return replace(source, measure=difference, scale=scale, version=f"{source.version}, versus the reference")
+    return replace(
+        source, measure=difference, scale=scale, halves=None, version=f"{source.version}, versus the reference"
+    )
 
 
 NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "reference" to the row')

@@ -1,0 +1,83 @@
+"""Answers of a model to the prompt sets that a file with limits names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pddpo_ray.config.document import read_document
+from pddpo_ray.errors import UserError
+from pddpo_ray.evaluate.models import Speaker, parse_model, policy_temperature
+from pddpo_ray.limits.answer_files import turns_of
+from pddpo_ray.limits.sources import Answer
+from pddpo_ray.records import Decoding, Message
+from pddpo_ray.text.templates import for_reading
+from pddpo_ray.theory.seeds import seed_of
+
+
+def sampled(file: Path, model: str, *, samples: int, max_tokens: int, seed: int) -> list[Answer]:
+    """`samples` answers to every prompt of the file's `prompts:`. Raises UserError where there is none, or no model."""
+    asked = prompts_of(file)
+    named = parse_model(model)
+    speaker = Speaker(named, template="tokenizer-or-plain", temperature=policy_temperature([named]))
+    try:
+        seeds = [seed_of(seed, "limits suggest", index) for index in range(len(asked))]
+        replies = speaker.answer([turns for turns, _ in asked], seeds, Decoding(max_tokens=max_tokens), samples)
+    finally:
+        speaker.close()
+    return [
+        Answer(for_reading(turns), reply.text, {"set": sets}, turns, where=f"prompt {index}, answer {number}")
+        for index, ((turns, sets), own) in enumerate(zip(asked, replies, strict=True), start=1)
+        for number, reply in enumerate(own, start=1)
+    ]
+
+
+def written(answers: Sequence[Answer], path: Path) -> None:
+    """Writes answers as a file that `pddpo limits check` reads."""
+    rows = (
+        {
+            "prompt": [{"role": turn.role, "content": turn.content} for turn in answer.turns],
+            "response": answer.response,
+            **answer.row,
+        }
+        for answer in answers
+    )
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def prompts_of(file: Path) -> list[tuple[tuple[Message, ...], list[str]]]:
+    """Each prompt of the file's `prompts:` once, with the names of its sets."""
+    document, _ = read_document(file, file.name)
+    sets = document.get("prompts")
+    if not isinstance(sets, dict) or not sets:
+        raise UserError(f"{file.name}: no `prompts:` in it; name sets: prompts: {{benign: {{files: [benign.jsonl]}}}}")
+    found: dict[tuple[Message, ...], list[str]] = {}
+    for name, given in sets.items():
+        files = given.get("files") if isinstance(given, dict) else None
+        if not isinstance(files, list) or not files:
+            raise UserError(f"{file.name}: prompts.{name} names files, e.g. {{files: [benign.jsonl]}}")
+        for one in files:
+            for turns in _prompts(file.parent / str(one)):
+                names = found.setdefault(turns, [])
+                if name not in names:
+                    names.append(str(name))
+    return list(found.items())
+
+
+def _prompts(path: Path) -> list[tuple[Message, ...]]:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file with one JSON object a line, each with `prompt`")
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path.name} line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where} is not JSON: {error}") from error
+        if not isinstance(row, dict) or "prompt" not in row:
+            raise UserError(f"{where} has no `prompt`")
+        prompts.append(turns_of(row["prompt"], where) or (Message("user", row["prompt"]),))
+    return prompts
