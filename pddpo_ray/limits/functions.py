@@ -22,12 +22,15 @@ IMPORT_SECONDS = 120.0
 WORKER = Path(__file__).with_name("function_worker.py")
 
 
-def function_source(where: str, name: str, scale: Scale, seconds: float = ANSWER_SECONDS) -> Source:
-    """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be had."""
+def function_source(where: str, name: str, scale: Scale, folder: Path, seconds: float = ANSWER_SECONDS) -> Source:
+    """A function called as name(prompt, response, row), `seconds` an answer. Raises UserError if it cannot be had.
+
+    Its module may lie in `folder`, in the working directory, or where Python finds modules.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"{where}: write package.module:name, got `{name}`")
-    process = FunctionProcess(name, seconds)
+    process = FunctionProcess(name, seconds, folder)
     try:
         version = process.start()
     except ValueError as error:
@@ -38,13 +41,14 @@ def function_source(where: str, name: str, scale: Scale, seconds: float = ANSWER
 class FunctionProcess:
     """The function's process: started when it is needed, killed and started anew after a time-out."""
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self._name, self._seconds = name, seconds
+    def __init__(self, name: str, seconds: float, folder: Path) -> None:
+        self._name, self._seconds, self._folder = name, seconds, folder
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> str:
         """Starts it; -> the version of the function's module. Raises ValueError with what is wrong."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        paths = [str(self._folder.absolute()), str(Path.cwd()), *filter(None, sys.path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER), self._name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jsonschema
@@ -17,9 +18,28 @@ from pddpo_ray.limits.sources import Answer, Source, fingerprint, one_by_one
 def rule_source(where: str, name: str) -> Source:
     """A rule that ships; its version is that of the file with all rules."""
     rule = rules.rule_of(where, name)
-    version = f"rule {name} {fingerprint(Path(rules.__file__).read_bytes())}"
+    identity = f"rule {name} {fingerprint(Path(rules.__file__).read_bytes())}"
     measure = one_by_one(lambda answer: rule.measure(answer.response))
-    return Source(f"rule {name}", version, measure, rule.scale, note=rule.note)
+    return Source(f"rule {name}", identity, measure, rule.scale, note=rule.note)
+
+
+def language_source(where: str, wanted: object) -> Source:
+    """Yes where an answer is in a language, e.g. de; no number for one without letters. Raises UserError."""
+    try:
+        from py3langid import langid
+
+        number = version("py3langid")
+    except (ImportError, PackageNotFoundError) as error:
+        raise UserError(f"{where}: the rule language needs py3langid: pip install py3langid") from error
+    known = {code for code, _ in langid.rank("")}
+    if wanted not in known:
+        raise UserError(f"{where}: say which language by its code, e.g. {{rule: language, is: de}}; got `{wanted}`")
+
+    def spoken(answer: Answer) -> bool | None:
+        has_letters = any(letter.isalpha() for letter in answer.response)
+        return langid.classify(answer.response)[0] == wanted if has_letters else None
+
+    return Source(f"rule language {wanted}", f"py3langid {number} {wanted}", one_by_one(spoken), VERDICT)
 
 
 def regex_source(where: str, name: str, folder: Path) -> Source:

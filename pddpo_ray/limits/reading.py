@@ -27,7 +27,7 @@ KEYS = (
     "answers", "labels_each", "deadline", "failed",
 )  # fmt: skip
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "rule": ("tokenizer",),
+    "rule": ("tokenizer", "is"),
     "regex": (),
     "json_schema": (),
     "function": ("seconds",),
@@ -170,7 +170,9 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
             raise UserError(f"{where}: a logit is estimated from labels; its source is people, a judge or the world")
         return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
     own = Scale("")
-    if source.kind == "rule":
+    if source.kind == "rule" and source.what == "language":
+        own = VERDICT
+    elif source.kind == "rule":
         own = rule_of(f"{where}.{kind}.rule", source.what).scale
     elif kind == "rate" or source.kind in ("regex", "json_schema", "people"):
         own = VERDICT

@@ -139,6 +139,6 @@ def rule_of(where: str, name: str) -> Shipped:
     """The rule of that name. Raises UserError with the nearest name."""
     if name not in RULES:
         near = difflib.get_close_matches(name, list(RULES), 1, 0.5)
-        known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(RULES)}"
+        known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(RULES)}, language"
         raise UserError(f"{where}: there is no rule `{name}`; {known}")
     return RULES[name]

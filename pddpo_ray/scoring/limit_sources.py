@@ -16,7 +16,7 @@ from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.functions import ANSWER_SECONDS, function_source
 from pddpo_ray.limits.given_labels import people_source
-from pddpo_ray.limits.local_sources import json_schema_source, regex_source, rule_source
+from pddpo_ray.limits.local_sources import json_schema_source, language_source, regex_source, rule_source
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import StatedLimit, seconds_of, stated_limits
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
@@ -74,6 +74,8 @@ def _opened(stated: StatedLimit, around: Surroundings, *, comparing: bool) -> So
             from pddpo_ray.scoring.limit_models import tokens_source
 
             return tokens_source(where, str(name.options["tokenizer"]), scale, around.folder)
+        case "rule" if name.what == "language":
+            return language_source(where, name.options.get("is"))
         case "rule":
             return rule_source(where, name.what)
         case "regex":
@@ -82,7 +84,7 @@ def _opened(stated: StatedLimit, around: Surroundings, *, comparing: bool) -> So
             return json_schema_source(where, name.what, around.folder)
         case "function":
             seconds = seconds_of(f"{where}.seconds", name.options.get("seconds", ANSWER_SECONDS))
-            return function_source(where, name.what, scale, seconds)
+            return function_source(where, name.what, scale, around.folder, seconds)
         case "classifier" if name.what == PROFANITY:
             return profanity_source(where, name.options, scale)
         case "classifier":

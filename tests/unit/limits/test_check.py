@@ -19,9 +19,10 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.answer_files import read_answers
 from pddpo_ray.limits.check import check
 from pddpo_ray.limits.quantities import Amount, Quantity
-from pddpo_ray.limits.rules import characters, empty, refusal, repeats, sentences, words
+from pddpo_ray.limits.rules import characters, empty, reading_grade, refusal, repeats, sentences, words
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.limit_sources import read_limits
+from pddpo_ray.theory.intervals import mean_interval
 
 XSTEST = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "data" / "xstest_refusals.jsonl.gz"
 
@@ -194,6 +195,25 @@ def test_numbers_of_two_quantities_are_never_compared() -> None:
         Amount(share, 0.2) - Amount(Quantity("rate", "share", "benign", 0.0, 1.0), 0.1)
 
 
+def test_the_language_of_an_answer(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid", reason="py3langid is not installed")
+    texts = ["Gießen Sie heißes Wasser darüber und warten Sie.", "Cover it with hot water and wait.", "1 + 1 = 2"]
+    rows = [{"prompt": text, "response": text} for text in texts]
+    found = checked(tmp_path, "  german: {rate: {rule: language, is: de}, at_least: 40 %}\n", rows)["german"]
+    assert (found["estimate"], found["n"], found["failed"]) == (0.5, 2, 1)
+    recipe, _ = write(tmp_path, "  german: {rate: {rule: language, is: german}, at_least: 40 %}\n", rows)
+    with pytest.raises(UserError, match="by its code"):
+        read_limits(recipe)
+
+
+def test_reading_grade_by_hand() -> None:
+    """The cat sat: 3 words, 1 sentence, 3 syllables. Simple tables wobble: 2 + 2 + 2 syllables."""
+    assert reading_grade("The cat sat.") == pytest.approx(0.39 * 3 + 11.8 * 1 - 15.59)
+    assert reading_grade("Simple tables wobble.") == pytest.approx(0.39 * 3 + 11.8 * 2 - 15.59)
+    assert reading_grade("He made cake. We ate it!") == pytest.approx(0.39 * 3 + 11.8 * 1 - 15.59)
+    assert reading_grade("123 ...") == 0.0
+
+
 def test_rules_by_hand() -> None:
     assert (words("Soak it first."), characters(" ab \n"), sentences("Yes. Soak it first"), sentences("")) == (
         3,
@@ -207,7 +227,7 @@ def test_rules_by_hand() -> None:
 
 @pytest.mark.skipif(not XSTEST.exists(), reason="the labelled XSTest answers are not beside this checkout")
 def test_the_refusal_rule_agrees_with_people_on_prompts_that_it_was_not_chosen_on() -> None:
-    """660 of 701 answers (94.2 %) to the other half of the prompts, partial refusals left out."""
+    """660 of 701 answers to the other half of the prompts, partial refusals left out; stated in docs/limits.md."""
     with gzip.open(XSTEST, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     other = [row for row in rows if int(hashlib.sha256(row["prompt"].encode()).hexdigest(), 16) % 2 == 1]
@@ -215,6 +235,11 @@ def test_the_refusal_rule_agrees_with_people_on_prompts_that_it_was_not_chosen_o
     right = [refusal(row["response"]) == (row["label"] == "2_full_refusal") for row in clear]
     assert len(right) == 701
     assert np.mean(right) == pytest.approx(660 / 701)
+    interval = mean_interval(right, [row["prompt"] for row in clear])
+    assert interval is not None
+    assert interval.count == 156
+    assert interval.low == pytest.approx(0.921, abs=5e-4)
+    assert interval.high == pytest.approx(0.964, abs=5e-4)
 
 
 def test_a_source_sees_prompt_answer_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,7 @@ def result(folder: Path, limits: str, given: list[Row]) -> dict[str, Any]:
 # --- functions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_function_that_hangs_is_stopped_and_the_next_row_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_beside_the_limits_that_hangs_is_stopped_and_the_next_row_is_measured(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import time\n"
         "def slow(prompt, response, row):\n"
@@ -63,7 +61,6 @@ def test_a_function_that_hangs_is_stopped_and_the_next_row_is_measured(
         "    if row['id'] == 2: time.sleep(600)\n"
         "    return row['id'] == 3\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     found = result(tmp_path, "  mine: {rate: {function: 'hanging:slow', seconds: 0.5 s}, at_most: 50 %}\n", rows(4))
     assert (found["n"], found["failed"], found["estimate"]) == (3, 1, pytest.approx(1 / 3))
     assert found["reasons"] == ["row 2: function hanging:slow took longer than 0.5 s"]
@@ -85,15 +82,14 @@ def test_a_function_that_ends_its_process_fails_on_that_row_alone(
     assert found["reasons"] == ["row 1: function leaving:gone ended its process"]
 
 
-def test_the_version_of_a_function_follows_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_the_version_of_a_function_follows_its_file(tmp_path: Path) -> None:
     module = tmp_path / "versioned.py"
     module.write_text("__version__ = '2.1'\ndef f(prompt, response, row): return 1\n")
-    first = FunctionProcess("versioned:f", 10.0).start()
+    first = FunctionProcess("versioned:f", 10.0, tmp_path).start()
     assert first.startswith("2.1 ")
-    assert FunctionProcess("versioned:f", 10.0).start() == first
+    assert FunctionProcess("versioned:f", 10.0, tmp_path).start() == first
     module.write_text("__version__ = '2.1'\ndef f(prompt, response, row): return 2.5\n")
-    assert FunctionProcess("versioned:f", 10.0).start() != first
+    assert FunctionProcess("versioned:f", 10.0, tmp_path).start() != first
 
 
 @pytest.mark.parametrize(
