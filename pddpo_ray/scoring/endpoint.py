@@ -86,7 +86,7 @@ class ChatEndpoint:
 
         Raises RunError when the endpoint refuses (wrong key, unknown model) or answers no question at all.
         """
-        replies = self.replies([((("system", system), ("user", text)), seed) for system, text, seed in questions])
+        replies = self.converse([((("system", system), ("user", text)), seed) for system, text, seed in questions])
         lost = [answer for answer in replies if isinstance(answer, Lost)]
         if lost and len(lost) == len(questions):
             raise RunError(
@@ -95,7 +95,7 @@ class ChatEndpoint:
             )
         return [None if isinstance(answer, Lost) else answer for answer in replies]
 
-    def replies(self, questions: Sequence[tuple[Turns, int]]) -> list[str | Lost]:
+    def converse(self, questions: Sequence[tuple[Turns, int]]) -> list[str | Lost]:
         """Answers to conversations (role, content) with a seed each, in order; why there is none where one is lost.
 
         Raises RunError when the endpoint refuses (wrong key, unknown model).

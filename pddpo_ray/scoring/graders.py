@@ -231,7 +231,7 @@ def _asking(given: Mapping[str, Any], opening: Opening, form: str) -> Callable[[
             if isinstance(text, Unmeasured):
                 return text
             said.append((str(role), text))
-        reply = endpoint.replies([([*said, ("user", form)], seed_of("grader", *(text for _, text in said)))])[0]
+        reply = endpoint.converse([([*said, ("user", form)], seed_of("grader", *(text for _, text in said)))])[0]
         return Unmeasured(f"did not answer: {reply.reason}") if isinstance(reply, Lost) else reply
 
     return ask

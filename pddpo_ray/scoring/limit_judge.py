@@ -45,7 +45,7 @@ class JudgeOfLimit:
 
     def __call__(self, answers: Sequence[Answer]) -> list[float | Unmeasured]:
         asked = [self._questions(answer) for answer in answers]
-        replies = iter(self.endpoint.replies([question for questions in asked for question in questions]))
+        replies = iter(self.endpoint.converse([question for questions in asked for question in questions]))
         return [self._value([next(replies) for _ in questions]) for questions in asked]
 
     def _questions(self, answer: Answer) -> list[tuple[Turns, int]]:
