@@ -27,11 +27,13 @@ from pddpo_ray.cli import (
     recipes,
     release,
     report,
+    score,
     serve,
     simulate_annotators,
     submit,
     train,
     verify,
+    world,
 )
 from pddpo_ray.cli import annotations as annotation_files
 from pddpo_ray.errors import PddpoError
@@ -60,6 +62,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "rollback": release.rollback,
     "submit": submit.submit,
     "evaluate": evaluate.evaluate,
+    "score": score.score,
     "compare": compare.compare,
 }
 for _name, _verb in VERBS.items():
@@ -67,6 +70,7 @@ for _name, _verb in VERBS.items():
 app.add_typer(data.app, name="data")
 app.add_typer(limits.app, name="limits")
 app.add_typer(model.app, name="model")
+app.add_typer(world.app, name="world")
 app.add_typer(annotation_files.app, name="annotations")
 
 

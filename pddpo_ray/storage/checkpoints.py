@@ -60,19 +60,39 @@ def checkpoint_problem(folder: Path) -> str | None:
     """Why a folder is no language model in Hugging Face layout with its tokenizer, and what to do; None if it is."""
     if not folder.is_dir():
         return "does not exist; give a folder with config.json, *.safetensors and a tokenizer, or a hub's owner/model"
+    try:
+        return model_problem(folder) or _training_problem(folder) or _tokenizer_problem(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _damaged(error)
+
+
+def model_problem(folder: Path) -> str | None:
+    """Why a folder holds no causal language model, with a tokenizer or without; None if it does."""
     if not (folder / "config.json").is_file():
         return "has no config.json; save the model there with save_pretrained"
     try:
-        return _kind_problem(folder) or _weights_problem(folder) or _tokenizer_problem(folder)
+        return _kind_problem(folder) or _weights_problem(folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"has a damaged file ({error!r}); save the model there again"
+        return _damaged(error)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def _damaged(error: Exception) -> str:
+    return f"has a damaged file ({error!r}); save the model there again"
 
 
 def _kind_problem(folder: Path) -> str | None:
-    config = _json(folder / "config.json")
-    names = config.get("architectures") or []
+    names = _json(folder / "config.json").get("architectures") or []
     if names and not any(name.endswith(DECODERS) for name in names):
         return f"holds {names[0]}, no plain decoder; give a model of a kind …ForCausalLM"
+    return None
+
+
+def _training_problem(folder: Path) -> str | None:
+    config = _json(folder / "config.json")
     scaled = [name for name in SCALED_LOGITS if config.get(name) not in (None, 1, 1.0)]
     if scaled:
         return f"changes its logits ({scaled[0]}), which the trainer does not do; give a model of another kind"
@@ -95,7 +115,7 @@ def _weights_problem(folder: Path) -> str | None:
 
 
 def _tokenizer_problem(folder: Path) -> str | None:
-    if not any((folder / name).is_file() for name in TOKENIZERS):
+    if not has_tokenizer(folder):
         return "has no tokenizer; save it there too: tokenizer.save_pretrained(folder)"
     config = _json(folder / "config.json")
     rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")

@@ -22,7 +22,7 @@ from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
-from pddpo_ray.worlds.reference import ReferenceSpec, answer_log_probs, cached_reference
+from pddpo_ray.worlds.reference import SCORES, ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
@@ -83,15 +83,15 @@ class PreparedTextWorld:
         return partial(_summed, self.log_linear, store)
 
 
-def prepare_text_world(config: Config) -> PreparedTextWorld:
-    """Take the reference from the cache (or train it first), then draw and calibrate the world."""
+def prepare_text_world(config: Config, reference_folder: Path | None = None) -> PreparedTextWorld:
+    """Take the reference from a folder, or from the cache (or train it first), then draw and calibrate the world."""
     settings = config.world
     if not isinstance(settings, TextWorldConfig):
         raise UserError(f"world.kind {settings.kind} has no text; use world.kind=text")
     reference = settings.reference
     spec = ReferenceSpec(seed=settings.seed, **reference.model_dump())
     grammar = FIRST_GRAMMAR
-    folder = cached_reference(spec, cache_folder(settings.cache), grammar)
+    folder = reference_folder or cached_reference(spec, cache_folder(settings.cache), grammar)
     world_spec = TextWorldSpec(
         seed=settings.seed,
         beta=config.beta,
@@ -108,8 +108,8 @@ def prepare_text_world(config: Config) -> PreparedTextWorld:
 
 
 def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> Array:
-    """log pi_ref of every answer: kept with the reference at temperature 1, else made here. -> [X, Y]"""
-    if temperature == 1.0:
+    """log pi_ref of every answer: kept with a cached reference at temperature 1, else made here. -> [X, Y]"""
+    if temperature == 1.0 and (folder / SCORES).is_file():
         return answer_log_probs(folder)
     from transformers import LlamaForCausalLM
 

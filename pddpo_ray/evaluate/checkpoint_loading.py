@@ -1,0 +1,136 @@
+"""Anybody's checkpoint as a model in memory: a folder, a hub name, a version of a run, or a LoRA adapter on its base.
+
+Everything that was not read from the files is a reason to refuse: a model with weights made up at loading has no score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.evaluate.models import Model, model_folder, policy_temperature
+from pddpo_ray.storage.adapters import ADAPTER_WEIGHTS
+from pddpo_ray.storage.checkpoints import checkpoint_folder, has_tokenizer, model_problem
+from pddpo_ray.storage.whole_files import JOURNAL
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A causal language model in float32 on this machine, and the tokenizer that came with it, if one did."""
+
+    name: str
+    model: Any
+    tokenizer: Any | None
+    tokenizer_folder: Path | None
+    temperature: float | None = None
+    """The policy's, as the run states it whose version this is; None for anybody else's model."""
+
+
+def load_checkpoint(place: str, base: str | None = None) -> Checkpoint:
+    """`place` is a folder, a hub name or RUN@VERSION; `base` replaces the base model that an adapter names.
+
+    UserError where there is no causal language model, or where its files do not fill it.
+    """
+    folder = Path(place).expanduser()
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _adapter(place, folder, base)
+    if base is not None:
+        raise UserError(f"--base {base}: {place} is a whole model; only an adapter ({ADAPTER_CONFIG}) has a base")
+    if not (Path(place.partition("@")[0]).expanduser() / JOURNAL).is_file():
+        return _whole(place, checkpoint_folder(folder))
+    return replace(_whole(place, model_folder(place)), temperature=policy_temperature([Model("run", place)]))
+
+
+def _whole(place: str, folder: Path) -> Checkpoint:
+    problem = model_problem(folder)
+    if problem:
+        raise UserError(f"{place} {problem}")
+    from_folder = folder if has_tokenizer(folder) else None
+    return Checkpoint(place, _load_model(place, folder), _load_tokenizer(place, from_folder), from_folder)
+
+
+def _adapter(place: str, folder: Path, base: str | None) -> Checkpoint:
+    """The adapter merged into its base. Its own tokenizer goes before its base's."""
+    if (folder / "config.json").is_file():
+        raise UserError(f"{place} holds a whole model and an adapter: give a folder with one of them")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"{place} has no {ADAPTER_WEIGHTS}; save the adapter there with save_pretrained (safetensors)")
+    named = base or _stated_base(place, folder)
+    try:
+        below = _whole(named, checkpoint_folder(named))
+    except UserError as error:
+        raise UserError(f"{place} is an adapter, and its base is not usable (--base names another): {error}") from error
+    own = folder if has_tokenizer(folder) else below.tokenizer_folder
+    return Checkpoint(place, _merged(place, below.model, folder), _load_tokenizer(place, own), own)
+
+
+def _stated_base(place: str, folder: Path) -> str:
+    try:
+        named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{place}/{ADAPTER_CONFIG} is damaged ({error}); save the adapter again") from error
+    if not named:
+        raise UserError(f"{place} names no base model: add --base FOLDER")
+    return str(named)
+
+
+def _load_model(place: str, folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:
+        raise UserError(f"{place} cannot be loaded as a causal language model: {_first_line(error)}") from error
+    _demand_all_weights(place, found)
+    return model.eval()
+
+
+def _demand_all_weights(place: str, found: Mapping[str, Any]) -> None:
+    """transformers fills what the files lack with random numbers and only warns."""
+    for key, words in (("missing_keys", "lack"), ("mismatched_keys", "have another shape for")):
+        names = sorted(str(name) for name in found.get(key) or ())
+        if names:
+            raise UserError(f"{place}: its weights {words} {len(names)} tensors of the model, first {names[0]}")
+
+
+def _merged(place: str, model: Any, folder: Path) -> Any:
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            stored = set(file.keys())
+        wrapped = PeftModel.from_pretrained(model, str(folder))
+        expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
+    except Exception as error:
+        raise UserError(f"{place} cannot be put on its base model: {_first_line(error)}") from error
+    if stored != expected:
+        raise UserError(
+            f"{place}: its {len(stored)} tensors are not the {len(expected)} that {ADAPTER_CONFIG} asks for here"
+            f" (first {sorted(stored ^ expected)[0]}); save the adapter again, or name its own base with --base"
+        )
+    return wrapped.merge_and_unload().eval()
+
+
+def _load_tokenizer(place: str, folder: Path | None) -> Any | None:
+    if folder is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise UserError(f"{place}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
