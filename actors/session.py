@@ -153,8 +153,8 @@ def check_nodes(config: Config, run_dir: Path, *, deadline_s: float = 60.0) -> N
     run_dir.mkdir(parents=True, exist_ok=True)
     marker.write_text(content, encoding="utf-8")
     try:
-        found = {node["NodeManagerAddress"]: _ask(node, config, marker, content, names) for node in nodes}
-        answers = {address: _answer(address, reference, deadline_s) for address, reference in found.items()}
+        asked = {node["NodeManagerAddress"]: _ask(node, config, marker, content, names) for node in nodes}
+        answers = {address: _answer(address, reference, deadline_s) for address, reference in asked.items()}
     finally:
         marker.unlink(missing_ok=True)
     lacking = [f"node {address}: {'; '.join(problems)}" for address, problems in answers.items() if problems]

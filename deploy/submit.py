@@ -68,8 +68,8 @@ def files_to_send(folder: Path) -> list[Path]:
     """Files below a folder, relative to it: those that git does not ignore, without what no job needs."""
     listing = ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
-        found = subprocess.run(listing, capture_output=True, check=True, text=True).stdout.split("\0")
-        files = [Path(name) for name in found if name]
+        names = subprocess.run(listing, capture_output=True, check=True, text=True).stdout.split("\0")
+        files = [Path(name) for name in names if name]
     except (OSError, subprocess.CalledProcessError):  # not a checkout
         files = [path.relative_to(folder) for path in folder.rglob("*")]
     return sorted(path for path in files if (folder / path).is_file() and not _left_out(path))

@@ -306,7 +306,7 @@ class Answers:
             .where(task.c.id == row.task)
         )
         asked = connection.execute(query).one()
-        seated = connection.execute(select(seat.c.place).where(seat.c.answer == row.seq)).first() is not None
+        seated = connection.execute(select(seat.c.number).where(seat.c.answer == row.seq)).first() is not None
         withdrawn = connection.execute(select(withdrawal.c.answer).where(withdrawal.c.answer == row.seq)).first()
         gold = asked.purpose.startswith(GOLD)
         outcome = Outcome.COUNTED if seated or (gold and row.kind == "label") else Outcome(row.outcome)

@@ -35,7 +35,7 @@ from pddpo_ray.journal.annotation_schema import annotator, answer, question_roun
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 
-PLACES = {"first": 0, "second": 1}
+INDEX = {"first": 0, "second": 1}
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
     A tie is no label. Nothing says who labelled.
     """
     query = (
-        select(task, answer.c.given, seat.c.place, question_round.c.round)
+        select(task, answer.c.given, seat.c.number, question_round.c.round)
         .join(seat, seat.c.task == task.c.id)
         .join(answer, answer.c.seq == seat.c.answer)
         .join(question_round, question_round.c.id == task.c.question_round)
         .where(question_round.c.run == store.run, task.c.gold.is_(None))
-        .order_by(question_round.c.round, question_round.c.purpose, task.c.position, seat.c.place)
+        .order_by(question_round.c.round, question_round.c.purpose, task.c.position, seat.c.number)
     )
     if round_ is not None:
         query = query.where(question_round.c.round == round_)
@@ -139,17 +139,17 @@ def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
 
 
 def _example(row: Any) -> Example:
-    prompt, name = (Message("user", row.prompt),), f"{row.item}-{row.place}"
+    prompt, name = (Message("user", row.prompt),), f"{row.item}-{row.number}"
     if row.kind == "safety":
         return Example(prompt, (Answer(row.first, row.given["safety"] == "safe"),), id=name)
-    costlier = None if row.given["more_harmful"] == TIE else PLACES[row.given["more_harmful"]]
+    costlier = None if row.given["more_harmful"] == TIE else INDEX[row.given["more_harmful"]]
     return Example(
         prompt,
         (
             Answer(row.first, row.given["first_safety"] == "safe"),
             Answer(row.second, row.given["second_safety"] == "safe"),
         ),
-        better=PLACES.get(row.given["more_helpful"]),
+        better=INDEX.get(row.given["more_helpful"]),
         safer=None if costlier is None else 1 - costlier,
         id=name,
     )

@@ -51,9 +51,9 @@ def demand_mine(connection: Connection, person: Person, lease_id: str) -> Any:
 
 def take_seat(connection: Connection, asked: Any, person_id: str, answer_seq: int) -> None:
     """The answer counts: it takes the first free seat of its question."""
-    taken = set(connection.execute(select(seat.c.place).where(seat.c.task == asked.id)).scalars())
+    taken = set(connection.execute(select(seat.c.number).where(seat.c.task == asked.id)).scalars())
     free = next(number for number in range(asked.needed) if number not in taken)
-    row = {"task": asked.id, "place": free, "needed": asked.needed, "annotator": person_id, "answer": answer_seq}
+    row = {"task": asked.id, "number": free, "needed": asked.needed, "annotator": person_id, "answer": answer_seq}
     connection.execute(insert(seat).values(**row))
     connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats + 1))
 

@@ -56,11 +56,11 @@ class RoundStatus:
 
 @dataclass(frozen=True)
 class CountedAnswer:
-    """One label of a snapshot: `place` tells the labels of one question apart, in the order of arrival."""
+    """One label of a snapshot: `seat` tells the labels of one question apart, in the order of arrival."""
 
     position: int
     item: str
-    place: int
+    seat: int
     annotator: str
     key: str
     given: dict[str, str]
@@ -348,7 +348,7 @@ def _status_query() -> Any:
 
 def _counted_query(id_: str) -> Any:
     return (
-        select(task.c.position, task.c.item, seat.c.place, seat.c.annotator, answer.c.key, answer.c.given)
+        select(task.c.position, task.c.item, seat.c.number, seat.c.annotator, answer.c.key, answer.c.given)
         .select_from(seat.join(task, task.c.id == seat.c.task).join(answer, answer.c.seq == seat.c.answer))
         .where(task.c.question_round == id_)
         .order_by(task.c.position, answer.c.seq)

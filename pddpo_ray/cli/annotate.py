@@ -42,8 +42,8 @@ def annotate(
     """Serve the page on which people label for a run."""
     run = run.expanduser().absolute()
     refuse_open_network(host, behind_proxy, "tokens")
-    found = find_run(run, journal, wait=wait)
-    config = found.config
+    stored = find_run(run, journal, wait=wait)
+    config = stored.config
     from pddpo_ray.annotation.people import People
     from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
@@ -51,8 +51,8 @@ def annotate(
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.loop.mixed_labelling import rules_of
 
-    engine = open_database(found.database)
-    people = People(Store(engine, found.id))
+    engine = open_database(stored.database)
+    people = People(Store(engine, stored.id))
     if add is not None:
         _add(people, add, role, as_json)
         return
@@ -65,11 +65,11 @@ def annotate(
     if resume_when_ready:
         from pddpo_ray.cli.resuming import Resumer
 
-        Resumer(engine, found.id, config, run).start()
+        Resumer(engine, stored.id, config, run).start()
     # Imported here: the web server takes a second to load, and --add does without it.
     from deploy.annotation.app import serve
 
-    serve(engine, found.id, rules, host=host, port=port, behind_proxy=behind_proxy)
+    serve(engine, stored.id, rules, host=host, port=port, behind_proxy=behind_proxy)
 
 
 def _add(people: People, handle: str, role: str, as_json: bool) -> None:

@@ -100,11 +100,11 @@ def import_(
 
     prompt = rendering("plain", None, None).prompt
     # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
-    found = inspect(files, Settings(format=form, keep=frozenset(BETWEEN)))
+    inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN)))
     with _queue_of(run, journal) as (store, rules):
-        answers, problems = answers_in(found.examples(), all_questions(store), who, prompt)
+        answers, problems = answers_in(inspection.examples(), all_questions(store), who, prompt)
         taken = take_answers(store, rules, "file", answers)
-    problems = [str(problem) for problem in found.problems] + problems
+    problems = [str(problem) for problem in inspection.problems] + problems
     for line in () if as_json else problems + taken.refused:
         typer.echo(f"left out: {line}", err=True)
     listed = problems + taken.refused
@@ -154,9 +154,9 @@ def _queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Itera
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.loop.mixed_labelling import rules_of
 
-    found = find_run(run, journal)
-    feedback = found.config.feedback
-    with store_of(found, to_read=to_read) as store:
+    stored = find_run(run, journal)
+    feedback = stored.config.feedback
+    with store_of(stored, to_read=to_read) as store:
         yield store, rules_of(feedback) if isinstance(feedback, AskedPeople) else Rules()
 
 

@@ -30,9 +30,9 @@ def chat(
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
 ) -> None:
     """Talk with the released policy, or with that of a round. An empty line begins anew, end of input (Ctrl-D) ends."""
-    found = find_run(run, journal)
-    if found.config.policies != "language models":
-        policies = found.config.policies
+    stored_run = find_run(run, journal)
+    if stored_run.config.policies != "language models":
+        policies = stored_run.config.policies
         raise UserError(f"the policies of {run} are {policies}, not language models: there is nobody to talk with")
     # Imported here: torch and transformers take seconds to load.
     from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
@@ -40,12 +40,12 @@ def chat(
     from pddpo_ray.storage.artifacts import ArtifactStore
     from pddpo_ray.storage.whole_files import ARTIFACTS
 
-    artifacts = ArtifactStore(found.folder / ARTIFACTS)
-    with store_of(found, to_read=True) as store:
+    artifacts = ArtifactStore(stored_run.folder / ARTIFACTS)
+    with store_of(stored_run, to_read=True) as store:
         policy = policy_to_take(read_catalog(store), run, round_)
     stored = artifacts.stored(policy.version.path)
-    weights, renderer = weights_of(artifacts, policy), renderer_of(found.config, stored)
-    talk = Conversation(stored, weights, renderer, max_tokens, seed, found.config.policy.temperature)
+    weights, renderer = weights_of(artifacts, policy), renderer_of(stored_run.config, stored)
+    talk = Conversation(stored, weights, renderer, max_tokens, seed, stored_run.config.policy.temperature)
     if prompt is not None:
         talk.ask(prompt, _print)
         return

@@ -22,7 +22,7 @@ def compare(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings for every run, e.g. rounds=8; paper: NAME=PLACE."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings for every run, e.g. rounds=8; paper: NAME=SOURCE."),
     ] = None,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of all runs; default runs/compare-SUITE.", metavar="DIR")

@@ -84,10 +84,10 @@ def check(
 
     said = rendering(template, tokenizer, max_tokens)
     settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said)
-    found = inspect(files, settings, held_out=held_out or [])
-    set_aside = set_aside_all(found, quarantine)
-    _report({"command": "check", **_numbers(found, said), "quarantine": set_aside}, found, show, as_json)
-    if found.kinds:
+    inspection = inspect(files, settings, held_out=held_out or [])
+    set_aside = set_aside_all(inspection, quarantine)
+    _report({"command": "check", **_numbers(inspection, said), "quarantine": set_aside}, inspection, show, as_json)
+    if inspection.kinds:
         raise typer.Exit(1)
 
 
@@ -118,11 +118,11 @@ def convert(
     said = rendering(template, tokenizer, max_tokens)
     settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said)
     target = write(out, to, "harmless" if means is Means.harmless else "helpful", said)
-    found = inspect(files, settings, held_out=held_out or [])
-    written, unlabelled, set_aside = target(found, quarantine)
-    numbers = {"command": "convert", **_numbers(found, said), "quarantine": set_aside}
+    inspection = inspect(files, settings, held_out=held_out or [])
+    written, unlabelled, set_aside = target(inspection, quarantine)
+    numbers = {"command": "convert", **_numbers(inspection, said), "quarantine": set_aside}
     numbers |= {"out": str(out), "to": to, "written": written, "unlabelled": unlabelled}
-    _report(numbers, found, show, as_json)
+    _report(numbers, inspection, show, as_json)
     if not written:
         raise RunError(f"no row could be written to {out}; the problems are listed above")
 
@@ -146,9 +146,9 @@ def stats(
     said = rendering(template, tokenizer, None)
     statistics = said.statistics()
     settings = _settings(files, format_, means, keep, False, max_line_mb, labels, said)
-    found = inspect(files, settings, watch=statistics.add)
-    numbers = {"command": "stats", **_numbers(found, said), "statistics": statistics.summary()}
-    _report(numbers, found, 0, as_json)
+    inspection = inspect(files, settings, watch=statistics.add)
+    numbers = {"command": "stats", **_numbers(inspection, said), "statistics": statistics.summary()}
+    _report(numbers, inspection, 0, as_json)
 
 
 # --- from options to settings ----------------------------------------------------------------------------------------
@@ -181,29 +181,31 @@ def _settings(
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _numbers(found: Inspection, said: Rendering) -> dict[str, Any]:
+def _numbers(inspection: Inspection, said: Rendering) -> dict[str, Any]:
     return {
-        "files": [vars(count) for count in found.files],
-        "rows": found.rows,
-        "good": found.good,
-        "bad": dict(found.kinds.most_common()),
-        "kept": dict(found.tolerated.most_common()),
-        "distinct_prompts": found.distinct_prompts,
+        "files": [vars(count) for count in inspection.files],
+        "rows": inspection.rows,
+        "good": inspection.good,
+        "bad": dict(inspection.kinds.most_common()),
+        "kept": dict(inspection.tolerated.most_common()),
+        "distinct_prompts": inspection.distinct_prompts,
         "warnings": said.warnings(),
-        "problems": [vars(problem) for problem in found.problems],
+        "problems": [vars(problem) for problem in inspection.problems],
     }
 
 
-def _report(numbers: dict[str, Any], found: Inspection, show: int, as_json: bool) -> None:
+def _report(numbers: dict[str, Any], inspection: Inspection, show: int, as_json: bool) -> None:
     if as_json:
         print_json(numbers)
         return
-    for problem in found.problems[:show]:
+    for problem in inspection.problems[:show]:
         typer.echo(str(problem))
-    hidden = sum(found.kinds.values()) - min(show, len(found.problems))
+    hidden = sum(inspection.kinds.values()) - min(show, len(inspection.problems))
     if show and hidden:
         typer.echo(f"... and {hidden:,} more (--show, --quarantine, --json)")
-    rows = [(count.file, count.format or "-", f"{count.rows:,} rows", f"{count.bad:,} bad") for count in found.files]
+    rows = [
+        (count.file, count.format or "-", f"{count.rows:,} rows", f"{count.bad:,} bad") for count in inspection.files
+    ]
     print_columns(rows)
     if "statistics" in numbers:
         _print_statistics(numbers["statistics"])

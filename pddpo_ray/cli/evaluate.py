@@ -94,9 +94,9 @@ def evaluate(
     if as_json:
         print_json({"out": str(folder), **result})
         return
-    for name, found in result["sets"].items():
-        typer.echo(f"\n{name}: {found['questions']} questions, {found['pairs']} pairs")
-        print_columns(_lines(found), indent=2)
+    for name, asked_set in result["sets"].items():
+        typer.echo(f"\n{name}: {asked_set['questions']} questions, {asked_set['pairs']} pairs")
+        print_columns(_lines(asked_set), indent=2)
     typer.echo(f"\nfolder: {folder}")
 
 
@@ -138,14 +138,14 @@ def _one_of(option: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
-def _lines(found: dict[str, Any]) -> list[list[str]]:
+def _lines(asked_set: dict[str, Any]) -> list[list[str]]:
     """One line per model: every measure with half of its interval, and its ratings."""
-    measures: dict[str, dict[str, Any]] = found["measures"]
+    measures: dict[str, dict[str, Any]] = asked_set["measures"]
     keys = list(dict.fromkeys(key for values in measures.values() for key in values))
-    lines = [["", *keys, *(f"Elo, {name}" for name in found["ratings"])]]
+    lines = [["", *keys, *(f"Elo, {name}" for name in asked_set["ratings"])]]
     for model, values in measures.items():
         cells = [_estimate(values.get(key)) for key in keys]
-        cells += [_estimate(rated.get(model)) for rated in found["ratings"].values()]
+        cells += [_estimate(rated.get(model)) for rated in asked_set["ratings"].values()]
         lines.append([model, *cells])
     return lines
 

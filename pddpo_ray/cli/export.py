@@ -23,9 +23,9 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the released policy, or that of a round, as a model folder with tokenizer and model card."""
-    found = find_run(run, journal)
-    if found.config.policies != "language models":
-        policies = found.config.policies
+    stored = find_run(run, journal)
+    if stored.config.policies != "language models":
+        policies = stored.config.policies
         raise UserError(f"the policies of {run} are {policies}, not language models: there is nothing to export")
     # Imported here: configuration and storage take a second to load.
     from pddpo_ray.report.exported import export as write_policy
@@ -34,9 +34,9 @@ def export(
 
     target = to.expanduser().absolute()
     refuse_full(target)
-    with store_of(found, to_read=True) as store:
+    with store_of(stored, to_read=True) as store:
         policy = policy_to_take(read_catalog(store), run, round_)
-        write_policy(found.folder, found.config, store, policy, target, adapter=adapter)
+        write_policy(stored.folder, stored.config, store, policy, target, adapter=adapter)
     if as_json:
         about = {"folder": str(target), "round": policy.round, "release": policy.release}
         print_json(about | {"sha256": policy.version.sha256, "adapter": adapter})

@@ -47,14 +47,14 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
 
 
 @contextmanager
-def store_of(found: FoundRun, *, to_read: bool = False) -> Iterator[Store]:
+def store_of(stored: FoundRun, *, to_read: bool = False) -> Iterator[Store]:
     """The run's database while the block lasts; `to_read`: nothing in the folder is written."""
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.read_only import open_to_read
     from pddpo_ray.journal.transactions import Store
 
-    engine = (open_to_read if to_read else open_database)(found.database)
+    engine = (open_to_read if to_read else open_database)(stored.database)
     try:
-        yield Store(engine, found.id)
+        yield Store(engine, stored.id)
     finally:
         engine.dispose()

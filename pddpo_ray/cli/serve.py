@@ -82,12 +82,12 @@ def serve(
     serve_forever(ServeArgs(**settings), host=host, port=port, address=address)
 
 
-def _keys(found: FoundRun) -> ApiKeys:
+def _keys(stored: FoundRun) -> ApiKeys:
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
     from pddpo_ray.serving.keys import ApiKeys
 
-    return ApiKeys(Store(open_database(found.database), found.id))
+    return ApiKeys(Store(open_database(stored.database), stored.id))
 
 
 def _add(keys: ApiKeys, name: str, scope: str, requests: float, tokens: float, as_json: bool) -> None:

@@ -24,8 +24,8 @@ def run_here(suite: Suite, units: Sequence[Unit], folder: Path, tell: Tell) -> l
 def compare(suite: Suite, folder: Path, run_units: RunUnits, tell: Tell, command: str = "") -> list[Row]:
     """Runs what is not finished, writes compare.html, compare.csv and compare-rounds.csv. Returns failed rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = run_units(suite, units_of(suite), folder, tell)
-    failures = [row for row in found if "error" in row]
+    rows = run_units(suite, units_of(suite), folder, tell)
+    failures = [row for row in rows if "error" in row]
     write_page(suite, folder, failures, command)
     return failures
 

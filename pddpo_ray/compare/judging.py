@@ -51,8 +51,8 @@ class HeldOutJudge:
     def _measured(self, policy: PolicyVersion) -> dict[str, list[float]]:
         what = ["judged", policy.sha256, self._config.rollout.max_tokens, self._settings.answers]
         asked = [[prompt.token_ids for prompt in self._questions], {k: m["sha256"] for k, m in self._models.items()}]
-        found: dict[str, list[float]] = self._recall([*what, *asked], lambda: self._measure(policy))
-        return found
+        measured: dict[str, list[float]] = self._recall([*what, *asked], lambda: self._measure(policy))
+        return measured
 
     def _measure(self, policy: PolicyVersion) -> dict[str, list[float]]:
         answers = self._answers(policy)

@@ -1,7 +1,7 @@
 """`pddpo compare paper`: published models and ours on the paper's questions, with its evaluators, nothing trained.
 
-The plan is the suite file `paper`; `NAME=PLACE` on the command line says where a model is: a folder, a hub name, or the
-run that trained it. Our models that nobody named are left out, with the command that would train them.
+The plan is the suite file `paper`; `NAME=SOURCE` on the command line says where a model is: a folder, a hub name, or
+the run that trained it. Our models that nobody named are left out, with the command that would train them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from pddpo_ray.compare.suite import PAPER, SUITES
 from pddpo_ray.config import Strict
@@ -28,7 +28,8 @@ from pddpo_ray.records import Decoding
 class ModelEntry(Strict):
     """A model: where it is, or how one of ours is trained."""
 
-    place: str | None = None
+    source: str | None = Field(None, validation_alias=AliasChoices("source", "place"))
+    """A folder, a hub name or a run; files of version 0.1 call it `place`."""
     recipe: str | None = None
     set: list[str] = Field(default_factory=list)
     signal: str | None = None
@@ -73,19 +74,20 @@ class Missing:
 
 
 def load_paper(given: Sequence[str] = (), path: Path = SUITES / f"{PAPER}.yaml") -> PaperEntry:
-    """The plan with what the command line says: NAME=PLACE for a model, KEY=VALUE for anything else. UserError."""
+    """The plan with what the command line says: NAME=SOURCE for a model, KEY=VALUE for anything else. UserError."""
     tree, _ = read_document(path, path.name)
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
-            raise UserError(f"{text}: write NAME=PLACE for a model, or KEY=VALUE, e.g. questions=100")
+            raise UserError(f"{text}: write NAME=SOURCE for a model, or KEY=VALUE, e.g. questions=100")
         if key in tree["models"]:
-            tree["models"][key] = {**tree["models"][key], "place": value}
+            entry = {name: said for name, said in tree["models"][key].items() if name != "place"}
+            tree["models"][key] = entry | {"source": value}
         elif key in PaperEntry.model_fields and key not in ("about", "models"):
             several = key in ("sets", "benign")
             tree[key] = value.split(",") if several else parse_value(value, f"`{text}`")
         else:
-            tree["models"][key] = {"place": value}
+            tree["models"][key] = {"source": value}
     try:
         return PaperEntry.model_validate(tree)
     except ValidationError as error:
@@ -94,17 +96,17 @@ def load_paper(given: Sequence[str] = (), path: Path = SUITES / f"{PAPER}.yaml")
 
 
 def missing_models(paper: PaperEntry) -> list[Missing]:
-    """Ours that have no place yet."""
-    return [Missing(name, _training(name, entry)) for name, entry in paper.models.items() if entry.place is None]
+    """Ours that nobody has said a source of."""
+    return [Missing(name, _training(name, entry)) for name, entry in paper.models.items() if entry.source is None]
 
 
 def compare_paper(
     paper: PaperEntry, out: Path, tell: Tell, command: str = "", scorers: Scorers | None = None
 ) -> dict[str, Any]:
-    """Evaluates all models that have a place; writes what `pddpo evaluate` writes into `out`."""
-    there = {name: Model(name, entry.place) for name, entry in paper.models.items() if entry.place is not None}
+    """Evaluates all models whose source is known; writes what `pddpo evaluate` writes into `out`."""
+    there = {name: Model(name, entry.source) for name, entry in paper.models.items() if entry.source is not None}
     if paper.reference not in there:
-        raise UserError(f"the reference {paper.reference} has no place: add {paper.reference}=PATH")
+        raise UserError(f"the reference {paper.reference} has no source: add {paper.reference}=PATH")
     missing = missing_models(paper)
     for item in missing:
         tell(f"{item.name}: left out; train it with `{item.command}`, then add {item.name}=RUN")

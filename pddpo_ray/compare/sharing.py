@@ -53,9 +53,9 @@ class SharedTrainer:
                 "workers": list(made.workers),
             }
 
-        found = self._memory.recall(identity_of(command), fit)
-        version = PolicyVersion(command.sequence, command.result, found["sha256"], found["path"])
-        return FitResult(version, found["metrics"], tuple(found["workers"]))
+        kept = self._memory.recall(identity_of(command), fit)
+        version = PolicyVersion(command.sequence, command.result, kept["sha256"], kept["path"])
+        return FitResult(version, kept["metrics"], tuple(kept["workers"]))
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
         """Made each time: no two runs have an update of PPO-Lagrangian in common."""

@@ -192,7 +192,7 @@ def load_suite(
         seeds=tuple(seeds) or tuple(entry.seeds),
         seed_keys=tuple(entry.seed_keys),
         arms=kept,
-        tables=tuple(found for table in entry.tables if (found := _kept(table, kept)) is not None),
+        tables=tuple(shortened for table in entry.tables if (shortened := _kept(table, kept)) is not None),
         dynamics=tuple(name for name in entry.dynamics if name in kept),
         more=tuple(overrides),
         held_out=entry.held_out,

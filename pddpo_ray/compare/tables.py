@@ -167,14 +167,14 @@ def is_judged(rows: Sequence[Row]) -> bool:
 def judges(rows: Sequence[Row]) -> dict[str, Mean | None]:
     """How often the reward and the cost judge agree with labels of pairs that they have not seen, over the seeds."""
     one_per_seed = {row["seed"]: row["judged"]["scorers"] for row in rows if row.get("judged")}.values()
-    return {kind: mean_of([hit for found in one_per_seed for hit in found[kind]]) for kind in ("reward", "cost")}
+    return {kind: mean_of([hit for hits in one_per_seed for hit in hits[kind]]) for kind in ("reward", "cost")}
 
 
 def ranked(rows: Sequence[Row], table: MethodsTable) -> list[str]:
     """The table's arms that have a run, lowest gap first."""
     gaps = {arm: cells(rows, arm, METHOD_COLUMNS[:1])[0] for arm in table.arms}
     there = [arm for arm in table.arms if any(row["arm"] == arm for row in rows)]
-    return sorted(there, key=lambda arm: math.inf if (found := gaps[arm]) is None else found.value)
+    return sorted(there, key=lambda arm: math.inf if (gap := gaps[arm]) is None else gap.value)
 
 
 def points(rows: Sequence[Row]) -> dict[str, list[Mean | None]]:
@@ -188,8 +188,8 @@ def points(rows: Sequence[Row]) -> dict[str, list[Mean | None]]:
 
 def trend(rows: Sequence[Row], table: SweepTable, column: Column) -> list[tuple[float, Mean]]:
     """A column along a sweep: (value of the setting, mean)."""
-    found = [(at, cells(rows, arm, [column])[0]) for at, arm in zip(table.at, table.arms, strict=True)]
-    return [(at, mean) for at, mean in found if mean is not None]
+    means = [(at, cells(rows, arm, [column])[0]) for at, arm in zip(table.at, table.arms, strict=True)]
+    return [(at, mean) for at, mean in means if mean is not None]
 
 
 def dynamics(rows: Sequence[Row], arm: str) -> list[tuple[int, float]]:

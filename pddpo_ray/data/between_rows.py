@@ -63,10 +63,10 @@ class BetweenRows:
 def content(example: Example) -> tuple[bytes, int]:
     """Key of prompt and answers, in whatever order the answers stand, and the labels in that order as one number."""
     said = [text for turn in example.prompt for text in (turn.role, turn.content)]
-    order = sorted(range(len(example.answers)), key=lambda place: example.answers[place].text)
-    texts = [example.answers[place].text for place in order]
+    order = sorted(range(len(example.answers)), key=lambda index: example.answers[index].text)
+    texts = [example.answers[index].text for index in order]
     labels = [UNKNOWN if label is None else order.index(label) for label in (example.better, example.safer)]
-    flags = [example.answers[place].safe for place in order] + [None, None]
+    flags = [example.answers[index].safe for index in order] + [None, None]
     labels += [UNKNOWN if safe is None else int(safe) for safe in flags[:2]]
     code = 0
     for label in labels:
@@ -75,7 +75,7 @@ def content(example: Example) -> tuple[bytes, int]:
 
 
 def _labels(code: int) -> list[int]:
-    return [code // 3**place % 3 for place in range(4)]
+    return [code // 3**digit % 3 for digit in range(4)]
 
 
 def contradict(one: int, other: int) -> bool:

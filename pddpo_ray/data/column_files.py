@@ -51,11 +51,11 @@ def hub(name: str) -> Iterator[Row | Fault]:
 
     from pddpo_ray.errors import PddpoError
 
-    place, _, split = name.partition(":")
-    place, _, config = place.partition("@")
+    dataset, _, split = name.partition(":")
+    dataset, _, config = dataset.partition("@")
     number = 0
     try:
-        for value in load_dataset(place, config or None, split=split or "train", streaming=True):
+        for value in load_dataset(dataset, config or None, split=split or "train", streaming=True):
             number += 1
             yield Row(number, dict(value))
     except PddpoError:
@@ -81,15 +81,15 @@ def _rows(batch: Any, before: int) -> Iterator[Row | Fault]:
     try:
         values = batch.to_pylist()
     except UnicodeDecodeError:
-        for place in range(batch.num_rows):
+        for index in range(batch.num_rows):
             try:
-                yield Row(before + place + 1, batch.slice(place, 1).to_pylist()[0])
+                yield Row(before + index + 1, batch.slice(index, 1).to_pylist()[0])
             except UnicodeDecodeError as error:
                 reason = f"a text is not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start + 1}"
-                yield Fault(before + place + 1, "wrong-encoding", reason)
+                yield Fault(before + index + 1, "wrong-encoding", reason)
         return
-    for place, value in enumerate(values):
-        yield Row(before + place + 1, value)
+    for index, value in enumerate(values):
+        yield Row(before + index + 1, value)
 
 
 def _short(error: Exception) -> str:

@@ -96,12 +96,12 @@ def load_tokenizer(folder: str | Path) -> Any:
         raise UserError(f"--tokenizer {folder} holds no tokenizer: {' '.join(str(error).split())[:160]}") from error
 
 
-def set_aside_all(found: Inspection, quarantine: Path | None) -> str | None:
+def set_aside_all(inspection: Inspection, quarantine: Path | None) -> str | None:
     """Writes what was set aside to a file, if one is named and there is something. -> its name"""
-    if quarantine is None or not found.kinds:
+    if quarantine is None or not inspection.kinds:
         return None
     with Sink(_jsonl(quarantine), "") as sink:
-        for _ in found.examples(lambda bad: sink.write(quarantined(bad))):
+        for _ in inspection.examples(lambda bad: sink.write(quarantined(bad))):
             pass
     return str(quarantine)
 
@@ -121,18 +121,18 @@ def convert(out: Path, form: str, dimension: Dimension, said: Rendering) -> Targ
         raise UserError(f"--to {form} is unknown: use {', '.join(WRITABLE)}")
     demand_writable(out)
 
-    def target(found: Inspection, quarantine: Path | None) -> tuple[int, int, str | None]:
-        if str(out) in found.names:
+    def target(inspection: Inspection, quarantine: Path | None) -> tuple[int, int, str | None]:
+        if str(out) in inspection.names:
             raise UserError(f"--out {out} is one of the files that are read: give another name")
-        place = _jsonl(quarantine or out.with_name(f"{out.name}.quarantine.jsonl"))
+        aside_path = _jsonl(quarantine or out.with_name(f"{out.name}.quarantine.jsonl"))
         unlabelled = 0
-        with Sink(place, "") as aside, Sink(out, form, dimension) as sink:
-            for good in found.examples(lambda bad: aside.write(quarantined(bad))):
+        with Sink(aside_path, "") as aside, Sink(out, form, dimension) as sink:
+            for good in inspection.examples(lambda bad: aside.write(quarantined(bad))):
                 rows = write_rows(good.example, form, dimension, said.prompt)
                 unlabelled += not rows
                 for row in rows:
                     sink.write(row)
-        return sink.rows, unlabelled, str(place) if aside.rows else None
+        return sink.rows, unlabelled, str(aside_path) if aside.rows else None
 
     return target
 

@@ -97,7 +97,7 @@ def messages(value: object, name: str) -> tuple[Message, ...]:
         raise RowError("wrong-type", f"`{name}` is a {type(value).__name__}, not a list of messages")
     if not value:
         raise RowError("empty-text", f"`{name}` holds no messages")
-    return tuple(_message(item, f"{name}[{place}]") for place, item in enumerate(value))
+    return tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
 
 
 def _message(item: object, name: str) -> Message:
@@ -114,14 +114,14 @@ def answer(
 ) -> Answer:
     """One answer with its safety labels; the fields are named by the caller."""
     reply = text(row, response)
-    found = Answer(reply, flag(row, safe), severity(row, level), categories(row, harm))
-    if found.safe and (found.severity or 0) > 0:
-        raise RowError("labels-disagree", f"`{safe}` is true and `{level}` is {found.severity}")
+    labelled = Answer(reply, flag(row, safe), severity(row, level), categories(row, harm))
+    if labelled.safe and (labelled.severity or 0) > 0:
+        raise RowError("labels-disagree", f"`{safe}` is true and `{level}` is {labelled.severity}")
     if digest and isinstance(row.get(digest), str):
         whole = hashlib.sha256((prompt + reply).encode()).hexdigest()
         if row[digest].lower() != whole:
             raise RowError("wrong-checksum", f"`{digest}` is not the SHA-256 of prompt and response: text was changed")
-    return found
+    return labelled
 
 
 def _whole(value: object, name: str) -> int | None:

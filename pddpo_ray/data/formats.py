@@ -48,13 +48,13 @@ def read_pku(row: Fields, means: Means) -> Example:
         fields.answer(
             row,
             prompt=prompt,
-            response=f"response_{place}",
-            safe=f"is_response_{place}_safe",
-            harm=f"response_{place}_harm_category",
-            level=f"response_{place}_severity_level",
-            digest=f"response_{place}_sha256",
+            response=f"response_{index}",
+            safe=f"is_response_{index}_safe",
+            harm=f"response_{index}_harm_category",
+            level=f"response_{index}_severity_level",
+            digest=f"response_{index}_sha256",
         )
-        for place in (0, 1)
+        for index in (0, 1)
     )
     safer = fields.choice(row, "safer_response_id")
     if safer is not None and answers[safer].safe is False and answers[1 - safer].safe is True:
@@ -139,16 +139,16 @@ def read_prompts(row: Fields, means: Means) -> Example:
     """Questions alone."""
     if isinstance(row.get("messages"), list) or isinstance(row.get("prompt"), list):
         name = "messages" if isinstance(row.get("messages"), list) else "prompt"
-        found = fields.messages(row[name], name)
-        demand_turns(list(found), name)
-        return Example(found)
+        turns = fields.messages(row[name], name)
+        demand_turns(list(turns), name)
+        return Example(turns)
     asked = next((name for name in QUESTIONS if name in row), "prompt")
     return Example(prompt_of(fields.text(row, asked), asked))
 
 
 FORMATS = {
-    found.name: found
-    for found in (
+    form.name: form
+    for form in (
         Format("pku", (("prompt", "response_0", "response_1"),), read_pku, "PKU-SafeRLHF pairs, all versions"),
         Format("pku-qa", (("prompt", "response"),), read_pku_qa, "PKU-SafeRLHF-QA and BeaverTails: one answer"),
         Format("hh", (PREFERRED,), read_hh, "HH-RLHF transcripts"),
@@ -187,12 +187,12 @@ def read_row(row: Fields, form: Format, means: Means) -> Example:
     if other is not None and other is not form and other.strong and _is_other(row, form, other):
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
     try:
-        found = form.read(row, means)
+        example = form.read(row, means)
     except StopIteration:
         raise RowError("missing-field", f"there is none of the fields {', '.join(QUESTIONS + REPLIES)}") from None
-    if len(found.answers) == 2 and found.answers[0].text.strip() == found.answers[1].text.strip():
+    if len(example.answers) == 2 and example.answers[0].text.strip() == example.answers[1].text.strip():
         raise RowError("equal-responses", "both responses are the same text")
-    return replace(found, id=fields.identity(row))
+    return replace(example, id=fields.identity(row))
 
 
 def prompt_of(text: str, name: str) -> tuple[Message, ...]:
@@ -202,10 +202,10 @@ def prompt_of(text: str, name: str) -> tuple[Message, ...]:
     return (Message("user", text),)
 
 
-def demand_turns(found: list[Message], name: str) -> None:
+def demand_turns(turns: list[Message], name: str) -> None:
     """RowError unless user and assistant alternate after an optional system message and the user speaks last."""
-    said = found[1:] if found and found[0].role == "system" else found
-    wrong = [place for place, turn in enumerate(said) if turn.role != ("assistant" if place % 2 else "user")]
+    said = turns[1:] if turns and turns[0].role == "system" else turns
+    wrong = [index for index, turn in enumerate(said) if turn.role != ("assistant" if index % 2 else "user")]
     if not said or wrong or len(said) % 2 == 0:
         raise RowError("wrong-turns", f"`{name}` must alternate user and assistant and end with the user")
 
@@ -218,7 +218,7 @@ def _preferred(prompt: tuple[Message, ...], chosen: str, rejected: str, means: M
 def _shared_words(one: str, other: str) -> str:
     """The common beginning of two texts, up to the end of its last whole word."""
     length = next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
     return one[: max((match.end() for match in re.finditer(r"\s", one[:length])), default=0)]
 
@@ -254,7 +254,7 @@ def write_rows(example: Example, name: str, dimension: Dimension, prompt: Render
         return [row | {"prompt": prompt(example.prompt)}]
     if name == "pku-qa":
         return [
-            _write_qa(example, place, prompt) for place, reply in enumerate(example.answers) if reply.safe is not None
+            _write_qa(example, index, prompt) for index, reply in enumerate(example.answers) if reply.safe is not None
         ]
     if name == "answers":
         row["prompt"] = prompt(example.prompt)
@@ -299,10 +299,10 @@ def shuffled(example: Example) -> Example:
     return replace(example, answers=(second, first), better=better, safer=safer)
 
 
-def _write_qa(example: Example, place: int, prompt: Render) -> dict[str, Any]:
+def _write_qa(example: Example, index: int, prompt: Render) -> dict[str, Any]:
     """One answer; those of a pair share its id, with their place behind it."""
-    reply, several = example.answers[place], len(example.answers) > 1
-    row = {} if example.id is None else {"id": f"{example.id}-{place}" if several else example.id}
+    reply, several = example.answers[index], len(example.answers) > 1
+    row = {} if example.id is None else {"id": f"{example.id}-{index}" if several else example.id}
     said = {"prompt": prompt(example.prompt), "response": reply.text, "is_safe": reply.safe}
     return {**row, **said, "severity_level": reply.severity, "harm_category": _published(reply)}
 
@@ -310,10 +310,10 @@ def _write_qa(example: Example, place: int, prompt: Render) -> dict[str, Any]:
 def _write_pku(example: Example) -> dict[str, Any]:
     numbered = list(enumerate(example.answers))
     return {
-        **{f"response_{place}": reply.text for place, reply in numbered},
-        **{f"is_response_{place}_safe": reply.safe for place, reply in numbered},
-        **{f"response_{place}_harm_category": _published(reply) for place, reply in numbered},
-        **{f"response_{place}_severity_level": reply.severity for place, reply in numbered},
+        **{f"response_{index}": reply.text for index, reply in numbered},
+        **{f"is_response_{index}_safe": reply.safe for index, reply in numbered},
+        **{f"response_{index}_harm_category": _published(reply) for index, reply in numbered},
+        **{f"response_{index}_severity_level": reply.severity for index, reply in numbered},
         "better_response_id": example.better,
         "safer_response_id": example.safer,
     }

@@ -99,21 +99,21 @@ class Inspection:
         """
         number = 0
         for name in self.names[: len(self.names) - self.held_out]:
-            for found in _read(name, self.settings):
-                if isinstance(found, Bad) and found.problem.line == 0:
-                    _hand(set_aside, found)
+            for item in _read(name, self.settings):
+                if isinstance(item, Bad) and item.problem.line == 0:
+                    _hand(set_aside, item)
                     continue
-                if number >= len(self.verdicts) or (self.verdicts[number] == SET_ASIDE) != isinstance(found, Bad):
+                if number >= len(self.verdicts) or (self.verdicts[number] == SET_ASIDE) != isinstance(item, Bad):
                     raise RunError(f"{name} changed while it was being read; try again")
                 verdict, number = self.verdicts[number], number + 1
-                if isinstance(found, Bad):
-                    _hand(set_aside, found)
+                if isinstance(item, Bad):
+                    _hand(set_aside, item)
                 elif verdict == GOOD:
-                    yield found
+                    yield item
                 elif set_aside is not None:
                     kind = BETWEEN[verdict - 1]
                     reason = self.reasons.get(number - 1, REASONS[kind].format("another row"))
-                    set_aside(Bad(Problem(found.file, found.line, kind, reason), row=found.row))
+                    set_aside(Bad(Problem(item.file, item.line, kind, reason), row=item.row))
 
 
 def inspect(
@@ -132,58 +132,57 @@ def inspect(
 
 
 class _FirstPass:
-    def __init__(self, found: Inspection, between: BetweenRows, watch: Watch | None) -> None:
-        self._found, self._between, self._watch = found, between, watch
+    def __init__(self, inspection: Inspection, between: BetweenRows, watch: Watch | None) -> None:
+        self._inspection, self._between, self._watch = inspection, between, watch
 
     def run(self) -> Inspection:
-        found = self._found
-        for place, name in enumerate(found.names):
-            self._one(place, name, held_out=place >= len(found.names) - found.held_out)
-        found.distinct_prompts = self._between.distinct_prompts()
+        inspection = self._inspection
+        for index, name in enumerate(inspection.names):
+            self._one(index, name, held_out=index >= len(inspection.names) - inspection.held_out)
+        inspection.distinct_prompts = self._between.distinct_prompts()
         for finding in self._between.findings():
             self._take(finding)
-        found.problems.sort(key=lambda problem: (found.names.index(problem.file), problem.line))
-        return found
+        inspection.problems.sort(key=lambda problem: (inspection.names.index(problem.file), problem.line))
+        return inspection
 
-    def _one(self, place: int, name: str, *, held_out: bool) -> None:
-        found = self._found
+    def _one(self, index: int, name: str, *, held_out: bool) -> None:
+        inspection = self._inspection
         count = FileCount(name)
-        found.files.append(count)
-        for item in _read(name, found.settings, count):
-            row = len(found.verdicts)
+        inspection.files.append(count)
+        for item in _read(name, inspection.settings, count):
+            row = len(inspection.verdicts)
             if isinstance(item, Bad):
                 self._problem(item.problem)
                 if item.problem.line:
                     count.rows, count.bad = count.rows + 1, count.bad + 1
-                    found.verdicts.append(SET_ASIDE)
+                    inspection.verdicts.append(SET_ASIDE)
                 continue
             count.rows += 1
-            found.verdicts.append(GOOD)
-            self._between.add(item.example, row, place, item.line, held_out=held_out)
+            inspection.verdicts.append(GOOD)
+            self._between.add(item.example, row, index, item.line, held_out=held_out)
             if self._watch is not None and not held_out:
                 self._watch(item.example)
 
     def _problem(self, problem: Problem) -> None:
-        if self._found.settings.strict:
+        if self._inspection.settings.strict:
             raise RunError(f"{problem} (--strict)")
-        self._found.kinds[problem.kind] += 1
-        if len(self._found.problems) < KEPT_PROBLEMS:
-            self._found.problems.append(problem)
+        self._inspection.kinds[problem.kind] += 1
+        if len(self._inspection.problems) < KEPT_PROBLEMS:
+            self._inspection.problems.append(problem)
 
     def _take(self, finding: Finding) -> None:
-        found, entry, other = self._found, finding.entry, finding.other
-        if finding.kind in found.settings.keep:
-            found.tolerated[finding.kind] += 1
+        inspection, entry, other = self._inspection, finding.entry, finding.other
+        if finding.kind in inspection.settings.keep:
+            inspection.tolerated[finding.kind] += 1
             return
-        if found.verdicts[entry.row] != GOOD:
+        if inspection.verdicts[entry.row] != GOOD:
             return
-        place = f"{found.names[other.file]}:{other.line}"
-        reason = REASONS[finding.kind].format(place)
-        self._problem(Problem(found.names[entry.file], entry.line, finding.kind, reason))
-        if len(found.reasons) < KEPT_PROBLEMS:
-            found.reasons[entry.row] = reason
-        found.verdicts[entry.row] = 1 + BETWEEN.index(finding.kind)
-        found.files[entry.file].bad += 1
+        reason = REASONS[finding.kind].format(f"{inspection.names[other.file]}:{other.line}")
+        self._problem(Problem(inspection.names[entry.file], entry.line, finding.kind, reason))
+        if len(inspection.reasons) < KEPT_PROBLEMS:
+            inspection.reasons[entry.row] = reason
+        inspection.verdicts[entry.row] = 1 + BETWEEN.index(finding.kind)
+        inspection.files[entry.file].bad += 1
 
 
 def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iterator[Good | Bad]:
@@ -227,6 +226,6 @@ def _demand_bounded(example: Example, limits: Limits) -> None:
         raise RowError("too-long", f"a text of {longest:,} characters; the limit is {limits.line_bytes:,} bytes")
 
 
-def _hand(set_aside: Callable[[Bad], None] | None, found: Bad) -> None:
+def _hand(set_aside: Callable[[Bad], None] | None, bad: Bad) -> None:
     if set_aside is not None:
-        set_aside(found)
+        set_aside(bad)

@@ -21,8 +21,8 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.kind}: {self.reason}"
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.kind}: {self.reason}"
 
 
 class RowError(Exception):

@@ -62,8 +62,8 @@ class RowIndex:
         for entries, begins, ends in self._sorted():
             import numpy as np
 
-            for place in np.flatnonzero(ends - begins > 1):
-                group = entries[begins[place] : ends[place]]
+            for number in np.flatnonzero(ends - begins > 1):
+                group = entries[begins[number] : ends[number]]
                 yield [Entry(int(e["row"]), int(e["file"]), int(e["line"]), int(e["code"])) for e in group]
 
     def distinct(self) -> int:

@@ -22,12 +22,12 @@ def rows_of_run(run: Path, labels: Literal["pairs", "safety"], journal: str | No
         rounds = range(opened.next_round + 1)
         number = 0
         for round_ in rounds:
-            found: Iterable[dict[str, Any]]
+            rows: Iterable[dict[str, Any]]
             if labels == "pairs":
-                found = (pair_row(entry.labelled, f"-{entry.source}") for entry in opened.pairs(round_))
+                rows = (pair_row(entry.labelled, f"-{entry.source}") for entry in opened.pairs(round_))
             else:
-                found = (row for item in opened.safety(round_) if (row := safety_row(item)) is not None)
-            for row in found:
+                rows = (row for item in opened.safety(round_) if (row := safety_row(item)) is not None)
+            for row in rows:
                 number += 1
                 yield Row(number, row)
 

@@ -24,22 +24,22 @@ Labels = Literal["pairs", "safety"]
 
 def expand(names: Sequence[str]) -> list[str]:
     """Single sources: folders are replaced by their data files, in order of name. UserError if there is nothing."""
-    found: list[str] = []
+    sources: list[str] = []
     for name in names:
         path = Path(name).expanduser()
         if name.startswith(HUB) or is_run(name):
-            found.append(name)
+            sources.append(name)
         elif path.is_dir():
             inside = _of_folder(path)
             if not inside:
                 raise UserError(f"{name} holds no data files ({', '.join(SUFFIXES)}): name files or another folder")
-            found += inside
+            sources += inside
         elif path.is_file():
-            found.append(name)
+            sources.append(name)
         else:
             hint = f"; a data set of the hub is {HUB}{name}" if name.count("/") == 1 and not path.suffix else ""
             raise UserError(f"there is no file {name}{hint}")
-    return found
+    return sources
 
 
 def is_run(name: str) -> bool:
@@ -105,9 +105,9 @@ def _read_text(path: Path, magic: bytes, suffix: str, limits: Limits) -> Iterato
     last, nothing = 0, True
     with _unpacked(path, magic) as file:
         try:
-            for found in _text_rows(file, suffix, limits):
-                last, nothing = found.line, False
-                yield found
+            for item in _text_rows(file, suffix, limits):
+                last, nothing = item.line, False
+                yield item
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             why = "ends in the middle (a broken download?)" if _is_cut(error) else "is damaged"
             yield Fault(last + 1, "broken-compression", f"the compressed file {why}; {last} lines before it were read")

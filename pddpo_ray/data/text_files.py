@@ -60,14 +60,14 @@ def json_array(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:
 def delimited(file: BinaryIO, limits: Limits, delimiter: str) -> Iterator[Row | Fault]:
     """Rows of a CSV file with a header. Empty cells are null."""
     header: list[str] | None = None
-    for found in _records(file, limits, delimiter):
-        if isinstance(found, Fault):
+    for record in _records(file, limits, delimiter):
+        if isinstance(record, Fault):
             if header is None:
-                yield Fault(0, "bad-header", f"the first line is no header: {found.reason}")
+                yield Fault(0, "bad-header", f"the first line is no header: {record.reason}")
                 return
-            yield found
+            yield record
             continue
-        line, cells = found
+        line, cells = record
         if header is None:
             header = [cell.strip() for cell in cells]
             if len(set(header)) < len(header) or not all(header):
@@ -106,11 +106,11 @@ class _Twice(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise _Twice(f"field `{next(name for name in names if names.count(name) > 1)}` is given twice")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> None:

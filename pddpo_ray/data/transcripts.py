@@ -25,20 +25,20 @@ def turns(text: str, name: str) -> list[Message]:
     if not is_transcript(text):
         raise RowError("bad-transcript", f"`{name}` does not begin with a Human turn")
     pieces = TURN.split(text)[1:]
-    found = [Message(SPEAKER[who], said.strip()) for who, said in zip(pieces[::2], pieces[1::2], strict=True)]
-    for place, message in enumerate(found):
-        if message.role != ("assistant" if place % 2 else "user"):
-            raise RowError("bad-transcript", f"turn {place + 1} of `{name}`: Human and Assistant do not alternate")
-        if not message.content and place < len(found) - 1:
-            raise RowError("empty-text", f"turn {place + 1} of `{name}` is empty")
-    if found[-1].role != "assistant":
+    messages = [Message(SPEAKER[who], said.strip()) for who, said in zip(pieces[::2], pieces[1::2], strict=True)]
+    for index, message in enumerate(messages):
+        if message.role != ("assistant" if index % 2 else "user"):
+            raise RowError("bad-transcript", f"turn {index + 1} of `{name}`: Human and Assistant do not alternate")
+        if not message.content and index < len(messages) - 1:
+            raise RowError("empty-text", f"turn {index + 1} of `{name}` is empty")
+    if messages[-1].role != "assistant":
         raise RowError("bad-transcript", f"`{name}` does not end with an Assistant turn")
-    return found
+    return messages
 
 
 def opened(text: str, name: str) -> tuple[Message, ...]:
     """The turns of a prompt in this form, without the empty last one."""
-    found = turns(text, name)
-    if found[-1].content:
+    messages = turns(text, name)
+    if messages[-1].content:
         raise RowError("bad-transcript", f"`{name}` ends with a reply; a prompt ends with `Assistant:`")
-    return tuple(found[:-1])
+    return tuple(messages[:-1])

@@ -99,7 +99,7 @@ def evaluate(
     result = {"reference": plan.reference.name, "seed": plan.seed, "each": plan.each,
               "decoding": asdict(plan.decoding), "policy_temperature": plan.policy_temperature,
               "template": plan.template,
-              "models": {model.name: model.place for model in everyone}, "sets": sets}  # fmt: skip
+              "models": {model.name: model.source for model in everyone}, "sets": sets}  # fmt: skip
     write_json(out / RESULT, result)
     write_whole(out / TABLE, table(result))
     write_whole(out / PAGE, render(result, title, commands, notes))
@@ -116,14 +116,14 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
     def speaker() -> Speaker:
         if not loaded:
-            tell(f"{model.name}: loading {model.place}")
+            tell(f"{model.name}: loading {model.source}")
             loaded.append(_speaker(plan, model))
             loaded[0].renderer.demand_system_turns(question for asked in plan.sets for question in asked.questions)
         return loaded[0]
 
-    found: dict[str, Any] = {}
+    spoken: dict[str, Any] = {}
     for asked in plan.sets:
-        what = ["answers", model.place, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
+        what = ["answers", model.source, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
         texts = [as_dicts(question) for question in asked.questions]
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
@@ -135,15 +135,15 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
         def pairs(asked: EvaluationSet = asked) -> list[list[float]]:
             return _pair_scores(speaker(), asked)
 
-        found[asked.name] = {
+        spoken[asked.name] = {
             "answers": memory.recall([*what, texts], draw),
-            "pairs": memory.recall(["pairs", model.place, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
+            "pairs": memory.recall(["pairs", model.source, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
             if asked.pairs
             else [],
         }
     for opened in loaded:
         opened.close()
-    return found
+    return spoken
 
 
 def _reference_scores(
@@ -151,11 +151,11 @@ def _reference_scores(
 ) -> dict[str, dict[str, list[list[float]] | None]]:
     """log pi_ref of every model's answers. None for a model whose words are not the reference's."""
     speaker: Speaker | None = None
-    found: dict[str, dict[str, list[list[float]] | None]] = {}
+    scores: dict[str, dict[str, list[list[float]] | None]] = {}
     for model in plan.models:
         if model == plan.reference:
             continue
-        found[model.name] = {}
+        scores[model.name] = {}
         for asked in plan.sets:
             answers = spoken[model.name][asked.name]["answers"]
 
@@ -171,11 +171,11 @@ def _reference_scores(
                 values = speaker.score_ids(questions, ids)
                 return np.reshape(values, (len(asked.questions), plan.each)).tolist()
 
-            what = ["reference", plan.reference.place, model.place, plan.template, *plan.numbers, answers]
-            found[model.name][asked.name] = memory.recall(what, score)
+            what = ["reference", plan.reference.source, model.source, plan.template, *plan.numbers, answers]
+            scores[model.name][asked.name] = memory.recall(what, score)
     if speaker is not None:
         speaker.close()
-    return found
+    return scores
 
 
 def _same_words(model: Model, reference: Speaker) -> bool:
@@ -183,7 +183,7 @@ def _same_words(model: Model, reference: Speaker) -> bool:
     from pddpo_ray.evaluate.models import model_folder
     from pddpo_ray.rollout.checkpoint import load_tokenizer
 
-    own: dict[str, int] = load_tokenizer(model_folder(model.place)).get_vocab()
+    own: dict[str, int] = load_tokenizer(model_folder(model.source)).get_vocab()
     return own == reference.vocabulary
 
 
@@ -223,32 +223,32 @@ def _of_set(
     tell: Tell,
 ) -> dict[str, Any]:
     """Measures of every model on one set, ratings included."""
-    found: dict[str, dict[str, Any]] = {}
+    measures: dict[str, dict[str, Any]] = {}
     texts = {name: _texts(answers[asked.name]["answers"]) for name, answers in spoken.items()}
     scores = _scores(asked, texts, scorers, memory, tell)
     anchor_pairs = np.array(spoken[plan.reference.name][asked.name]["pairs"])
     for name, answers in spoken.items():
         replies = answers[asked.name]["answers"]
         counts = [[len(reply[0]) for reply in row] for row in replies]
-        found[name] = measure.of_texts(asked, texts[name], counts)
+        measures[name] = measure.of_texts(asked, texts[name], counts)
         if "reward" in scores:
-            found[name] |= measure.of_rewards(scores["reward"][name])
+            measures[name] |= measure.of_rewards(scores["reward"][name])
         if "cost" in scores:
-            found[name] |= measure.of_costs(scores["cost"][name])
+            measures[name] |= measure.of_costs(scores["cost"][name])
         if name == plan.reference.name:
             continue
         others = reference[name][asked.name]
         if others is not None:
-            found[name] |= measure.of_divergence([[reply[2] for reply in row] for row in replies], others)
+            measures[name] |= measure.of_divergence([[reply[2] for reply in row] for row in replies], others)
         if asked.pairs:
             own = np.array(answers[asked.name]["pairs"])
-            found[name] |= measure.of_pairs(asked.pairs, own, anchor_pairs)
+            measures[name] |= measure.of_pairs(asked.pairs, own, anchor_pairs)
     verdicts = _verdicts(asked, texts, scores, scorers, memory, tell)
     return {
         "questions": len(asked.questions),
         "pairs": len(asked.pairs),
         "benign": asked.benign,
-        "measures": found,
+        "measures": measures,
         "ratings": {
             name: {model: asdict(rating) for model, rating in _rated(plan, list(spoken), items).items()}
             for name, (items, _) in verdicts.items()
@@ -261,11 +261,11 @@ def _scores(
     asked: EvaluationSet, texts: dict[str, list[list[str]]], scorers: Scorers, memory: Memory, tell: Tell
 ) -> dict[str, dict[str, list[list[float]]]]:
     """Scores of all answers: {reward, cost: {model: per question}}"""
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    scores: dict[str, dict[str, list[list[float]]]] = {}
     for kind, scorer in (("reward", scorers.reward), ("cost", scorers.cost)):
         if scorer is None:
             continue
-        found[kind] = {}
+        scores[kind] = {}
         for name, replies in texts.items():
             asking = [(question, text) for question, row in zip(asked.questions, replies, strict=True) for text in row]
 
@@ -275,8 +275,8 @@ def _scores(
             tell(f"{name}: {kind} of {len(asking)} answers of {asked.name}")
             texts_asked = [[as_dicts(question), text] for question, text in asking]
             values = iter(memory.recall([kind, scorers.fingerprint, texts_asked], score))
-            found[kind][name] = [[next(values) for _ in row] for row in replies]
-    return found
+            scores[kind][name] = [[next(values) for _ in row] for row in replies]
+    return scores
 
 
 def _verdicts(
@@ -292,15 +292,15 @@ def _verdicts(
     Judges give them where there are judges; else the scorers do, which says the same as the mean scores, on ranks.
     """
     prompts = [f"{index}" for index in range(len(asked.questions))]
-    found: dict[str, tuple[list[Comparison], int]] = {}
+    verdicts: dict[str, tuple[list[Comparison], int]] = {}
     for name, judge in scorers.judges:
         tell(f"{asked.name}: judging {name}")
-        found[f"judge_{name}"] = _judged(name, judge, asked, texts, scorers.fingerprint, memory)
+        verdicts[f"judge_{name}"] = _judged(name, judge, asked, texts, scorers.fingerprint, memory)
     for kind, sign, name in (("reward", 1.0, "helpfulness"), ("cost", -1.0, "harmlessness")):
         if kind in scores:
             firsts = {model: sign * np.array([row[0] for row in rows]) for model, rows in scores[kind].items()}
-            found[f"score_{name}"] = comparisons_by_score(prompts, firsts), 0
-    return found
+            verdicts[f"score_{name}"] = comparisons_by_score(prompts, firsts), 0
+    return verdicts
 
 
 def _judged(
@@ -355,12 +355,12 @@ def _texts(answers: Any) -> list[list[str]]:
 def table(result: dict[str, Any]) -> str:
     """One line per set, model and measure: value, interval and count."""
     lines: list[list[Any]] = [["set", "model", "measure", "value", "low", "high", "count"]]
-    for name, found in result["sets"].items():
-        for model, measures in found["measures"].items():
+    for name, asked in result["sets"].items():
+        for model, measures in asked["measures"].items():
             for key, value in measures.items():
                 if value is not None:
                     lines.append([name, model, key, value["value"], value["low"], value["high"], value["count"]])
-        for key, rated in found["ratings"].items():
+        for key, rated in asked["ratings"].items():
             for model, value in rated.items():
                 lines.append([name, model, f"elo_{key}", value["value"], value["low"], value["high"], None])
     text = io.StringIO()
@@ -373,7 +373,7 @@ def _write_answers(plan: Plan, spoken: dict[str, dict[str, Any]], path: Path) ->
     with path.open("w", encoding="utf-8") as file:
         for asked in plan.sets:
             for index, question in enumerate(asked.questions):
-                for name, found in spoken.items():
-                    for reply in found[asked.name]["answers"][index]:
+                for name, sets in spoken.items():
+                    for reply in sets[asked.name]["answers"][index]:
                         row = {"set": asked.name, "prompt": for_reading(question), "model": name, "answer": reply[1]}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")

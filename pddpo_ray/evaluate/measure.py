@@ -56,15 +56,15 @@ def of_divergence(own: Sequence[Sequence[float]], reference: Sequence[Sequence[f
 def of_pairs(pairs: Sequence[HeldOutPair], policy: Array, reference: Array) -> Measures:
     """How often log pi/pi_ref prefers the better, and the safer, answer of a pair. policy, reference [n, 2]."""
     sides = (policy - reference)[:, 0] - (policy - reference)[:, 1]
-    found = {}
+    measures = {}
     for name, labels in (("better", [pair.better for pair in pairs]), ("safer", [pair.safer for pair in pairs])):
         agreed = [
             agreement(side if label == 0 else -side)
             for side, label in zip(sides.tolist(), labels, strict=True)
             if label is not None
         ]
-        found[f"pair_accuracy_{name}"] = _plain(rate_interval(int(np.floor(sum(agreed))), len(agreed)))
-    return found
+        measures[f"pair_accuracy_{name}"] = _plain(rate_interval(int(np.floor(sum(agreed))), len(agreed)))
+    return measures
 
 
 def _flat(values: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:

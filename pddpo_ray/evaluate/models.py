@@ -1,6 +1,6 @@
 """Models that are evaluated: a folder or hub name in Hugging Face layout, or a policy of a run.
 
-sacpo=line-corporation/sacpo        a name of one's own before the place
+sacpo=line-corporation/sacpo        a name of one's own before it
 runs/demo                           the last policy of a run
 runs/demo@reference                 its reference;  runs/demo@policy-3: the policy of a round
 """
@@ -27,10 +27,10 @@ LAST = "last"
 
 @dataclass(frozen=True)
 class Model:
-    """A name for tables and the place that was given."""
+    """A name for tables, and where the model is: as it was given."""
 
     name: str
-    place: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -43,40 +43,40 @@ class Reply:
 
 
 def parse_model(text: str) -> Model:
-    """`name=place`, or a place whose last part becomes the name."""
-    name, equals, place = text.partition("=")
+    """`name=source`, or a source whose last part becomes the name."""
+    name, equals, source = text.partition("=")
     if not equals:
         return Model(Path(text.rstrip("/")).name, text)
-    if not name or not place:
+    if not name or not source:
         raise UserError(f"{text}: write a model as NAME=PATH, or as a path alone")
-    return Model(name, place)
+    return Model(name, source)
 
 
-def model_folder(place: str) -> Path:
+def model_folder(source: str) -> Path:
     """Folder with weights, configuration and tokenizer. UserError if there is none."""
-    path, _, version = place.partition("@")
+    path, _, version = source.partition("@")
     if (Path(path) / JOURNAL).is_file():
         return _of_run(Path(path).absolute(), version or LAST)
     from pddpo_ray.storage.checkpoints import checkpoint_folder
 
-    folder = checkpoint_folder(place)
+    folder = checkpoint_folder(source)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{place} holds no model (config.json is missing): name a model folder, a hub name or a run")
+        raise UserError(f"{source} holds no model (config.json is missing): name a model folder, a hub name or a run")
     return folder
 
 
 def policy_temperature(models: Sequence[Model]) -> float:
     """`policy.temperature` of the runs among the models, 1.0 where there is none. UserError where they differ."""
-    found: dict[float, str] = {}
+    stated: dict[float, str] = {}
     for model in models:
-        run = Path(model.place.partition("@")[0])
+        run = Path(model.source.partition("@")[0])
         if (run / JOURNAL).is_file():
             with open_folder(run.absolute()) as journal:
-                found[(journal.recipe.get("policy") or {}).get("temperature", 1.0)] = model.name
-    if len(found) > 1:
-        said = ", ".join(f"{name} {temperature:g}" for temperature, name in found.items())
+                stated[(journal.recipe.get("policy") or {}).get("temperature", 1.0)] = model.name
+    if len(stated) > 1:
+        said = ", ".join(f"{name} {temperature:g}" for temperature, name in stated.items())
         raise UserError(f"the runs have policies at different temperatures ({said}): give one, --policy-temperature")
-    return next(iter(found), 1.0)
+    return next(iter(stated), 1.0)
 
 
 def _of_run(run: Path, version: str) -> Path:
@@ -105,7 +105,7 @@ class Speaker:
         max_model_len: int = 2048,
         temperature: float = 1.0,
     ) -> None:
-        folder = model_folder(model.place).absolute()
+        folder = model_folder(model.source).absolute()
         self._tokenizer = load_tokenizer(folder)
         self.renderer = Renderer(self._tokenizer, template, folder)
         # The folder as it stands is the version: its parent is the store, and taking it over checks every tensor.

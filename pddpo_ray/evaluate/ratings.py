@@ -51,10 +51,10 @@ def bradley_terry(models: Sequence[str], wins: Array, anchor: str, ridge: float 
 
 def win_table(models: Sequence[str], comparisons: Sequence[Comparison]) -> Array:
     """Wins of each model over each other, a draw being half a win for both. -> [m, m]"""
-    places = {model: index for index, model in enumerate(models)}
+    indices = {model: index for index, model in enumerate(models)}
     wins = np.zeros((len(models), len(models)))
     for item in comparisons:
-        i, j = places[item.first], places[item.second]
+        i, j = indices[item.first], indices[item.second]
         wins[i, j] += item.outcome
         wins[j, i] += 1.0 - item.outcome
     return wins
@@ -67,7 +67,7 @@ def ratings(
 
     All verdicts on a prompt are drawn together: the answers of one prompt share its difficulty.
     """
-    found = bradley_terry(models, win_table(models, comparisons), anchor)
+    best = bradley_terry(models, win_table(models, comparisons), anchor)
     by_prompt: dict[str, list[Comparison]] = {}
     for item in comparisons:
         by_prompt.setdefault(item.prompt, []).append(item)
@@ -78,10 +78,10 @@ def ratings(
         chosen = generator.integers(len(tables), size=len(tables))
         drawn.append(list(bradley_terry(models, tables[chosen].sum(axis=0), anchor).values()))
     if not drawn:
-        return {model: Rating(value) for model, value in found.items()}
+        return {model: Rating(value) for model, value in best.items()}
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
     return {
-        model: Rating(found[model]) if model == anchor else Rating(found[model], float(low[index]), float(high[index]))
+        model: Rating(best[model]) if model == anchor else Rating(best[model], float(low[index]), float(high[index]))
         for index, model in enumerate(models)
     }
 

@@ -44,8 +44,8 @@ def read_set(source: str, *, limit: int | None = None, benign: bool = False, see
 
     Damaged rows are left out (`pddpo data check` names them). UserError if nothing is left.
     """
-    found = inspect([locate(source)], Settings())
-    examples = [good.example for good in found.examples()]
+    inspection = inspect([locate(source)], Settings())
+    examples = [good.example for good in inspection.examples()]
     questions = list(dict.fromkeys(example.prompt for example in examples))
     pairs = [_pair(example) for example in examples if len(example.answers) == 2]
     if not questions:

@@ -27,18 +27,18 @@ def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str,
     """
     view = world_view(config, ArtifactStore(run / ARTIFACTS))
     entries = {entry.version.number: entry for entry in journal.versions()}
-    found = {"reference": exact_values(view, view.oracle.reference)}
+    values = {"reference": exact_values(view, view.oracle.reference)}
     tables = []
     for version in journal.policies:
         table = view.table(version)
         tables.append(table)
         accuracy = _accuracies(view, table, entries[version.number], entries)
-        found[version.name] = exact_values(view, table) | accuracy
+        values[version.name] = exact_values(view, table) | accuracy
     if tables:
-        found["mixture"] = exact_values(view, mixture(tables))
+        values["mixture"] = exact_values(view, mixture(tables))
     if view.covered is not None:
-        found["covered_only"] = exact_values(view, view.oracle.covered_only(view.covered).policy)
-    return found | {"optimum": exact_values(view, view.oracle.optimum.policy)}
+        values["covered_only"] = exact_values(view, view.oracle.covered_only(view.covered).policy)
+    return values | {"optimum": exact_values(view, view.oracle.optimum.policy)}
 
 
 def world_view(config: Config, store: ArtifactStore) -> WorldView:
@@ -80,11 +80,11 @@ def _accuracies(
         return {}
     base_table = view.table(base.version)
     reward = implicit_score(base_table, oracle.reference, 1.0)
-    found = {"pair_accuracy_reward": pair_accuracy(reward, oracle.reward, oracle)}
+    accuracies = {"pair_accuracy_reward": pair_accuracy(reward, oracle.reward, oracle)}
     if policy.version.sha256 != base.version.sha256:
         cost = implicit_score(base_table, table, 1.0)
-        found["pair_accuracy_cost"] = pair_accuracy(cost, oracle.cost, oracle)
-    return found
+        accuracies["pair_accuracy_cost"] = pair_accuracy(cost, oracle.cost, oracle)
+    return accuracies
 
 
 def pair_accuracy(score: Array, truth: Array, oracle: Oracle) -> float:

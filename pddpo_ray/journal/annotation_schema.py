@@ -165,13 +165,13 @@ left and right. `outcome` is what was decided then: counted, surplus or refused;
 seat = table(
     "seat",
     Column("task", String(64), primary_key=True),
-    Column("place", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
     Column("needed", Integer, nullable=False),
     Column("annotator", String(64), ForeignKey("annotator.id"), nullable=False),
     Column("answer", Integer, ForeignKey("answer.seq"), nullable=False, unique=True),
     ForeignKeyConstraint(["task", "needed"], ["task.id", "task.needed"], name="fk_seat_task_needed"),
     UniqueConstraint("task", "annotator", name="uq_seat_person"),
-    CheckConstraint("place >= 0 AND place < needed", name="ck_seat_place"),
+    CheckConstraint("number >= 0 AND number < needed", name="ck_seat_number"),
 )
 
 withdrawal = table(

@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.schema import metadata
 
-HEAD = "0005"
+HEAD = "0006"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)

@@ -153,8 +153,8 @@ class Journal(JournalReader):
         return self._finished_phase(phase) is not None
 
     def _finished_phase(self, phase: str) -> PhaseEntry | None:
-        found = self.phases(self.round, phase)
-        return found[0] if found else None
+        entries = self.phases(self.round, phase)
+        return entries[0] if entries else None
 
     # --- writers ------------------------------------------------------------------------------------------------
 

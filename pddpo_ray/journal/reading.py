@@ -105,13 +105,13 @@ class JournalReader:
 
     def _responses(self, query: Select[Any]) -> list[Response]:
         seen: dict[str, Prompt] = {}
-        found = []
+        responses = []
         for row in self._read(query):
             if row.prompt not in seen:
                 messages = rows.messages_of(row.prompt_messages)
                 seen[row.prompt] = Prompt(row.prompt, tuple(row.prompt_tokens), row.prompt_text, messages)
-            found.append(rows.response_record(row, seen[row.prompt]))
-        return found
+            responses.append(rows.response_record(row, seen[row.prompt]))
+        return responses
 
     def safety(self, round_: int | None = None, constraint: str | None = None) -> list[SafetyLabels]:
         """Safety labels by answer, in the order in which the answers were asked."""
@@ -185,11 +185,11 @@ class JournalReader:
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """{round: {name: value}}; a number that does not exist reads as nan."""
-        found: dict[int, dict[str, float]] = {}
+        by_round: dict[int, dict[str, float]] = {}
         table = schema.metric
         for row in self._read(self._of_run(table).order_by(table.c.round, table.c.name)):
-            found.setdefault(row.round, {})[row.name] = math.nan if row.value is None else row.value
-        return found
+            by_round.setdefault(row.round, {})[row.name] = math.nan if row.value is None else row.value
+        return by_round
 
     def phases(self, round_: int | None = None, like: str = "%") -> list[PhaseEntry]:
         """Finished phases in the order in which they ended; `like` is a pattern of their names (`prompts-%`)."""

@@ -137,7 +137,7 @@ def _scoring(
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
-    training = training_of(config, journal, backends, "page-models") if backends.features == "hidden" else None
+    training = training_of(config, journal, backends, "method-models") if backends.features == "hidden" else None
 
     def features(labelled: Sequence[LabelledPair]) -> Features:
         match backends.features:

@@ -174,7 +174,7 @@ class ScoringController:
             self._journal.add_metrics({"dual/explicit": dual.multiplier, "dual/sample_size": dual.sample_size})
             return {"multiplier": dual.multiplier}
 
-        return float(self._journal.once("price", minimise)["multiplier"])
+        return float(self._journal.once("explicit-multiplier", minimise)["multiplier"])
 
     def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]:
         """One Bernoulli label per pair: P(first is chosen) = sigmoid(w(first) - w(second)), w = r - multiplier c."""

@@ -67,24 +67,24 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
         "gap_reference", "gap_offline", "gap_covered_only", "gap_mixture", "gap_last",
         "off_support_last", "off_support_offline",
     )  # fmt: skip
-    found: dict[str, Any] = dict.fromkeys(names)
+    exact: dict[str, Any] = dict.fromkeys(names)
     if world is None or evaluation is None:
-        return found
+        return exact
     oracle = world.oracle
     tables = {"reference": oracle.reference, "mixture": evaluation.mixture(), "last": evaluation.last()}
     if offline is not None:
         tables["offline"] = offline.last()
-        found["off_support_offline"] = off_support(world, tables["offline"])
+        exact["off_support_offline"] = off_support(world, tables["offline"])
     for name, table in tables.items():
-        found |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"gap_{name}": oracle.gap(table)}
+        exact |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"gap_{name}": oracle.gap(table)}
     best = oracle.optimum
-    found |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
+    exact |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
     if world.covered is not None:
         covered = oracle.covered_only(world.covered)
-        found |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
-        found["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
-    found["off_support_last"] = off_support(world, tables["last"])
-    return found
+        exact |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
+        exact["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
+    exact["off_support_last"] = off_support(world, tables["last"])
+    return exact
 
 
 def _constraints(
@@ -92,10 +92,10 @@ def _constraints(
 ) -> dict[str, dict[str, float | None]]:
     """Per constraint its limit, multipliers and, where the world is known, exact violations."""
     steps = {step.constraint: step for step in journal.dual_steps()}
-    found: dict[str, dict[str, float | None]] = {}
+    constraints: dict[str, dict[str, float | None]] = {}
     for index, (name, threshold) in enumerate(config.thresholds.items()):
         step = steps.get(name)
-        found[name] = {
+        constraints[name] = {
             "threshold": threshold,
             "cost_estimate": step.estimate.value if step else None,
             "standard_error": step.estimate.standard_error if step else None,
@@ -105,12 +105,12 @@ def _constraints(
         if world is not None and evaluation is not None:
             best, oracle = world.oracle.optimum, world.oracle
             tables = {"mixture": evaluation.mixture(), "last": evaluation.last()}
-            found[name] |= {
+            constraints[name] |= {
                 "multiplier_optimum": (best.multiplier, *best.further_multipliers)[index],
                 "g_optimum": (best.g, *best.further_g)[index],
                 **{f"g_{key}": (oracle.g(table), *oracle.further_g(table))[index] for key, table in tables.items()},
             }
-    return found
+    return constraints
 
 
 def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:

@@ -311,8 +311,8 @@ class RolloutController:
         each = [request.n for request in requests]
         answers = engine.sample([one.prompt for one in requests], [one.seed for one in requests], each, decoding)
         if [len(draws) for draws in answers] != each:
-            found = sum(len(draws) for draws in answers)
-            raise RunError(f"engine {engine.name} was asked for {sum(each)} answers and returned {found}")
+            returned = sum(len(draws) for draws in answers)
+            raise RunError(f"engine {engine.name} was asked for {sum(each)} answers and returned {returned}")
         return answers
 
 

@@ -110,18 +110,18 @@ class Renderer:
 def stop_ids(tokenizer: Any, folder: Path | None = None) -> tuple[int, ...]:
     """Ids after which a model has ended its answer: the tokenizer's end of sequence, those of `config.json` and
     `generation_config.json`, and what the tokenizer's own chat template writes behind a reply."""
-    found, words = {tokenizer.eos_token_id}, math.inf
+    stops, words = {tokenizer.eos_token_id}, math.inf
     for name in ("config.json", "generation_config.json"):
         file = None if folder is None else folder / name
         if file is not None and file.is_file():
             stated = json.loads(file.read_text("utf-8"))
             declared = stated.get("eos_token_id")
-            found |= set(declared) if isinstance(declared, list) else {declared}
+            stops |= set(declared) if isinstance(declared, list) else {declared}
             words = min(words, stated.get("vocab_size") or math.inf)
     if getattr(tokenizer, "chat_template", None):
-        found.add(turn_end(tokenizer, tokenizer.get_chat_template()))
+        stops.add(turn_end(tokenizer, tokenizer.get_chat_template()))
     # A tokenizer may know more tokens than the model has: those end nothing, and an engine refuses them.
-    return tuple(sorted(token for token in found if token is not None and token < words))
+    return tuple(sorted(token for token in stops if token is not None and token < words))
 
 
 def turn_end(tokenizer: Any, template: str) -> int | None:

@@ -159,8 +159,8 @@ class LocalTrainer:
         if new:
             self._load(self.reference)
             # Not shared between ranks: a mask is needed by the rank that trains on the text, and that changes per step.
-            log_probs, found = support_of_texts(self.engine.scorer, new, floor)
-            column.add(new, found)
+            log_probs, supports = support_of_texts(self.engine.scorer, new, floor)
+            column.add(new, supports)
             # One pass gives both. A number that is known stays, so that a run that was broken off sees the same ones.
             unknown = set(self._known.missing(new))
             fresh = [index for index, text in enumerate(new) if text in unknown]

@@ -57,7 +57,7 @@ def test_the_server_refuses_a_second_seat_and_any_rewriting(database: str) -> No
     with engine.connect() as connection:
         taken = connection.execute(seat.select()).one()
     with pytest.raises(IntegrityError), engine.begin() as connection:
-        connection.execute(insert(seat).values(**{**taken._mapping, "place": 1, "answer": 7}))
+        connection.execute(insert(seat).values(**{**taken._mapping, "number": 1, "answer": 7}))
     for change in (update(answer).values(note="x"), delete(answer)):
         with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
             connection.execute(change)

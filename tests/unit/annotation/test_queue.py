@@ -365,7 +365,7 @@ def test_the_database_itself_refuses_a_second_seat_a_seat_too_many_and_any_rewri
         for row in connection.execute(seat.select()):
             task_of[row.annotator] = row.task
     full: Mapping[str, object] = {"task": task_of[one.id], "needed": 1, "annotator": two.id, "answer": 99}
-    for wrong in ({"place": 0}, {"place": 1}, {"place": 1, "needed": 2}, {"place": -1}):
+    for wrong in ({"number": 0}, {"number": 1}, {"number": 1, "needed": 2}, {"number": -1}):
         with pytest.raises(IntegrityError), queue.engine.begin() as connection:
             connection.execute(insert(seat).values(**{**full, **wrong}))
     for change in (update(answer).values(given={}), delete(answer), update(audit_event).values(actor="x")):

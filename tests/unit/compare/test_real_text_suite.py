@@ -130,7 +130,7 @@ def test_the_suite_runs_every_method_and_shares_reference_and_scorers(tmp_path: 
         json.dumps(entry.payload)
         for name in suite.arms
         for entry in journal_of(tmp_path, name).phases(0)
-        if entry.phase in ("score-models", "page-models")
+        if entry.phase in ("score-models", "method-models")
     }
     stored = {path.name.rsplit("-", 1)[0] for path in (tmp_path / "runs/seed-0/shared/artifacts").glob("*-model*")}
     assert len(places) <= 2, places

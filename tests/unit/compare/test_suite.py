@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from pddpo_ray.compare.facts import FACTS
-from pddpo_ray.compare.paper import load_paper, missing_models
+from pddpo_ray.compare.paper import ModelEntry, load_paper, missing_models
 from pddpo_ray.compare.runner import Unit, run_unit, units_of
 from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.config import load
@@ -199,14 +199,18 @@ def test_ours_are_trained_by_commands_that_load() -> None:
     assert load("paper/pd-dpo-fixed", ["dual.first=3.0"]).dual.first == 3.0
 
 
-def test_a_place_on_the_command_line_belongs_to_its_model_and_other_words_to_the_plan() -> None:
+def test_a_source_on_the_command_line_belongs_to_its_model_and_other_words_to_the_plan() -> None:
     paper = load_paper(["PD-DPO-2=runs/two", "mine=models/m", "questions=7", "sets=a.jsonl,b.csv", "dtype=float32"])
-    assert paper.models["PD-DPO-2"].place == "runs/two"
-    assert paper.models["mine"].place == "models/m"
+    assert paper.models["PD-DPO-2"].source == "runs/two"
+    assert paper.models["mine"].source == "models/m"
     assert (paper.questions, paper.sets, paper.dtype) == (7, ["a.jsonl", "b.csv"], "float32")
+
+
+def test_a_plan_of_version_0_1_calls_a_source_a_place() -> None:
+    assert ModelEntry.model_validate({"place": "runs/two"}) == ModelEntry(source="runs/two")
 
 
 @pytest.mark.parametrize("word", ["noequals", "=x", "a="])
 def test_a_word_that_is_no_setting_is_refused(word: str) -> None:
-    with pytest.raises(UserError, match="NAME=PLACE"):
+    with pytest.raises(UserError, match="NAME=SOURCE"):
         load_paper([word])

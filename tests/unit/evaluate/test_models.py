@@ -85,7 +85,7 @@ def test_divergence_is_the_mean_log_ratio_of_the_models_own_answers(
     ours = [value for value in answers if isinstance(value[0][0], list)][1]
     from transformers import LlamaForCausalLM
 
-    models = [LlamaForCausalLM.from_pretrained(model.place).eval() for model in plan.models]
+    models = [LlamaForCausalLM.from_pretrained(model.source).eval() for model in plan.models]
     for row, replies in zip(PAIRS, ours, strict=True):
         prompt = [tokenizer.bos_token_id, *tokenizer(row["prompt"])["input_ids"]]
         for ids, _, _ in replies:
@@ -246,6 +246,6 @@ def test_models_are_evaluated_at_the_temperature_of_the_runs_among_them(tmp_path
 
     base, plain, warm = Model("base", str(tmp_path)), run("plain"), run("warm", "policy.temperature=0.7")
     assert policy_temperature([base]) == policy_temperature([base, plain]) == 1.0
-    assert policy_temperature([base, replace(warm, place=f"{warm.place}@reference")]) == 0.7
+    assert policy_temperature([base, replace(warm, source=f"{warm.source}@reference")]) == 0.7
     with pytest.raises(UserError, match=r"plain 1, warm 0\.7.*--policy-temperature"):
         policy_temperature([plain, warm])

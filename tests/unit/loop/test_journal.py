@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, event
+from sqlalchemy import delete, event, select
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent, read_journal, schema
-from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database
+from pddpo_ray.journal.annotation_schema import seat
+from pddpo_ray.journal.database import HEAD, MIGRATIONS, open_database, reading
 from pddpo_ray.journal.lock import is_alive, process_start
 from pddpo_ray.records import (
     CostEstimate,
@@ -302,6 +303,21 @@ def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_th
     assert triggers[0] == triggers[1]
     assert len(triggers[0]) == 8, "an update and a deletion are forbidden in each of four tables"
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+
+
+def test_phases_and_seats_of_version_0_1_have_the_names_of_today(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+        connection.executescript(TABLES_OF_0_1.read_text())
+        connection.execute("INSERT INTO run VALUES ('demo', '{}', '{}', 0)")
+        for phase in ("price", "page-models", "sample"):
+            connection.execute("INSERT INTO phase VALUES ('demo', 0, ?, 1, 2, '{\"multiplier\": 0.5}')", (phase,))
+        connection.execute("INSERT INTO seat VALUES ('task', 1, 2, 'person', 7)")
+    connection.close()
+    with read_journal(tmp_path / "old.sqlite", "demo") as journal:
+        names = {entry.phase: entry.payload for entry in journal.phases(0)}
+        assert names == {key: {"multiplier": 0.5} for key in ("explicit-multiplier", "method-models", "sample")}
+        with reading(journal.engine) as connected:
+            assert connected.execute(select(seat.c.number, seat.c.needed)).one() == (1, 2)
 
 
 def test_commits_are_on_disk_and_readers_do_not_block_the_writer(path: Path) -> None:
