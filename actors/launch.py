@@ -32,7 +32,7 @@ from actors.weights import SendCommand
 from actors.workers import given_labeller, tabular_engine, tabular_trainer, text_engine, text_trainer
 from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
 from pddpo_ray.contracts import Labeller
-from pddpo_ray.loop import run
+from pddpo_ray.loop import in_process, run
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.plan.resources import Bundle, bundles
 from pddpo_ray.records import PolicyVersion
@@ -196,8 +196,6 @@ def _device(config: Config) -> Device:
 
 def tabular_backends(groups: Groups) -> Backends:
     """The tabular world's parts as actors."""
-    from pddpo_ray.loop import in_process
-
     config = groups.config
     settings = config.world
     assert isinstance(settings, TabularWorldConfig)

@@ -9,20 +9,23 @@ from pathlib import Path
 
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.loop.in_process import tabular_backends
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.rollout.factory import language_engine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Shard
 from pddpo_ray.training.log_probs import ResponseScorer
+from pddpo_ray.training.lora import LoraEngine
+from pddpo_ray.training.recipe_trainer import recipe_trainer
+from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_parts import TabularEngine
 
 
 def text_trainer(
     config: Config, folder: Path, store: str, reference: PolicyVersion, rank: int, ranks: int
 ) -> TrainerBackend:
     """A rank of the trainer for the model in `folder`, with the recipe's engine."""
-    from pddpo_ray.training.fit import Shard
-    from pddpo_ray.training.recipe_trainer import recipe_trainer
-
     name, dtype, shard = config.trainer.engine, config.model.dtype, Shard(rank, ranks)
     return recipe_trainer(
         config.model,
@@ -37,24 +40,16 @@ def text_trainer(
 
 def tabular_trainer(config: Config, store: str, rank: int, ranks: int) -> TrainerBackend:
     """The table's fit is exact and takes no time: every rank does the whole of it."""
-    from pddpo_ray.loop.in_process import tabular_backends
-    from pddpo_ray.worlds.tabular import tabular_world
-
     assert isinstance(config.world, TabularWorldConfig)
     return tabular_backends(config, tabular_world(config.world), ArtifactStore(store)).trainer
 
 
 def text_engine(config: Config, name: str, folder: Path, store: str) -> RolloutEngine:
     """The recipe's engine, in this process."""
-    from pddpo_ray.rollout.factory import language_engine
-
     return language_engine(config, name, folder, ArtifactStore(store))
 
 
 def tabular_engine(settings: TabularWorldConfig, name: str, store: str) -> RolloutEngine:
-    from pddpo_ray.worlds.tabular import tabular_world
-    from pddpo_ray.worlds.tabular_parts import TabularEngine
-
     return TabularEngine(tabular_world(settings), ArtifactStore(store), name)
 
 
@@ -73,8 +68,6 @@ def make_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str =
 def make_lora_engine(name: str, scorer: ResponseScorer, shard: Shard, *, dtype: str = "float32") -> Engine:
     """The same for a scorer whose model carries adapters: weights are the adapters' alone."""
     if name == "torch":
-        from pddpo_ray.training.lora import LoraEngine
-
         return LoraEngine(scorer, shard)
     return _deepspeed(name, scorer, shard, dtype)
 

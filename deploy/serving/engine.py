@@ -37,6 +37,7 @@ from pddpo_ray.rollout.vllm_native import adapter_options
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
+from pddpo_ray.storage.adapters import ADAPTER
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import template_named
@@ -190,8 +191,6 @@ class PolicyEngine:
         """The policy's adapter, loaded once under a name of its own; the reference is the base without one."""
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
         from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
-
-        from pddpo_ray.storage.adapters import ADAPTER
 
         name = BASE if policy.release == REFERENCE else f"{policy.version.name}-{policy.version.sha256[:12]}"
         async with self._adapter_lock:

@@ -29,6 +29,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -245,8 +246,6 @@ class _Shared:
 
     def backends(self, config: Config, run_dir: Path) -> Backends:
         if config.policies != "language models":
-            from pddpo_ray.loop.in_process import make_backends
-
             return make_backends(config, run_dir)
         self._link(run_dir)
         if self._common is None:

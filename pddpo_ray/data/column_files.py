@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.data.problems import Fault, Row
+from pddpo_ray.errors import PddpoError
 
 BATCH = 512
 BUFFER = 1 << 16
@@ -48,8 +49,6 @@ def arrow(path: Path) -> Iterator[Row | Fault]:
 def hub(name: str) -> Iterator[Row | Fault]:
     """Rows of `owner/name`, `owner/name:split` or `owner/name@config:split`, streamed through `datasets`."""
     from datasets import load_dataset
-
-    from pddpo_ray.errors import PddpoError
 
     dataset, _, split = name.partition(":")
     dataset, _, config = dataset.partition("@")

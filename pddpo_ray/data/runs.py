@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pddpo_ray.data.problems import Fault, Row
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import LabelledPair, Prompt, SafetyLabels, Verdict
 from pddpo_ray.text.templates import TEMPLATES, rendered
 
@@ -15,8 +16,6 @@ INDEX = {Verdict.FIRST: 0, Verdict.SECOND: 1}
 
 def rows_of_run(run: Path, labels: Literal["pairs", "safety"], journal: str | None = None) -> Iterator[Row | Fault]:
     """Rows of a run's folder, round by round. UserError if there is no run."""
-    from pddpo_ray.journal.identity import open_folder
-
     run = run.expanduser().absolute()
     with open_folder(run, journal) as opened:
         rounds = range(opened.next_round + 1)

@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, cast
 
 from pddpo_ray.data import column_files, text_files
 from pddpo_ray.data.problems import Fault, Limits, Row
+from pddpo_ray.data.runs import rows_of_run
 from pddpo_ray.errors import UserError
 
 HUB = "hf:"
@@ -54,8 +55,6 @@ def read(name: str, limits: Limits, labels: Labels = "pairs") -> Iterator[Row | 
         return
     path = Path(name).expanduser()
     if path.is_dir():
-        from pddpo_ray.data.runs import rows_of_run
-
         yield from rows_of_run(path, labels)
         return
     try:

@@ -18,11 +18,12 @@ import numpy as np
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import measure
-from pddpo_ray.evaluate.models import Model, Speaker
+from pddpo_ray.evaluate.models import Model, Speaker, model_folder
 from pddpo_ray.evaluate.page import render
 from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score, iterative_elo, ratings
 from pddpo_ray.evaluate.sets import EvaluationSet
 from pddpo_ray.records import Decoding, Message
+from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import write_json, write_whole
 from pddpo_ray.text.templates import as_dicts, for_reading
@@ -180,9 +181,6 @@ def _reference_scores(
 
 def _same_words(model: Model, reference: Speaker) -> bool:
     """Whether a model's tokens mean the same to the reference."""
-    from pddpo_ray.evaluate.models import model_folder
-    from pddpo_ray.rollout.checkpoint import load_tokenizer
-
     own: dict[str, int] = load_tokenizer(model_folder(model.source)).get_vocab()
     return own == reference.vocabulary
 

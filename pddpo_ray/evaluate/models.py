@@ -17,7 +17,11 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Array, Decoding, Message, PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.rollout.transformers_engine import TransformersEngine
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
@@ -57,8 +61,6 @@ def model_folder(source: str) -> Path:
     path, _, version = source.partition("@")
     if (Path(path) / JOURNAL).is_file():
         return _of_run(Path(path).absolute(), version or LAST)
-    from pddpo_ray.storage.checkpoints import checkpoint_folder
-
     folder = checkpoint_folder(source)
     if not (folder / "config.json").is_file():
         raise UserError(f"{source} holds no model (config.json is missing): name a model folder, a hub name or a run")
@@ -145,12 +147,7 @@ class Speaker:
 def _engine(kind: str, folder: Path, dtype: str, max_model_len: int, temperature: float) -> RolloutEngine:
     store = ArtifactStore(folder.parent)
     if kind == "vllm":
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-        from pddpo_ray.rollout.vllm_start import prepare_process
-
         prepare_process(1)
         settings = VllmSettings(dtype=dtype, max_model_len=max_model_len, temperature=temperature)
         return VllmEngine("evaluate", folder, store, settings)
-    from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
     return TransformersEngine("evaluate", folder, store, dtype=dtype, temperature=temperature)

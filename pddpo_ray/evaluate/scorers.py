@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pddpo_ray.config import EndpointConfig, ScorerConfig
 from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Message, Verdict
+from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.judge import Judge as EndpointJudge
 
 if TYPE_CHECKING:
     from pddpo_ray.scoring.judge import Axis
@@ -35,9 +37,6 @@ def judges_at(
 
     The endpoint's key, if it wants one, is in the environment variable `key_env`.
     """
-    from pddpo_ray.scoring.endpoint import ChatEndpoint
-    from pddpo_ray.scoring.judge import Judge as EndpointJudge
-
     judge = EndpointJudge(ChatEndpoint(EndpointConfig(endpoint=url, model=model), os.environ.get(key_env)))
 
     def on(axis: Axis) -> Judge:

@@ -12,12 +12,14 @@ from scipy.special import expit
 from pddpo_ray.config import Config, TabularWorldConfig, TextWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, VersionEntry
+from pddpo_ray.loop.in_process import tabular_view
 from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
+from pddpo_ray.worlds.tabular import tabular_world
 
 
 def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:
@@ -44,9 +46,6 @@ def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str,
 def world_view(config: Config, store: ArtifactStore) -> WorldView:
     """The recipe's world as evaluation sees it."""
     if isinstance(config.world, TabularWorldConfig):
-        from pddpo_ray.loop.in_process import tabular_view
-        from pddpo_ray.worlds.tabular import tabular_world
-
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):
         from pddpo_ray.worlds.prepared_text import prepare_text_world

@@ -8,6 +8,9 @@ from typing import Literal
 from pddpo_ray.config import Config, LoraParameters, RayCluster, TransformersRollout, VllmRollout
 from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
+from pddpo_ray.rollout.transformers_engine import TransformersEngine
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 
 Device = Literal["cpu", "cuda"]
@@ -35,9 +38,6 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
     if isinstance(rollout, VllmRollout):
         import torch
 
-        from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-        from pddpo_ray.rollout.vllm_start import prepare_process
-
         prepare_process(rollout.threads)
         on_gpu = torch.cuda.is_available()
         settings = VllmSettings(
@@ -58,8 +58,6 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
                 return TransferVllmEngine(name, folder, store, settings, transfer)
         return VllmEngine(name, folder, store, settings)
     if isinstance(rollout, TransformersRollout):
-        from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
         return TransformersEngine(
             name,
             folder,

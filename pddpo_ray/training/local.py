@@ -27,6 +27,7 @@ from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
 from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, score_texts, support_of_texts
+from pddpo_ray.training.ppo_networks import reinforce
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
 MakeEngine = Callable[[ResponseScorer], Engine]
@@ -89,9 +90,6 @@ class LocalTrainer:
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
         """One update of PPO-Lagrangian; satisfies ppo.PolicyGradient."""
-        # Imported here: critics are needed by one method alone.
-        from pddpo_ray.training.ppo_networks import reinforce
-
         return reinforce(
             command,
             engine=self.engine,

@@ -25,6 +25,7 @@ from pddpo_ray.verify.experiments import (
     theory_table,
 )
 from pddpo_ray.verify.methods import COMPARED, DEFAULT, PUBLIC, Method
+from pddpo_ray.verify.page import render
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world
@@ -61,8 +62,6 @@ def main(options: VerifyOptions) -> int:
         (folder / "verify.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}; choose another folder with --out") from None
-    from pddpo_ray.verify.page import render
-
     page = write_whole(folder / "verify.html", render(world, curves, result["checks"]))
     if options.json:
         print(json.dumps(result))
