@@ -196,6 +196,9 @@ class Objective:
     policy carries it also at answers in no row, which margins cannot reach. Empty: margins only enter the loss."""
     score_max: float | None = None
     """Bound of the scores in a table's policy class (paper.md §4); None: the world's bound for the stage."""
+    values: bool = False
+    """Whether rows are measured differences (`theory.value_stage`): the loss is then the square of the same logit, with
+    `margins[i]` = sum_j lambda_j (C_j(chosen) - C_j(rejected)) / s, `multiplier` s and temperature beta / s."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pddpo_ray.theory.agreement import agreement
+from pddpo_ray.theory.value_stage import value_losses
 
 Metrics = dict[str, Tensor]
 
@@ -41,6 +42,27 @@ def preference_loss(
     if weights is not None:
         losses = losses * weights
     return losses, {"logit": logits.detach(), "accurate": agreement(difference.detach())}
+
+
+def value_loss(
+    chosen_log_ratio: Tensor,
+    rejected_log_ratio: Tensor,
+    *,
+    temperature: float,
+    margins: Tensor,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Regression of a pair's log ratios on its measured costs (`value_stage`). [B], [B] -> losses [B], metrics.
+
+    loss = weight * (temperature * (h(chosen) - h(rejected)) + margin)^2,  temperature = beta / s,
+    margin = sum_i lambda_i (C_i(chosen) - C_i(rejected)) / s. Which answer is called chosen changes nothing. Metrics as
+    those of `preference_loss`: `accurate` is 1 where the log ratios rank the pair as its costs do.
+    """
+    losses = value_losses(rejected_log_ratio, chosen_log_ratio, -margins, temperature=temperature)
+    if weights is not None:
+        losses = losses * weights
+    difference = (chosen_log_ratio - rejected_log_ratio).detach()
+    return losses, {"logit": temperature * difference, "accurate": agreement(-difference * margins)}
 
 
 def support_loss(log_support_mass: Tensor, mask: Tensor, *, tokens: float | None = None) -> tuple[Tensor, Metrics]:

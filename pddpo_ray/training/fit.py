@@ -22,7 +22,7 @@ from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
-from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss
+from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
@@ -188,7 +188,7 @@ def _accumulate(
         part_rows = [rows[i] for i in (batch[:1] if empty else part)]
         margins = [objective.margins[i] for i in (batch[:1] if empty else part)] if objective.margins else None
         pair_loss, correct, support_term, off_support = _micro_batch(
-            engine.scorer, objective.temperature, part_rows, margins, columns, settings
+            engine.scorer, objective, part_rows, margins, columns, settings
         )
         scale = 0.0 if empty else 1.0
         loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
@@ -216,7 +216,7 @@ def _accumulate_optimism(
 
 def _micro_batch(
     scorer: ResponseScorer,
-    temperature: float,
+    objective: Objective,
     rows: Sequence[PairRow],
     margins: Sequence[float] | None,
     columns: FrozenColumns,
@@ -228,13 +228,12 @@ def _micro_batch(
     log_probs, supported, counts = scorer.log_probs(texts, supports)
     ratios = log_probs - log_probs.new_tensor([columns.base_log_probs[text] for text in texts])
     weights = log_probs.new_tensor([row.weight for row in rows])
-    losses, metrics = preference_loss(
-        ratios[: len(rows)],
-        ratios[len(rows) :],
-        temperature=temperature,
-        margins=None if margins is None else log_probs.new_tensor(margins),
-        weights=weights,
-    )
+    chosen, rejected, temperature = ratios[: len(rows)], ratios[len(rows) :], objective.temperature
+    given = None if margins is None else log_probs.new_tensor(margins)
+    if objective.values and given is not None:
+        losses, metrics = value_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
+    else:
+        losses, metrics = preference_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
     correct = float((metrics["accurate"] * weights).sum())
     if supported is None or counts is None:
         return losses.sum(), correct, losses.new_zeros(()), 0.0

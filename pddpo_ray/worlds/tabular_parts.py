@@ -17,6 +17,7 @@ from pddpo_ray.records import Array, Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.margins import score_margin
 from pddpo_ray.theory.mle import bounded_logistic, box_mle, negative_log_likelihood, optimistic_mle, win_counts
+from pddpo_ray.theory.value_stage import table_scores
 from pddpo_ray.worlds.table_engine import TableEngine
 from pddpo_ray.worlds.tabular import TabularWorld
 
@@ -45,7 +46,9 @@ class TabularTrainer:
         bound = self._world.oracle.reward_max if objective.stage == "reward" else self._world.oracle.cost_max
         bound = bound if objective.score_max is None else objective.score_max
         bonus = np.reshape(objective.answer_bonus or np.zeros(self._world.shape), self._world.shape)
-        if objective.answer_bonus:
+        if objective.values:
+            scores = value_scores(command.rows, objective, self._world.shape)
+        elif objective.answer_bonus:
             scores = box_mle(wins, bound, offsets=offsets_of(command.rows, objective, bonus))
         elif objective.margins:
             scores = scores_with_margins(command.rows, objective, self._world.shape, bound)
@@ -64,8 +67,9 @@ class TabularTrainer:
         logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
         log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
         version = self._stored(command.sequence, command.result, log_probs, scores)
+        likelihood = negative_log_likelihood(scores, wins, ridge=0.0).sum() / max(wins.sum(), 1.0)
         metrics = {
-            "fit/loss": float(negative_log_likelihood(scores, wins, ridge=0.0).sum() / max(wins.sum(), 1.0)),
+            "fit/loss": squared_residual(command.rows, objective, scores) if objective.values else float(likelihood),
             "fit/seconds": time.perf_counter() - began,
             "fit/pairs": float(len(command.rows)),
         }
@@ -165,6 +169,25 @@ def scores_with_margins(rows: Sequence[PairRow], objective: Objective, shape: tu
     weights = np.array([row.weight for row in rows])
     margins = np.array(objective.margins)
     return bounded_logistic(table.reshape(len(rows), -1), margins=margins, weights=weights, bound=bound).reshape(shape)
+
+
+def value_scores(rows: Sequence[PairRow], objective: Objective, shape: tuple[int, int]) -> Array:
+    """Least squares of the rows' measured differences: sum_i lambda_i C_i / s, up to constants of prompts. -> [X, Y]"""
+    return table_scores(
+        [row.prompt[0] for row in rows],
+        [row.chosen[0] for row in rows],
+        [row.rejected[0] for row in rows],
+        objective.margins,
+        shape=shape,
+        weights=[row.weight for row in rows],
+    )
+
+
+def squared_residual(rows: Sequence[PairRow], objective: Objective, scores: Array) -> float:
+    """Weighted mean of the rows' squared distances from their measured differences."""
+    implied = [scores[row.prompt[0], row.chosen[0]] - scores[row.prompt[0], row.rejected[0]] for row in rows]
+    weights = [row.weight for row in rows]
+    return float(np.average((np.array(implied) - np.array(objective.margins)) ** 2, weights=weights))
 
 
 def offsets_of(rows: Sequence[PairRow], objective: Objective, bonus: Array) -> Array:

@@ -122,9 +122,14 @@ def by_hand(
             a, b = KNOWN.index((row.prompt, row.chosen)), KNOWN.index((row.prompt, row.rejected))
             difference = (log_pi[a] - base[KNOWN[a]]) - (log_pi[b] - base[KNOWN[b]])
             u = objective.temperature * difference + margin
-            loss += row.weight * math.log1p(math.exp(-u)) / pairs
-            accuracy += row.weight * (difference > 0) / pairs
-            pull = scale * row.weight * objective.temperature / (1.0 + math.exp(u)) / pairs
+            if objective.values:
+                loss += row.weight * u**2 / pairs
+                accuracy += row.weight * ((difference > 0) == (margin < 0)) / pairs
+                pull = -scale * row.weight * 2 * u * objective.temperature / pairs
+            else:
+                loss += row.weight * math.log1p(math.exp(-u)) / pairs
+                accuracy += row.weight * (difference > 0) / pairs
+                pull = scale * row.weight * objective.temperature / (1.0 + math.exp(u)) / pairs
             slope[a] -= pull
             slope[b] += pull
             for text in (a, b):
@@ -150,6 +155,7 @@ OBJECTIVES = {
     "margins": Objective("reward", BASE, 0.3, margins=(0.5, -1.0, 2.0, 0.0, -0.25)),
     "cost": Objective("cost", BASE, 0.4, multiplier=0.5),
     "large multiplier": Objective("cost", BASE, 0.1, multiplier=3.0),
+    "values": Objective("cost", BASE, 0.2, multiplier=0.5, margins=(0.5, -0.9, 0.2, 0.1, -0.25), values=True),
 }
 
 
@@ -181,7 +187,7 @@ def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support
 def test_a_cost_fits_rate_falls_with_a_multiplier_below_1(name: str) -> None:
     engine, chosen = Plain(moves=False), settings(warmup=0.5, learning_rate=0.2)
     fit(engine, OBJECTIVES[name], chosen)
-    factor = 0.5 if name == "cost" else 1.0
+    factor = 0.5 if name in ("cost", "values") else 1.0
     assert engine.rates == pytest.approx([factor * 0.2 * f for f in (1 / 3, 2 / 3, 1.0, 1.0, 2 / 3, 1 / 3)])
 
 
