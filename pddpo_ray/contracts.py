@@ -82,7 +82,7 @@ class Rollout(Protocol):
     def publish(self, policy: PolicyVersion) -> None: ...
 
     def sample(
-        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = ()
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = (), each: int = 1
     ) -> list[Response]: ...
 
     def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]: ...
@@ -146,6 +146,16 @@ class Preferences(Protocol):
     def cost_of(self, constraint: str) -> list[PairRow]: ...
 
     def extend(self, labelled: Sequence[LabelledPair]) -> None: ...
+
+
+class Limits(Protocol):
+    """Stated limits: their stages, the measuring of answers, and the step of all multipliers."""
+
+    def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion: ...
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
+
+    def ascend(self, answers: Sequence[Response]) -> None: ...
 
 
 class Explorer(Protocol):
@@ -380,6 +390,18 @@ class Labeller(Protocol):
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]: ...
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCosts:
+    """Measured costs of n answers under I limits and the variance of their noise; nan: no number. [n, I] each"""
+
+    costs: Array
+    noise: Array
+
+
+Measure = Callable[[Sequence[Response], int], MeasuredCosts]
+"""Measures answers under every limit of a run; the seed makes draws repeatable."""
 
 
 @runtime_checkable

@@ -10,14 +10,22 @@ which no reward fit reads: the next one may begin while they are still being giv
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, estimates_of, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    compare,
+    lagrangian_chain,
+    move_multipliers,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore, label, move the multiplier, remember."""
-    journal, trainer, rollout, feedback = parts.journal, parts.trainer, parts.rollout, parts.feedback
-    dual, prompts, preferences, explorer = parts.dual, parts.prompts, parts.preferences, parts.exploration
+    journal, trainer, rollout = parts.journal, parts.trainer, parts.rollout
+    prompts, preferences, explorer = parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):
         reward_policy = trainer.fit(reward_objective(reference, sizes.beta), preferences.reward)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
@@ -25,9 +33,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
-        preferences.extend(feedback.compare(pairs))  # the same pair for reward and for cost
+        preferences.extend(compare(parts, pairs))  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices
         trainer.begin(reward_objective(reference, sizes.beta), preferences.reward)  # the next one needs no lambda
-        for estimate in estimates_of(parts, answers, sizes):  # M_ce labels of each answer
-            dual.ascend(estimate)
+        move_multipliers(parts, answers, sizes)  # M_ce labels of each answer
     return UniformMixture(tuple(journal.policies))

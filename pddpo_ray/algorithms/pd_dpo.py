@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    lagrangian_chain,
+    move_multipliers,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -12,6 +19,6 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for _ in parts.journal.rounds(sizes.rounds):
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)
         parts.rollout.publish(policy)
-        for estimate in estimates(parts, policy, sizes):
-            parts.dual.ascend(estimate)
+        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        move_multipliers(parts, answers, sizes)
     return UniformMixture(tuple(parts.journal.policies))

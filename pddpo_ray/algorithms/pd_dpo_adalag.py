@@ -21,7 +21,10 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for _ in parts.journal.rounds(sizes.rounds):
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)
         parts.rollout.publish(policy)
-        answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
+        answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, (), sizes.answers_each)
+        if parts.limits is not None:
+            parts.limits.ascend(answers)  # by the newest answers of the window
+            continue
         for constraint in parts.dual.multipliers:
             parts.feedback.safety(answers, sizes.labels_each, constraint)
             parts.dual.ascend(windowed(parts, constraint, sizes.method.window))

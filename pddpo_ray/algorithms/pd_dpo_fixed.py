@@ -6,7 +6,14 @@ report.
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    lagrangian_chain,
+    move_multipliers,
+    reward_objective,
+)
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
@@ -16,6 +23,6 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     for _ in parts.journal.rounds(sizes.rounds):
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)
         parts.rollout.publish(policy)
-        for estimate in estimates(parts, policy, sizes):
-            parts.dual.ascend(estimate)  # the rule is fixed: the multiplier stays
+        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        move_multipliers(parts, answers, sizes)  # the rule is fixed: the multipliers stay
     return UniformMixture(tuple(parts.journal.policies))

@@ -10,6 +10,7 @@ from pddpo_ray.contracts import (
     Dual,
     Explorer,
     Feedback,
+    Limits,
     Merge,
     Preferences,
     Prompts,
@@ -20,6 +21,7 @@ from pddpo_ray.contracts import (
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import (
     CostEstimate,
+    LabelledPair,
     LossBonus,
     Objective,
     Pair,
@@ -49,6 +51,8 @@ class Parts:
     explorer: Explorer | None = None
     scoring: Scoring | None = None
     merge: Merge | None = None
+    limits: Limits | None = None
+    """Stated limits (`limits:`); None: one limit on the paper's cost, or `constraints`."""
 
     @property
     def scores(self) -> Scoring:
@@ -69,11 +73,14 @@ class Sizes:
 
     rounds: int
     responses: int
+    """Prompts per round that get answers for the estimates."""
     labels_each: int
     pair_prompts: int
     beta: float
     method: MethodConfig = field(default_factory=MethodConfig)
     """Settings of single methods."""
+    answers_each: int = 1
+    """Answers to each of those prompts."""
     reward_max: float = 2.0
     cost_max: float = 2.0
     """Bounds of scores in a table's policy class; language models have none."""
@@ -127,12 +134,30 @@ def unsafe_bits(parts: Parts) -> dict[str, bool]:
 
 def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) -> PolicyVersion:
     """One cost fit per constraint, relative to the one before; the order changes no exact optimum (paper.md §19)."""
+    if parts.limits is not None:
+        return parts.limits.stages(parts.trainer, parts.preferences, reward_policy)
     policy = reward_policy
     for constraint, multiplier in parts.dual.multipliers.items():
         policy = parts.trainer.fit(
             lagrangian_objective(policy, multiplier, beta), parts.preferences.cost_of(constraint)
         )
     return policy
+
+
+def move_multipliers(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> None:
+    """The round's dual step: of each multiplier by its own estimate, or of all stated limits' together."""
+    if parts.limits is not None:
+        parts.limits.ascend(answers)
+        return
+    for estimate in estimates_of(parts, answers, sizes):  # M_ce labels of each answer
+        parts.dual.ascend(estimate)
+
+
+def compare(parts: Parts, pairs: Sequence[Pair]) -> list[LabelledPair]:
+    """Labels of the round's pairs; under stated limits their answers are measured too."""
+    if parts.limits is not None:
+        parts.limits.measure_pairs(pairs)
+    return parts.feedback.compare(pairs)
 
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
@@ -147,8 +172,9 @@ def asked_answers(
 
     Whoever labels them, for any constraint, may begin; nobody waits for the labels yet.
     """
-    answers = parts.rollout.sample(prompts, policy, pair_prompts)
-    parts.feedback.open_safety(answers, sizes.labels_each)
+    answers = parts.rollout.sample(prompts, policy, pair_prompts, sizes.answers_each)
+    if parts.limits is None:
+        parts.feedback.open_safety(answers, sizes.labels_each)
     return answers
 
 

@@ -30,6 +30,7 @@ from pddpo_ray.config.loading import load, recipe_names, to_yaml
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.policy import PolicyConfig
+from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
 from pddpo_ray.config.scorers import ScorerConfig, ScorerTrainingConfig, StoredScorerConfig
@@ -81,6 +82,7 @@ __all__ = [
     "PolicyConfig",
     "PpoConfig",
     "ProjectedRule",
+    "PromptSetConfig",
     "RayCluster",
     "Refit",
     "ScorerConfig",

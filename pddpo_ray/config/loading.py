@@ -43,7 +43,11 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         changes = merge(changes, change, Config)
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
-    tree = merge(tree, _problem_of_world(world), Config)
+    problem = _problem_of_world(world)
+    if tree.get("limits") or changes.get("limits"):
+        # what must hold is said by the recipe alone
+        problem.get("dual", {}).pop("threshold", None)
+    tree = merge(tree, problem, Config)
     tree = _with_tags(merge(tree, changes, Config), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     try:
@@ -127,9 +131,16 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
             if old is not None and new is not None and old is not new:
                 below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
             result[key] = merge(below, value, new) if new is not None else {**below, **value}
+        elif isinstance(value, dict) and isinstance(below, dict):
+            result[key] = below | {name: _over(below.get(name), given) for name, given in value.items()}
         else:
             result[key] = value
     return result
+
+
+def _over(below: Any, given: Any) -> Any:
+    """One entry of a section whose names are free (`limits`), laid on the one below it, key by key."""
+    return {**below, **given} if isinstance(below, dict) and isinstance(given, dict) else given
 
 
 def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:

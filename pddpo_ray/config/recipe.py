@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pddpo_ray.config.cluster import Cluster, InProcess
-from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule
+from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule, NewtonRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     Feedback,
@@ -24,12 +24,15 @@ from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
 from pddpo_ray.config.policy import PolicyConfig
+from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.limits.reading import StatedLimit, stated_limits
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
+from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 
 Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
@@ -50,6 +53,8 @@ WITHOUT_MULTIPLIER = ("dpo-harmless", "dpo-helpful", "safe-dpo")
 ONE_ROUND = (*WITHOUT_MULTIPLIER, "sacpo", "p-sacpo", "mocan", "pecan")
 SEVERAL_LIMITS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed")
 """Methods that chain one cost stage per constraint."""
+STATED_LIMITS = ("o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag")
+"""Methods that hold limits of every kind (`limits:`); the others hold one limit on the paper's cost."""
 WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
 """Methods whose multiplier is given, found once from the reference's answers, or moved by the method itself."""
 
@@ -87,6 +92,10 @@ class Config(Strict):
     """R: rewards lie in [-R, R]."""
     world: World
     """Where prompts and truth come from."""
+    prompts: dict[str, PromptSetConfig] = Field({})
+    """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
+    limits: dict[str, dict[str, Any]] = Field({})
+    """What must hold, by name (docs/limits.md); empty: one limit on the paper's cost, or `constraints`."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -143,8 +152,34 @@ class Config(Strict):
         return self.world.template if isinstance(self.world, NoWorldConfig) else "tokenizer-or-plain"
 
     @property
+    def stated(self) -> tuple[StatedLimit, ...]:
+        """The limits of `limits:`, in order; those on comparisons first, as their stages come first."""
+        if not self.limits:
+            return ()
+        document = {"limits": self.limits, **({"prompts": self.prompts} if self.prompts else {})}
+        return tuple(sorted(stated_limits(document, "recipe"), key=lambda one: one.limit.quantity.kind != "logit"))
+
+    @property
+    def prompt_sets(self) -> PromptSets | None:
+        """The sets of `prompts:` over the prompts' numbers; None: all prompts alike. Raises ValueError."""
+        if not self.prompts:
+            return None
+        lists = {name: one.indices for name, one in self.prompts.items()}
+        return prompt_sets(lists, {name: one.share for name, one in self.prompts.items()})
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The costs under which pairs are compared, the paper's first."""
+        if not self.limits:
+            return tuple(self.thresholds)
+        named = [one.source.what for one in self.stated if one.limit.quantity.kind == "logit"]
+        return tuple(dict.fromkeys(["cost", *named]))
+
+    @property
     def thresholds(self) -> dict[str, float]:
-        """d of every constraint, by name and in order."""
+        """d of every limit as a cost, by name and in order."""
+        if self.limits:
+            return {one.limit.name: one.limit.cost_limit for one in self.stated}
         limits = {one.name: one.threshold for one in self.constraints}
         return {name: self.dual.threshold if given is None else given for name, given in limits.items()}
 
@@ -162,8 +197,11 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]
+        for key in ("prompts", "limits"):
+            if not tree[key]:
+                del tree[key]
         if self.policy == PolicyConfig():
-            # Runs from before this section are runs with its defaults.
+            # Runs from before these sections are runs with their defaults.
             del tree["policy"]
         tree["world"].pop("cache", None)
         if self.policies != "log-linear":
@@ -200,6 +238,7 @@ class Config(Strict):
             self._one_engine_per_rank()
         self._rule_fits_the_method()
         self._constraints_fit()
+        self._limits_fit()
         if self.model.compile and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
@@ -287,6 +326,32 @@ class Config(Strict):
         outside = [name for name, limit in self.thresholds.items() if not 0 < limit < 1]
         if self.feedback.signal == "unsafe_rate" and outside:
             raise ValueError(f"feedback.signal=unsafe_rate limits rates: {outside[0]}'s threshold is not in (0, 1)")
+
+    def _limits_fit(self) -> None:
+        """What `limits:` and `prompts:` need of the other sections."""
+        if not self.limits:
+            if self.prompts:
+                raise ValueError("prompts: no limit names these sets; state `limits:`, or leave `prompts:` out")
+            return
+        if self.algorithm not in STATED_LIMITS:
+            raise ValueError(
+                f"algorithm {self.algorithm} holds one limit on the paper's cost (dual.threshold); `limits:` need"
+                f" {', '.join(STATED_LIMITS)}"
+            )
+        if not isinstance(self.world, TabularWorldConfig) or not isinstance(self.feedback, WorldFeedback):
+            raise ValueError("training under `limits:` needs world.kind=tabular and feedback.kind=world today")
+        if len(self.constraints) > 1 or self.dual.threshold != 0.0:
+            raise ValueError("limits: say every limit there; leave `constraints` and `dual.threshold` out")
+        rules = (NewtonRule, LogRule, FixedRule)
+        if not isinstance(self.dual.rule, rules):
+            raise ValueError(f"limits: dual.rule.kind={self.dual.rule.kind} moves one multiplier; set it to newton")
+        if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
+            raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
+        for one in self.stated:
+            if one.limit.quantity.kind == "kl" or one.limit.quantity.versus or one.audited:
+                raise ValueError(f"{one.where}: a table holds rate, mean and logit, not kl, versus or audited_by")
+            if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
+                raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
 
     def _one_process(self) -> None:
         only = (

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pddpo_ray.contracts import Labeller, RolloutEngine, TrainerBackend
+from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.loop.dual_step import DualOwner
+from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -52,6 +53,10 @@ class Backends:
     """Who labels each further cost, by its constraint's name."""
     own_dual: Callable[[DualState, int], DualOwner] | None = None
     """Makes the multipliers' owner from their first state and the number of warm-up rounds; None: in this process."""
+    held_limits: Sequence[HeldLimit] = ()
+    """The recipe's stated limits, comparisons first; empty: one limit on the paper's cost, or `constraints`."""
+    measure: Measure | None = None
+    """Measures answers under those limits."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

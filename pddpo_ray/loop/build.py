@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,6 +18,7 @@ from pddpo_ray.config import (
     PidRule,
     ProjectedRule,
 )
+from pddpo_ray.contracts import Measure
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
@@ -33,7 +35,9 @@ from pddpo_ray.loop.before import (
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.loop.joint_dual import JointDual, JointRule
 from pddpo_ray.loop.labellers import CONSTRAINT, estimator_of, feedback_before, feedback_of
+from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
@@ -43,6 +47,8 @@ from pddpo_ray.records import Decoding, LabelledPair, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
+from pddpo_ray.theory.matrix_dual import LimitState
+from pddpo_ray.theory.matrix_dual import NewtonRule as JointNewton
 
 
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
@@ -52,7 +58,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         journal,
         fit_plan(config),
         seed=config.seed,
-        constraints=len(config.constraints),
+        constraints=cost_fits(config),
         baseline=lambda: journal.samples(purpose="baseline"),
     )
     decoding = Decoding(max_tokens=config.rollout.max_tokens)
@@ -70,16 +76,27 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     check_reference(journal, backends, rollout)
     feedback = feedback_of(config, journal, backends, rollout)
     draw_pools(config, journal, backends, rollout, online)
-    preferences = Preferences(journal, backends.store, tuple(config.thresholds))
+    preferences = Preferences(journal, backends.store, config.compared)
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
-    state = dual_state(config, backends, rounds)
     warmup = config.dual.warmup_rounds
-    owner = LocalDual(state, warmup_rounds=warmup) if backends.own_dual is None else backends.own_dual(state, warmup)
-    dual = DualController(owner, journal)
+    limits: LimitsController | None = None
+    if backends.measure is not None:
+        joint = joint_dual(config, backends, journal, rounds)
+        dual = DualController(joint, journal)
+        limits = limits_of(config, backends, backends.measure, journal, joint, dual)
+        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
+        limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+    else:
+        state = dual_state(config, backends, rounds)
+        own = backends.own_dual
+        dual = DualController(LocalDual(state, warmup_rounds=warmup) if own is None else own(state, warmup), journal)
     explorer = None
     if online:
         explorer = _exploration(config, journal, backends, trainer, dual)
+    scoring = None
+    if limits is None:
+        scoring = _scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper)
     return Parts(
         journal=journal,
         trainer=trainer,
@@ -90,15 +107,18 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         preferences=preferences,
         estimate_cost=estimator_of(config, feedback),
         explorer=explorer,
-        scoring=_scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper),
+        scoring=scoring,
         merge=partial(merge_versions, backends.store),
+        limits=limits,
     )
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:
+    each = ANSWERS_EACH if config.limits else 1
     return Sizes(
         rounds=rounds,
-        responses=config.feedback.responses,
+        responses=config.feedback.responses // each,
+        answers_each=each,
         labels_each=config.feedback.labels_each,
         pair_prompts=config.explore.prompts,
         beta=config.beta,
@@ -160,6 +180,8 @@ def _exploration(
 ) -> ExplorationController:
     settings = config.explore
     features = _features(config, journal, backends, trainer)
+    # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
+    weights = {one.name: 1.0 if one.by_comparisons else one.scale / 4.0 for one in backends.held_limits}
     paper = config.algorithm == "o-pd-dpo-paper"
 
     def explorer(bonus: BonusKind) -> OptimisticExplorer:
@@ -167,7 +189,7 @@ def _exploration(
             features=features,
             baseline={},
             beta=config.beta,
-            multiplier=lambda: sum(dual.multipliers.values()),
+            multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
             seed=config.seed,
             k=settings.scale,
             s0=settings.prior_sd,
@@ -215,6 +237,54 @@ def _whitened_on(
     tensors = backends.store.read_tensors(stored["path"], stored["sha256"])
     whitening = Whitening(tensors["mean"], tensors["projection"], config.explore.feature_clip)
     return whitened(trainer.features, whitening)
+
+
+def cost_fits(config: Config) -> int:
+    """Cost fits of a round: one per limit on comparisons, and one for all limits on measured values."""
+    if not config.limits:
+        return len(config.constraints)
+    compared = sum(one.limit.quantity.kind == "logit" for one in config.stated)
+    return compared + (compared < len(config.stated))
+
+
+def limits_of(
+    config: Config, backends: Backends, measure: Measure, journal: Journal, joint: JointDual, dual: DualController
+) -> LimitsController:
+    """The part that holds stated limits."""
+    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
+    return LimitsController(
+        journal, backends.held_limits, measure, joint, dual, beta=config.beta, seed=config.seed, window=window
+    )
+
+
+def joint_dual(config: Config, backends: Backends, journal: Journal, rounds: int) -> JointDual:
+    """First multipliers of stated limits. Bounds and first value are in units of the reward per range of a measure.
+
+    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, else rho shared by the limits.
+    """
+    rho, upper, first = config.dual.rho, config.dual.upper, config.dual.first
+    if rho is None:
+        if upper is None and backends.world is None:
+            raise UserError("dual.rho must be given: without a world there is no oracle that states it")
+        rho = upper / 2 if upper is not None else backends.world.oracle.rho  # type: ignore[union-attr]
+    end = 2.0 * rho if upper is None else upper
+    start = rho / len(backends.held_limits) if first is None else first
+    lower = config.dual.rule.floor if isinstance(config.dual.rule, LogRule) else 0.0
+    states = [
+        LimitState(
+            one.name, start / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale, lower / one.scale
+        )
+        for one in backends.held_limits
+    ]
+    rule: JointRule
+    match config.dual.rule:
+        case NewtonRule(damping=damping):
+            rule = JointNewton(config.beta, 0.5 * end / math.sqrt(rounds), damping)
+        case LogRule(rate=rate):
+            rule = dual_rules.LogMultiplier(rate)
+        case _:
+            rule = dual_rules.Fixed()
+    return JointDual(journal, states, rule, warmup_rounds=config.dual.warmup_rounds)
 
 
 def dual_state(config: Config, backends: Backends, rounds: int) -> dual_rules.DualState:

@@ -10,10 +10,12 @@ import numpy as np
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.exact_evaluation import WorldView
+from pddpo_ray.worlds.table_limits import TableLimits, range_of, table_limits
 from pddpo_ray.worlds.tabular import TabularWorld, tabular_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 
@@ -32,6 +34,7 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
     """Tables in place of a model; features are one-hot and need no whitening."""
     trainer = TabularTrainer(world, store)
+    limits = limits_on(world, config)
 
     def offline(seed: int) -> list[LabelledPair]:
         drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
@@ -42,17 +45,33 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         trainer=trainer,
         engines=[TabularEngine(world, store, f"tabular-{index}") for index in range(config.rollout.engines)],
         labeller=world.labeller(),
-        further_labellers={name: one for name, one in world.further_labellers().items() if name in config.thresholds},
+        further_labellers={name: one for name, one in world.further_labellers().items() if name in config.compared},
         prompts=world.prompts,
         reference=trainer.reference,
         baseline=world.baseline_pool,
         canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
         answers=world.answers,
-        prior=world.oracle.prior.tolist(),
+        prior=(world.oracle.prior if limits is None else limits.weights).tolist(),
         offline=offline,
         features="one-hot",
         world=tabular_view(world, store, config),
+        held_limits=() if limits is None else held_limits(limits),
+        measure=None if limits is None else limits.measure,
     )
+
+
+def held_limits(limits: TableLimits) -> tuple[HeldLimit, ...]:
+    """The limits of a table as a run holds them."""
+    prompts = [prompt.token_ids for prompt in limits.world.prompts]
+    return tuple(
+        HeldLimit(one, range_of(one, limits.world.oracle.cost_max), dict(zip(prompts, factor.tolist(), strict=True)))
+        for one, factor in zip(limits.stated, limits.factors, strict=True)
+    )
+
+
+def limits_on(world: TabularWorld, config: Config) -> TableLimits | None:
+    """The recipe's stated limits on a table; None: it states none. Raises UserError where they do not fit together."""
+    return table_limits(world, config.stated, config.prompt_sets) if config.limits else None
 
 
 def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> WorldView:
@@ -61,12 +80,15 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
     def table(policy: PolicyVersion) -> Array:
         return np.exp(store.read_tensors(policy.path, policy.sha256)["log_probs"])
 
+    limits = limits_on(world, config)
+    if limits is not None:
+        return WorldView(limits.oracle(config.beta), table, world.covered, stages_of_costs=False)
     first, *others = config.thresholds
-    limits = {limit.name: limit for limit in world.oracle.further}
-    unknown = [name for name in others if name not in limits]
+    known = {limit.name: limit for limit in world.oracle.further}
+    unknown = [name for name in others if name not in known]
     if unknown:
-        known = f"its further costs are {', '.join(limits)}" if limits else "it has one cost alone"
-        raise UserError(f"constraints: the world has no cost called {unknown[0]}; {known}")
-    further = tuple(replace(limits[name], threshold=config.thresholds[name]) for name in others)
+        costs = f"its further costs are {', '.join(known)}" if known else "it has one cost alone"
+        raise UserError(f"constraints: the world has no cost called {unknown[0]}; {costs}")
+    further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
     oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
     return WorldView(oracle, table, world.covered, cost_of=world.cost)

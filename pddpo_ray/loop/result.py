@@ -9,6 +9,8 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.storage.whole_files import RESULT, finite
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
@@ -28,12 +30,17 @@ def result_of(
     world: WorldView | None,
     evaluation: Evaluation | None,
     offline: Evaluation | None = None,
+    held: Sequence[HeldLimit] = (),
 ) -> dict[str, Any]:
     """All keys, always; what a run does not know (no world, no offline comparison) is None."""
     result = {"outcome": outcome.as_json(), **_exact(world, evaluation, offline), **_counts(journal)}
-    result["labels_used"] += _further_labels(journal, list(config.thresholds)[1:])
-    result["constraints"] = _constraints(config, journal, world, evaluation)
-    steps = [step for step in journal.dual_steps() if step.constraint == "cost"]
+    result["labels_used"] += _further_labels(journal, config.compared[1:]) + _measured(journal)
+    result["limits"] = limits_result(config, journal, held, world, evaluation)
+    result["constraints"] = {} if held else _constraints(config, journal, world, evaluation)
+    first = next(iter(config.thresholds))
+    steps = [step for step in journal.dual_steps() if step.constraint == first]
+    if held:
+        result["multiplier_optimum"] = result["limits"][first].get("multiplier_optimum")
     last = journal.metrics().get(config.rounds, {})
     result |= {
         "algorithm": config.algorithm,
@@ -117,6 +124,12 @@ def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
     """Labels under the constraints after the first: their safety labels, and one for each of them on every pair."""
     counted = [f"labels/{name}" for name in names] + len(names) * ["labels/pairs"]
     return int(sum(values.get(name, 0.0) for values in journal.metrics().values() for name in counted))
+
+
+def _measured(journal: JournalReader) -> int:
+    """Labels under stated limits, of all answers that were measured."""
+    counted = ((name, value) for values in journal.metrics().values() for name, value in values.items())
+    return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
 
 
 def _counts(journal: JournalReader) -> dict[str, Any]:

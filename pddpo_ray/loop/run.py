@@ -163,7 +163,7 @@ def run_recipe(
             outcome = outcome_of(
                 journal, config.thresholds, run_dir, policies=config.policies, temperature=config.policy.temperature
             )
-            result = result_of(config, journal, outcome, backends.world, evaluation, offline)
+            result = result_of(config, journal, outcome, backends.world, evaluation, offline, backends.held_limits)
             result["provenance"] = provenance_of(config, journal)
         finally:
             backends.close()

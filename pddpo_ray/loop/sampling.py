@@ -140,13 +140,13 @@ class RolloutController:
     # --- sampling -----------------------------------------------------------------------------------------------
 
     def sample(
-        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = ()
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = (), each: int = 1
     ) -> list[Response]:
-        """One answer per prompt, in order: what the cost estimate labels.
+        """`each` answers per prompt, prompt by prompt: what the cost estimate labels.
 
         The policy's own candidates for `pair_prompts` are drawn in the same batch; `candidates` finds them.
         """
-        wanted = [Wanted("cost", prompts, 1)]
+        wanted = [Wanted("cost", prompts, each)]
         if pair_prompts:
             wanted.append(self._own_candidates(pair_prompts))
         self._journal.once("sample", lambda: len(self._draw_and_add(wanted, policy, self._decoding)))

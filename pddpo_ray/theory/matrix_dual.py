@@ -15,6 +15,7 @@ sits at an end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,8 @@ class LimitState:
     limit: float
     scale: float = 1.0
     """Range of the measure."""
+    lower: float = 0.0
+    """Floor of adaLag's rule, which freezes near 0; Newton's box begins at 0."""
     margin: float = 0.0
     """The dual aims at limit - margin."""
     kl: bool = False
@@ -119,6 +122,19 @@ def newton_step(
     )
     record = MatrixStep(tuple(state.name for state in states), multipliers, after, excess, parts / scales[:, None])
     return moved, record
+
+
+def apart_step(states: Sequence[LimitState], estimates: CostEstimates, rate: float) -> tuple[LimitState, ...]:
+    """adaLag's rule for each limit by itself: log lambda += rate * lambda * excess, both per range of the measure."""
+    moved = []
+    for state, mean in zip(states, estimates.means, strict=True):
+        excess = float(mean) - state.aim
+        value = state.multiplier * state.scale
+        # the exponent is bounded so that one wild estimate cannot overflow; the projection decides anyway
+        grown = value * math.exp(min(rate * value * excess / state.scale, 50.0)) / state.scale
+        projected = min(max(grown, state.lower), state.upper)
+        moved.append(_counted(replace(state, multiplier=projected), excess > 0))
+    return tuple(moved)
 
 
 def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Array, Array]:

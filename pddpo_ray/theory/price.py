@@ -1,7 +1,8 @@
 """What a limit costs: its multiplier is the slope of the best helpfulness f* in the limit.
 
 f* is concave in the limits, so a limit that is loosened by `change` gains at most multiplier * change, and nearly so
-much for small changes. The interval is that of the multiplier: noise of the estimates that moved it, nothing else.
+much for small changes. The interval is that of the multiplier as it moves in the late rounds; what the learner gets
+wrong is not in it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm
-
-from pddpo_ray.records import Array
 
 STEEPEST = 0.25
 """Largest slope of the win rate sigmoid(reward difference) in the reward."""
@@ -41,19 +40,12 @@ def price(multiplier: float, standard_error: float, change: float, *, level: flo
     return Price(change, gain, low, high)
 
 
-def multiplier_errors(
-    covariance: ArrayLike, standard_errors: ArrayLike, binding: ArrayLike, *, beta: float, damping: float
-) -> Array:
-    """Standard errors of multipliers that damped Newton holds near their optimum; 0 where a limit does not bind. [I]
+def late_multiplier(trace: ArrayLike) -> tuple[float, float]:
+    """Mean and standard deviation of a multiplier over the last half of its rounds. [K]
 
-    lambda_{k+1} = lambda_k + damping H^-1 (excess_k + noise) has the stationary covariance damping / (2 - damping)
-    times H^-1 Noise H^-1, H = Cov / beta. covariance [I, I] as in the step, standard_errors [I] of one round's
-    estimates, which are treated as independent of each other.
+    The deviation is that of one round, not of the mean: neighbouring rounds are not independent, and a multiplier that
+    still drifts has a wide one.
     """
-    free = np.asarray(binding, dtype=bool)
-    errors = np.zeros(len(free))
-    if free.any():
-        inverse = beta * np.linalg.inv(np.asarray(covariance, dtype=np.float64)[np.ix_(free, free)])
-        noise = np.asarray(standard_errors, dtype=np.float64)[free] ** 2
-        errors[free] = np.sqrt(damping / (2.0 - damping) * np.sum(inverse**2 * noise, axis=1))
-    return errors
+    values = np.asarray(trace, dtype=np.float64)
+    late = values[len(values) // 2 :]
+    return float(late.mean()), float(late.std(ddof=1)) if len(late) > 1 else float("inf")

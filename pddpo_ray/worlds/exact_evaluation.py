@@ -27,6 +27,8 @@ class WorldView:
     """Outcomes [X, Y] that the offline pairs and the baseline can contain; None where they contain all."""
     rest: int | None = None
     """Column of everything outside the enumerated answers; None where the answers are all there is."""
+    stages_of_costs: bool = True
+    """Whether each limit has a cost stage of its own, in their order; not where one stage learns from values."""
     cost_of: Callable[[Response], float] | None = None
     """True (first) cost of an answer, for the exposure of those who label."""
 
@@ -89,7 +91,7 @@ class Evaluation:
         """
         oracle, numbers = self._world.oracle, {entry.version.number: entry for entry in entries}
         base = numbers[chain[0].base] if chain[0].base is not None else None
-        if base is None or base.stage != "reward":
+        if base is None or base.stage != "reward" or not self._world.stages_of_costs:
             return {}
         before = self._world.table(base.version)
         reward = implicit_score(before, oracle.reference, oracle.beta)

@@ -10,6 +10,10 @@ or with the offline pairs themselves, whose labels are drawn from the truth wher
 
     "offline": {"rows": [{"prompt": 0, "answers": [1, 3], "better": 1, "costlier": 3}, ...]}
 
+A world may hold further measures of its answers, which limits name (a rate lies in [0, 1]):
+
+    "measures": {"refuses": [X][Y], "length": [X][Y]}
+
 A world may limit further costs, each by its name:
 
     "further": {"privacy": {"cost": [X][Y], "threshold": 0}}
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +43,7 @@ Mask = NDArray[np.bool_]
 TABLES = ("reference", "reward", "cost", "baseline")
 NUMBERS = ("beta", "reward_max", "cost_max", "threshold")
 KEYS = ("prior", *TABLES, *NUMBERS, "offline")
-FURTHER = "further"
+FURTHER, MEASURES = "further", "measures"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class TabularWorld:
     """Number of offline pairs, where they are drawn."""
     offline_rows: tuple[OfflineRow, ...] = ()
     """The offline pairs, where the world gives them."""
+    measures: Mapping[str, Array] = field(default_factory=dict)
+    """Further measures of the answers, by name. [X, Y]"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -307,8 +313,8 @@ def world_of(content: Any, where: str = "world") -> TabularWorld:
     if not isinstance(content, Mapping):
         raise UserError(f"{where}: expected an object with the keys {', '.join(KEYS)}")
     for key in content:
-        if key not in (*KEYS, FURTHER):
-            near = get_close_matches(str(key), (*KEYS, FURTHER), 1)
+        if key not in (*KEYS, FURTHER, MEASURES):
+            near = get_close_matches(str(key), (*KEYS, FURTHER, MEASURES), 1)
             raise UserError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     for key in KEYS:
         if key not in content:
@@ -328,7 +334,8 @@ def world_of(content: Any, where: str = "world") -> TabularWorld:
         oracle.best()
     except InfeasibleError as error:
         raise UserError(f"{where}: {error}; raise 'threshold' or give the world a cheaper answer") from None
-    return TabularWorld(oracle, tables["baseline"], covered, pairs, rows)
+    measures = _measures(content.get(MEASURES, {}), tables["reference"].shape, where)
+    return TabularWorld(oracle, tables["baseline"], covered, pairs, rows, measures)
 
 
 def world_json(world: TabularWorld) -> dict[str, Any]:
@@ -339,16 +346,20 @@ def world_json(world: TabularWorld) -> dict[str, Any]:
         | {key: value for key, value in (("better", r.better), ("costlier", r.costlier)) if value is not None}
         for r in world.offline_rows
     ]
-    return {
-        "prior": oracle.prior.tolist(),
-        **{key: getattr(oracle, key).tolist() for key in ("reference", "reward", "cost")},
-        "baseline": world.baseline.tolist(),
-        **{key: getattr(oracle, key) for key in NUMBERS},
-        "offline": {"rows": rows} if rows else {"covered": world.covered.tolist(), "pairs": world.offline_pairs},
-    } | (
-        {FURTHER: {one.name: {"cost": one.cost.tolist(), "threshold": one.threshold} for one in oracle.further}}
-        if oracle.further
-        else {}
+    return (
+        {
+            "prior": oracle.prior.tolist(),
+            **{key: getattr(oracle, key).tolist() for key in ("reference", "reward", "cost")},
+            "baseline": world.baseline.tolist(),
+            **{key: getattr(oracle, key) for key in NUMBERS},
+            "offline": {"rows": rows} if rows else {"covered": world.covered.tolist(), "pairs": world.offline_pairs},
+        }
+        | (
+            {FURTHER: {one.name: {"cost": one.cost.tolist(), "threshold": one.threshold} for one in oracle.further}}
+            if oracle.further
+            else {}
+        )
+        | ({MEASURES: {name: table.tolist() for name, table in world.measures.items()}} if world.measures else {})
     )
 
 
@@ -418,6 +429,16 @@ def _further(value: Any, shape: tuple[int, ...], cost_max: float, where: str) ->
             raise UserError(f"{where}: '{key_of}.cost' goes beyond 'cost_max' = {cost_max:.4g}; raise that bound")
         limits.append(Limit(str(name), table, _number(entry["threshold"], where, f"{key_of}.threshold")))
     return tuple(limits)
+
+
+def _measures(value: Any, shape: tuple[int, ...], where: str) -> dict[str, Array]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}: {MEASURES!r} must hold a table of numbers by its name")
+    tables = {str(name): _numbers(table, where, f"{MEASURES}.{name}", 2) for name, table in value.items()}
+    for name, table in tables.items():
+        if table.shape != tuple(shape):
+            raise UserError(f"{where}: '{MEASURES}.{name}' has shape {list(table.shape)}, expected {list(shape)}")
+    return tables
 
 
 def _offline(value: Any, reference: Array, where: str) -> tuple[Mask, int, tuple[OfflineRow, ...]]:

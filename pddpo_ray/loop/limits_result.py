@@ -1,0 +1,88 @@
+"""`limits` of result.json: each stated limit in its own unit, with multiplier, price and, on a world, the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pddpo_ray.config import Config, FixedRule
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.theory.price import Price, late_multiplier, price
+from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
+
+LOOSER = 0.2
+"""A price is for a limit that is looser by this share of what it allows."""
+
+
+def limits_result(
+    config: Config,
+    journal: JournalReader,
+    held: Sequence[HeldLimit],
+    world: WorldView | None,
+    evaluation: Evaluation | None,
+) -> dict[str, dict[str, Any]]:
+    """What the last finished round says about every limit, by name; {} without stated limits."""
+    steps = {step.constraint: step for step in journal.dual_steps()}
+    found: dict[str, dict[str, Any]] = {}
+    for index, one in enumerate(held):
+        limit, quantity = one.stated.limit, one.stated.limit.quantity
+        entry: dict[str, Any] = {
+            "limit": str(limit),
+            "kind": quantity.kind,
+            "unit": quantity.unit,
+            "over": quantity.over,
+            "at_least": limit.at_least,
+            "bound": limit.bound.number,
+            "source": str(one.stated.source),
+        }
+        if one.name in steps:
+            step = steps[one.name]
+            low, high = sorted(limit.cost(end) for end in interval(step.estimate))
+            entry |= {"estimate": limit.cost(step.estimate.value), "low": low, "high": high}
+            entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
+            entry["price"] = _price(config, journal, one)
+        if world is not None and evaluation is not None:
+            entry |= _truth(one, index, world, evaluation)
+        found[one.name] = entry
+    return found
+
+
+def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:
+    """Exact values in the limit's unit. The oracle's costs are in ranges of the measure."""
+    oracle, limit = world.oracle, one.stated.limit
+
+    def value(g: Sequence[float]) -> float:
+        return limit.cost(limit.cost_limit + one.scale * g[index])
+
+    best = oracle.optimum
+    tables = {"reference": oracle.reference, "last": evaluation.last(), "mixture": evaluation.mixture()}
+    values = {f"value_{name}": value((oracle.g(table), *oracle.further_g(table))) for name, table in tables.items()}
+    multiplier = (best.multiplier, *best.further_multipliers)[index] / one.scale
+    return values | {"value_optimum": value((best.g, *best.further_g)), "multiplier_optimum": multiplier}
+
+
+def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
+    """What a limit costs, from the multipliers of the late rounds; None where the multiplier does not learn."""
+    if isinstance(config.dual.rule, FixedRule):
+        return None
+    trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == one.name]
+    bound = one.stated.limit.bound.number
+    of = price(*late_multiplier(trace), LOOSER * abs(bound) or LOOSER * one.scale)
+    return {**asdict(of), "win_points": of.win_points, "text": price_text(one.stated.limit, of)}
+
+
+def price_text(limit: Limit, of: Price) -> str:
+    """`refuses` at most 6 % in place of 5 % would gain about 0.04 of helpfulness (0.02 to 0.06; ...)."""
+    if of.gain == 0.0:
+        return f"`{limit.name}` does not bind: a looser limit would gain nothing"
+    text, bound = limit.quantity.text, limit.bound.number
+    looser = bound - of.change if limit.at_least else bound + of.change
+    return (
+        f"`{limit.name}` at {'least' if limit.at_least else 'most'} {text(looser)} in place of {text(bound)} would gain"
+        f" about {of.gain:.3g} of helpfulness ({of.low:.3g} to {of.high:.3g}; at most {of.win_points:.2g} points of win"
+        " rate)"
+    )

@@ -1,0 +1,86 @@
+"""From measured answers to what the learners and the dual read: pairs with differences, estimates on prompt sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pddpo_ray.records import Array, PairRow
+from pddpo_ray.theory.matrix_dual import CostEstimates, within_covariance
+from pddpo_ray.theory.value_stage import value_targets
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredAnswer:
+    """One answer with its cost under each limit, on the limit's own prompt set. costs, noise [I], nan: no number"""
+
+    round: int
+    prompt: Tokens
+    answer: Tokens
+    draw: str
+    """Names the draw of its prompt: answers of one draw are not independent of each other."""
+    costs: Array
+    noise: Array
+    """Variance of each cost's label noise."""
+
+
+def value_pairs(
+    measured: Sequence[MeasuredAnswer], multipliers: Array, factors: dict[Tokens, Array], scale: float
+) -> tuple[list[PairRow], list[float]]:
+    """All pairs of different answers to one prompt, and their margins sum_i lambda_i (C_i(chosen) - C_i(rejected)) / s.
+
+    Equal answers are one answer with the mean of their costs. A pair of answers that were measured n and m times weighs
+    n m / (all of the prompt's measurements), so that least squares over a table ends at those means. `factors` are
+    P_s / P_0 by prompt [I]. Answers without a number under a limit that acts on their prompt make no pair.
+    """
+    groups: dict[Tokens, dict[Tokens, list[MeasuredAnswer]]] = {}
+    for one in measured:
+        factor = factors[one.prompt]
+        if np.isfinite(one.costs[(factor > 0) & (multipliers > 0)]).all():
+            groups.setdefault(one.prompt, {}).setdefault(one.answer, []).append(one)
+    rows: list[PairRow] = []
+    margins: list[float] = []
+    for prompt, answers in groups.items():
+        factor = factors[prompt]
+        acting = (factor > 0) & (multipliers > 0)
+        means = [np.mean([np.where(acting, one.costs, 0.0) for one in same], axis=0) for same in answers.values()]
+        listed, total = list(answers.items()), sum(map(len, answers.values()))
+        for a in range(len(listed)):
+            for b in range(a + 1, len(listed)):
+                (chosen, first), (rejected, second) = listed[a], listed[b]
+                newest = max(one.round for one in (*first, *second))
+                weight = len(first) * len(second) / total
+                rows.append(PairRow(f"values-{len(rows)}", prompt, chosen, rejected, newest, weight))
+                target = 0.0 if scale == 0 else value_targets(multipliers * factor, means[a], means[b], scale)
+                margins.append(float(target))
+    return rows, margins
+
+
+def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: dict[Tokens, Array], worst: Array) -> CostEstimates:
+    """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
+
+    m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
+    the set's own answers. Standard errors count draws, not answers. An answer without a number counts as `worst` [I],
+    the highest cost that there is; where that is not known (nan) it is left out. Raises ValueError where a set has no
+    answer.
+    """
+    weights = np.array([factors[one.prompt] for one in measured])
+    costs = np.array([np.where(np.isfinite(one.costs), one.costs, worst) for one in measured])
+    known = np.isfinite(costs)
+    weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)
+    total = weights.sum(axis=0)
+    if (total == 0).any():
+        raise ValueError(f"limit {int(np.argmax(total == 0))}: no answer of its prompt set has a number")
+    means = (weights * filled).sum(axis=0) / total
+    draws = np.unique([one.draw for one in measured], return_inverse=True)[1]
+    residuals = np.zeros((draws.max() + 1, len(total)))
+    np.add.at(residuals, draws, weights * (filled - means))
+    count = len(residuals)
+    errors = np.sqrt(count / max(count - 1, 1) * (residuals**2).sum(axis=0)) / total
+    noise = weights**2 * np.array([one.noise for one in measured])
+    covariance = within_covariance(weights * filled, draws.tolist(), noise)
+    return CostEstimates(means, errors, covariance)

@@ -1,0 +1,152 @@
+"""Limits on a table: what is measured, the exact problem under several limits, and labels drawn from the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import expit
+
+from pddpo_ray.contracts import MeasuredCosts
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Limit as StatedBound
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.records import Array, Response
+from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.theory.feasibility import reach
+from pddpo_ray.theory.matrix_dual import label_variance
+from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.theory.seeds import generator_of
+from pddpo_ray.worlds.oracle import Limit, Oracle
+from pddpo_ray.worlds.tabular import TabularWorld
+
+
+@dataclass(frozen=True, eq=False)
+class TableLimits:
+    """The limits of a recipe on a table. Costs are as `quantities.Limit.cost` has them: less is better."""
+
+    world: TabularWorld
+    stated: tuple[StatedLimit, ...]
+    costs: Array
+    """Expected cost of every answer under each limit, on its own prompt set. [I, X, Y]"""
+    factors: Array
+    """P_s(x) / P_0(x). [I, X]"""
+    weights: Array
+    """P_0. [X]"""
+
+    def measure(self, answers: Sequence[Response], seed: int) -> MeasuredCosts:
+        """Costs as the world's labellers give them, with the variance of their noise. -> [n, I] each
+
+        Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
+        """
+        costs, noise = np.zeros((2, len(answers), len(self.stated)))
+        for column, stated in enumerate(self.stated):
+            for row, answer in enumerate(answers):
+                truth = float(self.costs[(column, *self.world.cell(answer))])
+                costs[row, column], noise[row, column] = self._drawn(stated, truth, seed, answer)
+        return MeasuredCosts(costs, noise)
+
+    def _drawn(self, stated: StatedLimit, truth: float, seed: int, answer: Response) -> tuple[float, float]:
+        """One answer's measured cost and the variance of its noise."""
+        kind, count = stated.limit.quantity.kind, stated.asking.labels_each or 1
+        if kind == "mean":
+            return truth, 0.0
+        chance = float(expit(truth)) if kind == "logit" else truth
+        # one draw of a count: as many labels as asked
+        share = generator_of(seed, "measure", stated.limit.name, answer.id).binomial(count, min(chance, 1.0)) / count
+        if kind == "logit":
+            bound = self.world.oracle.cost_max
+            return float(clipped_logit([share], bound)[0]), float(logit_noise(np.array([share]), count, bound)[0])
+        return share, float(label_variance([share], count)[0])
+
+    def oracle(self, beta: float) -> Oracle:
+        """The exact problem: costs on P_0 in ranges of their measures. Raises UserError where it has no solution."""
+        scaled = [cost * factor[:, None] for cost, factor in zip(self.costs, self.factors, strict=True)]
+        scales = [range_of(one, self.world.oracle.cost_max) for one in self.stated]
+        bounds = [one.limit.cost_limit / scale for one, scale in zip(self.stated, scales, strict=True)]
+        tables = [table / scale for table, scale in zip(scaled, scales, strict=True)]
+        further = tuple(
+            Limit(one.limit.name, table, bound)
+            for one, table, bound in zip(self.stated[1:], tables[1:], bounds[1:], strict=True)
+        )
+        self._refuse_what_cannot_be_kept(scales)
+        return replace(
+            self.world.oracle, prior=self.weights, cost=tables[0], threshold=bounds[0], beta=beta, further=further
+        )
+
+    def _refuse_what_cannot_be_kept(self, scales: Sequence[float]) -> None:
+        excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
+        there = self.world.oracle.reference > 0
+        found = reach(excess, self.weights, scales=scales, factors=self.factors, answers=there)
+        for stated, lowest in zip(self.stated, found.lowest, strict=True):
+            if lowest >= 0:
+                best = as_stated(stated.limit, stated.limit.cost_limit + float(lowest))
+                raise UserError(
+                    f"{stated.where}: no policy of this world keeps {stated.limit}; the best that there is has {best}"
+                )
+        if found.margin <= 0:
+            each = ", ".join(
+                f"{one.limit.name} {as_stated(one.limit, one.limit.cost_limit + float(value))}"
+                for one, value in zip(self.stated, found.together, strict=True)
+            )
+            raise UserError(
+                f"limits: each can be kept alone, but not all together; the least broken choice has {each}: loosen one"
+            )
+
+
+def as_stated(limit: StatedBound, cost: float) -> str:
+    """An expected cost as the quantity that the limit is stated in: `4.2 %`, `118 words`."""
+    return limit.quantity.text(limit.cost(cost))
+
+
+def range_of(stated: StatedLimit, cost_max: float) -> float:
+    """Length of the range of a measure's values."""
+    ends = stated.limit.cost_range
+    if ends is not None:
+        return ends[1] - ends[0]
+    if stated.limit.quantity.kind == "logit":
+        return 2.0 * cost_max
+    raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
+
+
+def table_limits(world: TabularWorld, stated: Sequence[StatedLimit], sets: PromptSets | None) -> TableLimits:
+    """Raises UserError for a source that no table has, and for prompts that it does not have."""
+    prompts, count = world.shape[0], len(stated)
+    weights, factors = world.oracle.prior, np.ones((count, prompts))
+    if sets is not None:
+        indices = [int(str(prompt)) for prompt in sets.prompts]
+        if max(indices) >= prompts or min(indices) < 0:
+            raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
+        weights = np.zeros(prompts)
+        weights[indices] = sets.weights
+        factors = np.zeros((count, prompts))
+        for row, one in enumerate(stated):
+            factors[row, indices] = sets.factor(one.limit.quantity.over)
+    costs = np.stack([_cost_table(world, one) for one in stated])
+    return TableLimits(world, tuple(stated), costs, factors, weights)
+
+
+def _cost_table(world: TabularWorld, stated: StatedLimit) -> Array:
+    """Expected cost of every answer under one limit. [X, Y]"""
+    logits = {"cost": world.oracle.cost, **{limit.name: limit.cost for limit in world.oracle.further}}
+    kind, name = stated.limit.quantity.kind, stated.source.what
+    if stated.source.kind != "world":
+        raise UserError(
+            f"{stated.where}: {stated.source} reads texts; a table has none: use {{{kind}: {{world: NAME}}}}"
+        )
+    if kind == "logit":
+        tables = logits
+    else:
+        rates = {label: expit(table) for label, table in logits.items()} if kind == "rate" else {}
+        tables = {**rates, **world.measures}
+    if name not in tables:
+        known = ", ".join(tables) or "none"
+        raise UserError(f"{stated.where}: this world has no {kind} called `{name}`; it has {known}")
+    table = np.asarray(tables[name])
+    low, high = stated.limit.quantity.low, stated.limit.quantity.high
+    if (low is not None and table.min() < low) or (high is not None and table.max() > high):
+        raise UserError(
+            f"{stated.where}: the world's `{name}` runs from {table.min():g} to {table.max():g}, beyond bounds"
+        )
+    return np.vectorize(stated.limit.cost)(table).astype(np.float64)

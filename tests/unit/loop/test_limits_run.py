@@ -1,0 +1,214 @@
+"""Runs under stated limits on tables: every kind of limit and prompt set, what is said, restarts, refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import Journal
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.worlds.tabular import load_world, world_json
+
+ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
+QUICK = ("report.tensorboard=false", "report.html=false", "offline.pairs=300")
+
+
+def recipe_of(number: int, folder: Path, **settings: Any) -> Path:
+    """One of the worlds with known optima, as a world file and a recipe."""
+    world = ORACLE[number]
+    shape = np.array(world["reward"]).shape
+    content: dict[str, Any] = {
+        "prior": [1 / shape[0]] * shape[0],
+        "reference": world["reference"],
+        "reward": world["reward"],
+        "cost": np.zeros(shape).tolist(),
+        "baseline": world["reference"],
+        "beta": world["beta"],
+        "reward_max": 2.0,
+        "cost_max": 6.0,
+        "threshold": 5.0,
+        "offline": {"covered": np.ones(shape, dtype=bool).tolist(), "pairs": 300},
+        "measures": {},
+    }
+    limits = {}
+    for limit in world["limits"]:
+        kind, table = limit["quantity"], limit["measure"]
+        entry = {kind: {"world": "cost" if kind == "logit" else limit["name"]}}
+        entry |= {key: limit[key] for key in ("at_most", "at_least", "over") if limit.get(key) is not None}
+        if kind == "logit":
+            content["cost"] = table
+        else:
+            content["measures"][limit["name"]] = table
+        limits[limit["name"]] = entry | ({"bounds": [0, 60]} if kind == "mean" else {"labels_each": 50})
+    (folder / "world.json").write_text(json.dumps(content))
+    sets = {
+        name: {"share": f"{100 * one['share']:g} %", "indices": one["prompts"]}
+        for name, one in world["prompt_sets"].items()
+    }
+    tree = {
+        "extends": "tabular", "algorithm": "pd-dpo", "rounds": 10, "prompts": sets, "limits": limits,
+        "world": {"kind": "tabular", "path": "world.json"}, "dual": {"rule": {"kind": "newton", "damping": 0.5}},
+        "feedback": {"responses": 240}, **settings,
+    }  # fmt: skip
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def three_limits(*overrides: str, rounds: int = 3) -> Config:
+    return load("tabular-limits", [*QUICK, "feedback.responses=60", f"rounds={rounds}", *overrides])
+
+
+# --- the optimum ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [5, 7, 10], ids=lambda number: ORACLE[number]["kind"])
+def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: int, tmp_path: Path) -> None:
+    """Within 3 % of the measures' ranges; multipliers (mean of the late rounds) within 35 % and .2 per range."""
+    path = recipe_of(number, tmp_path)
+    result = run_recipe(load(str(path), [*QUICK, "offline.pairs=1500"]), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        steps = journal.dual_steps()
+    for limit, wanted in zip(ORACLE[number]["limits"], ORACLE[number]["optimum"]["multipliers"], strict=True):
+        said = result["limits"][limit["name"]]
+        assert said["multiplier_optimum"] == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+        assert said["value_optimum"] == pytest.approx(limit.get("at_most", limit.get("at_least")), abs=1e-8)
+        span = {"mean": 60.0, "logit": 12.0, "rate": 1.0}[limit["quantity"]]
+        broken = said["value_mixture"] - said["bound"]
+        assert (-broken if said["at_least"] else broken) <= 0.03 * span
+        late = np.mean([step.multiplier_after for step in steps if step.constraint == limit["name"]][5:])
+        assert abs(late - wanted) <= 0.35 * wanted + 0.2 / span
+    assert result["f_optimum"] == pytest.approx(ORACLE[number]["optimum"]["f"], abs=1e-8)
+
+
+def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
+    result = run_recipe(load(str(recipe_of(8, tmp_path)), QUICK), tmp_path / "run")
+    assert result["limits"]["also"]["multiplier_next"] == 0.0
+    assert "does not bind" in result["limits"]["also"]["price"]["text"]
+    assert "in place of 25.7 % would gain about" in result["limits"]["unsafe"]["price"]["text"]
+    assert result["limits"]["unsafe"]["multiplier_next"] > 0.5
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_multiplier(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.joint_dual"):
+        result = run_recipe(three_limits(), tmp_path / "run")
+    leaks = result["limits"]["leaks"]
+    assert (leaks["limit"], leaks["unit"], leaks["bound"]) == ("at most 50 % over private", "share", 0.5)
+    assert 0.0 <= leaks["low"] <= leaks["estimate"] <= leaks["high"] <= 1.0
+    assert any("multiplier of leaks" in line and "by leaks" in line for line in caplog.messages)
+    with open_folder(tmp_path / "run") as journal:
+        cells = {(answer.prompt.token_ids, answer.token_ids) for answer in journal.samples(1, "cost")}
+        versions = [entry for entry in journal.versions() if entry.stage == "cost" and entry.round == 3]
+    assert len(cells) > 1
+    assert [entry.version.name for entry in versions] == ["policy-3-1", "policy-3"]
+
+
+@pytest.mark.parametrize("algorithm", ["o-pd-dpo", "pd-dpo-adalag"])
+def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = "dual.rule={kind: log}" if algorithm == "pd-dpo-adalag" else "dual.rule.kind=newton"
+    config = three_limits(f"algorithm={algorithm}", rule)
+    whole = run_recipe(config, tmp_path / "whole")
+    once = Journal.once
+
+    def broken(journal: Journal, phase: str, compute: Any) -> Any:
+        if journal.round == 3 and phase == "joint":
+            raise RunError("the machine went away")
+        return once(journal, phase, compute)
+
+    monkeypatch.setattr(Journal, "once", broken)
+    with pytest.raises(RunError, match="went away"):
+        run_recipe(config, tmp_path / "broken")
+    monkeypatch.setattr(Journal, "once", once)
+    resumed = run_recipe(config, tmp_path / "broken", resume=True)
+    assert resumed["limits"] == whole["limits"]
+    assert resumed["gap_mixture"] == whole["gap_mixture"]
+
+
+def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
+    config = three_limits("algorithm=pd-dpo-fixed", "dual.rule={kind: fixed}", "dual.first=0.8")
+    result = run_recipe(config, tmp_path / "run")
+    # per range of the measure: 4 logits, and 1
+    assert result["limits"]["harm"]["multiplier_next"] == pytest.approx(0.2)
+    assert result["limits"]["leaks"]["multiplier_next"] == pytest.approx(0.8)
+    assert result["limits"]["leaks"]["price"] is None
+
+
+def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_path: Path) -> None:
+    limit = "limits={leaks: {rate: {world: privacy}, at_most: 99 %}}"
+    config = load("tabular-two-limits", ["constraints=[{name: cost}]", *QUICK, limit, "dual.rule.kind=newton",
+                                         "dual.rho=0.001", "rounds=2", "feedback.responses=40"])  # fmt: skip
+    run_recipe(config, tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        reward, policy = (e.version for e in journal.versions() if e.round == 2)
+        assert policy.sha256 == reward.sha256
+        assert journal.metrics()[2]["fit/cost_skipped"] == 1.0
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["limits.leaks.at_mots=5 %"], "unknown key `at_mots`; did you mean `at_most`?"),
+        (["limits.leaks.over=privat"], "there is no prompt set `privat`; did you mean `private`?"),
+        (["limits.leaks.at_most=130 %"], "between 0 and 100 %"),
+        (["limits.leaks.rate={world: privacy, labl: x}"], "unknown key `labl`"),
+        (["prompts.private.share=30 %"], "sum to 90 %"),
+        (["prompts.private.share=30 tokens"], "prompts"),
+        (["prompts.private.indices=[]"], "prompts"),
+        (["prompts.private.indices=[2, 9]"], "the world has the prompts 0 to 3, not 9"),
+        (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
+        (["limits.leaks.rate={rule: refusal}"], "a table has none"),
+        (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
+        (["dual.rule={kind: projected}"], "set it to newton"),
+        (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
+        (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
+        (["limits.drift={kl: reference, at_most: 8}"], "not kl"),
+        (["limits.on={rate: {world: cost}, at_most: 5}"], "between 0 and 100 %"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        run_recipe(three_limits(*overrides), tmp_path / "run")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_limits_that_can_be_kept_alone_but_not_together_are_refused_with_what_is_reachable(tmp_path: Path) -> None:
+    """Two measures of which one is the other's complement: 40 % and 40 % cannot both hold."""
+    path = recipe_of(0, tmp_path)
+    world = world_json(load_world(tmp_path / "world.json"))
+    world["measures"]["rest"] = (1 - np.array(world["measures"]["unsafe"])).tolist()
+    (tmp_path / "world.json").write_text(json.dumps(world))
+    both = ["limits.unsafe.at_most=40 %", "limits.rest={rate: {world: rest}, at_most: 40 %}"]
+    with pytest.raises(UserError, match="not all together; the least broken choice has unsafe 50 %, rest 50 %"):
+        run_recipe(load(str(path), [*QUICK, *both]), tmp_path / "run")
+
+
+def test_prompt_sets_without_limits_are_refused() -> None:
+    with pytest.raises(UserError, match="no limit names these sets"):
+        load("tabular", ["prompts={a: {share: 100 %, indices: [0]}}"])
+
+
+def test_recipes_without_limits_keep_their_digest() -> None:
+    settings = load("tabular").fixed_settings()
+    assert "limits" not in settings
+    assert "prompts" not in settings
+    assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}

@@ -1,0 +1,138 @@
+"""Measured answers as pairs and as estimates, by hand; and the optimum of the twelve worlds with exact expectations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from pddpo_ray.theory.matrix_dual import CostEstimates, LimitState, NewtonRule, newton_step
+from pddpo_ray.theory.measured_pairs import MeasuredAnswer, estimates_on_sets, value_pairs
+from pddpo_ray.theory.prompt_sets import prompt_sets
+from pddpo_ray.theory.value_stage import table_scores, value_scale
+
+ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
+NAN = float("nan")
+
+
+def answer(
+    prompt: int, text: int, *costs: float, round_: int = 1, draw: str = "", noise: float = 0.0
+) -> MeasuredAnswer:
+    draw = draw or f"{prompt}-{text}-{costs}"
+    return MeasuredAnswer(round_, (prompt,), (text,), draw, np.array(costs), np.full(len(costs), noise))
+
+
+def test_equal_answers_are_one_with_their_mean_and_pairs_weigh_their_counts() -> None:
+    """Answer 1 has costs 0, 1, 1 (mean 2/3), answer 2 has 0: 3 * 1 / 4. lambda 2, s 2: margin 2 (2/3 - 0) / 2."""
+    measured = [answer(0, 1, 0.0), answer(0, 1, 1.0), answer(0, 1, 1.0, round_=3), answer(0, 2, 0.0)]
+    (row,), (margin,) = value_pairs(measured, np.array([2.0]), {(0,): np.ones(1)}, 2.0)
+    assert (row.prompt, row.chosen, row.rejected, row.weight, row.round) == ((0,), (1,), (2,), 0.75, 3)
+    assert margin == pytest.approx(2 / 3)
+
+
+def test_least_squares_over_the_pairs_of_a_table_ends_at_the_means() -> None:
+    generator = np.random.default_rng(0)
+    cells, values = generator.integers(0, 4, (300, 2)).tolist(), generator.random(300).tolist()
+    measured = [answer(x, y, value) for (x, y), value in zip(cells, values, strict=True)]
+    rows, margins = value_pairs(measured, np.array([1.0]), {(x,): np.ones(1) for x in range(4)}, 1.0)
+    columns = ([row.prompt[0] for row in rows], [row.chosen[0] for row in rows], [row.rejected[0] for row in rows])
+    scores = table_scores(*columns, margins, shape=(4, 4), weights=[row.weight for row in rows])
+    means = np.array(
+        [
+            [np.mean([one.costs[0] for one in measured if (one.prompt, one.answer) == ((x,), (y,))]) for y in range(4)]
+            for x in range(4)
+        ]
+    )
+    np.testing.assert_allclose(scores, means - means.mean(axis=1, keepdims=True), atol=1e-9)
+
+
+def test_limits_act_on_their_own_prompts_and_hold_the_others_where_they_were() -> None:
+    """The second limit acts on prompt 1 alone (factor 4), the first on both: margins .2 / s and (.2 + 4 * .5) / s."""
+    factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 4.0])}
+    measured = [answer(0, 0, 0.3, 0.9), answer(0, 1, 0.1, 0.2), answer(1, 0, 0.3, 0.9), answer(1, 1, 0.1, 0.4)]
+    _, margins = value_pairs(measured, np.array([1.0, 1.0]), factors, 5.0)
+    assert margins == pytest.approx([0.2 / 5, 2.2 / 5])
+    _, margins = value_pairs(measured, np.array([0.0, 1.0]), factors, 4.0)
+    assert margins == pytest.approx([0.0, 0.5])
+
+
+def test_an_answer_without_a_number_makes_no_pair_where_its_limit_acts() -> None:
+    factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 2.0])}
+    measured = [answer(x, y, 0.1 * y, NAN if y == 0 else 0.5) for x in (0, 1) for y in (0, 1)]
+    rows, margins = value_pairs(measured, np.array([1.0, 1.0]), factors, 3.0)
+    assert [row.prompt for row in rows] == [(0,)]
+    assert margins == pytest.approx([-0.1 / 3])
+
+
+def test_estimates_by_hand() -> None:
+    """Three draws, two of them in the set of the second limit (factor 1.5): means over all and over the set.
+
+    Residuals of draws of the first: answers .2 .4 | .6 .6 | 0 .6 about .4: sums -.2, .4, -.2; with 3/2 and over 6
+    answers the standard error is sqrt(1.5 * .24) / 6 = .1.
+    """
+    factors = {(0,): np.array([1.0, 1.5]), (1,): np.array([1.0, 0.0])}
+    measured = [
+        answer(0, 0, 0.2, 1.0, draw="a"), answer(0, 1, 0.4, 0.0, draw="a"),
+        answer(0, 0, 0.6, 1.0, draw="b"), answer(0, 1, 0.6, 1.0, draw="b"),
+        answer(1, 0, 0.0, 0.5, draw="c"), answer(1, 1, 0.6, NAN, draw="c"),
+    ]  # fmt: skip
+    found = estimates_on_sets(measured, factors, np.array([1.0, 1.0]))
+    np.testing.assert_allclose(found.means, [0.4, 0.75])
+    assert found.standard_errors[0] == pytest.approx(0.1)
+    # within draws: (.02 + 0 + .18) / 3 of the first; 1.5^2 * .5 / 3 of the second
+    np.testing.assert_allclose(np.diag(found.covariance), [0.2 / 3, 2.25 * 0.5 / 3])
+
+
+def test_an_answer_without_a_number_counts_as_the_worst_there_is_or_is_left_out() -> None:
+    factors = {(0,): np.ones(1)}
+    measured = [answer(0, 0, 0.2, draw="a"), answer(0, 1, NAN, draw="b")]
+    assert estimates_on_sets(measured, factors, np.array([1.0])).means[0] == pytest.approx(0.6)
+    assert estimates_on_sets(measured, factors, np.array([NAN])).means[0] == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="no answer of its prompt set"):
+        estimates_on_sets([answer(0, 0, NAN)], factors, np.array([NAN]))
+
+
+def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Alternating value stage and joint dual step on a known world, no draws anywhere. -> multipliers [I], policy"""
+    sets = prompt_sets(
+        {n: s["prompts"] for n, s in world["prompt_sets"].items()},
+        {n: s["share"] for n, s in world["prompt_sets"].items()},
+    )
+    signs = [-1.0 if "at_least" in limit else 1.0 for limit in world["limits"]]
+    costs = np.array([s * np.array(limit["measure"]) for s, limit in zip(signs, world["limits"], strict=True)])
+    bounds = [s * limit.get("at_most", limit.get("at_least")) for s, limit in zip(signs, world["limits"], strict=True)]
+    factors = np.array([sets.factor(limit["over"]) for limit in world["limits"]])
+    scales = np.ptp(costs, axis=(1, 2))
+    shape = costs.shape[1:]
+    by_prompt = {(x,): factors[:, x] for x in range(shape[0])}
+    measured = [answer(x, y, *costs[:, x, y]) for x, y in np.ndindex(*shape)]
+    base = np.log(world["reference"]) + np.array(world["reward"]) / world["beta"]
+    states = tuple(
+        LimitState(limit["name"], 0.5 / scale, 20.0 / scale, bound, scale)
+        for limit, bound, scale in zip(world["limits"], bounds, scales, strict=True)
+    )
+    for _ in range(rounds):
+        multipliers = np.array([state.multiplier for state in states])
+        s = value_scale(multipliers, scales * factors.max(axis=1))
+        rows, margins = value_pairs(measured, multipliers, by_prompt, s)
+        columns = ([row.prompt[0] for row in rows], [row.chosen[0] for row in rows], [row.rejected[0] for row in rows])
+        scores = table_scores(*columns, margins, shape=shape, weights=[row.weight for row in rows])
+        policy = softmax(base - scores * s / world["beta"], axis=1)
+        on_all = costs * factors[:, :, None]
+        means = np.einsum("x,xy,ixy->i", sets.weights, policy, on_all)
+        centred = on_all - np.einsum("xy,ixy->ix", policy, on_all)[:, :, None]
+        covariance = np.einsum("x,xy,ixy,jxy->ij", sets.weights, policy, centred, centred)
+        estimates = CostEstimates(means, np.zeros(len(means)), covariance)
+        states, _ = newton_step(states, estimates, NewtonRule(world["beta"], trust=1.0, damping=0.8))
+    return np.array([state.multiplier for state in states]), policy
+
+
+@pytest.mark.parametrize("world", ORACLE, ids=lambda world: world["kind"])
+def test_the_value_stage_and_the_joint_step_end_at_the_worlds_optimum(world: dict[str, Any]) -> None:
+    multipliers, policy = run_with_exact_expectations(world, 40)
+    np.testing.assert_allclose(multipliers, world["optimum"]["multipliers"], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(policy, world["optimum"]["policy"], atol=1e-5)
