@@ -12,7 +12,15 @@ import numpy as np
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.dual import DualStep, Fixed, LogMultiplier
-from pddpo_ray.theory.matrix_dual import CostEstimates, LimitState, NewtonRule, apart_step, message_of, newton_step
+from pddpo_ray.theory.matrix_dual import (
+    COVARIANCE_ROUNDS,
+    CostEstimates,
+    LimitState,
+    NewtonRule,
+    apart_step,
+    message_of,
+    newton_step,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +75,13 @@ class JointDual:
 
     def _step(self, round_: int, estimates: CostEstimates) -> dict[str, Any]:
         states = self.states(round_)
+        earlier = [self._steps[number]["covariance"] for number in sorted(self._steps) if number < round_]
+        recent = np.mean([*earlier, estimates.covariance][-COVARIANCE_ROUNDS:], axis=0)
         moved: list[str] = []
         if round_ > self._warmup:
             match self._rule:
                 case NewtonRule():
-                    states, record = newton_step(states, estimates, self._rule)
+                    states, record = newton_step(states, replace(estimates, covariance=recent), self._rule)
                     moved = record.log_lines()
                 case LogMultiplier(rate=rate):
                     states = apart_step(states, estimates, rate)

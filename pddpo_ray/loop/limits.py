@@ -21,7 +21,7 @@ from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.joint_dual import JointDual
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs
+from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.theory.value_stage import value_scale
 
@@ -91,8 +91,7 @@ class LimitsController:
             return policy
         weights = np.array([0.0 if one.by_comparisons else multipliers[one.name] for one in self._limits])
         scale = value_scale(weights, self._ranges())
-        answers = [one for phase in sorted(self._measured) for one in self._measured[phase]]
-        rows, margins = value_pairs(answers, weights, self._factors, scale)
+        rows, margins = value_pairs(self._all(), weights, self._factors, scale)
         temperature = cost_temperature(self._beta, scale)
         return trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
 
@@ -116,7 +115,7 @@ class LimitsController:
         """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
         draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
-        newest = self._newest()
+        newest = with_repeated_noise(self._newest(), self._all())
         ends = [one.stated.limit.cost_range for one in self._limits]
         worst = np.array([np.nan if end is None else end[1] for end in ends])
         try:
@@ -130,6 +129,10 @@ class LimitsController:
             mean, error = float(estimates.means[index]), float(estimates.standard_errors[index])
             mode = MODES[limit.stated.limit.quantity.kind]
             self._steps.ascend(CostEstimate(mean, error, int(acting[index]), each, mode, limit.name))
+
+    def _all(self) -> list[MeasuredAnswer]:
+        """Every measured answer so far, in order of rounds."""
+        return [one for phase in sorted(self._measured) for one in self._measured[phase]]
 
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""

@@ -26,6 +26,11 @@ from scipy.optimize import lsq_linear
 from pddpo_ray.records import Array
 from pddpo_ray.theory.dual import ROUNDS_AT_AN_END
 
+COVARIANCE_ROUNDS = 5
+"""A step uses the mean covariance of so many rounds: one in which nothing happens would promise a step without end."""
+MOST_NOISE = 0.9
+"""Share of a variance that may be taken out as noise, for the same reason."""
+
 
 @dataclass(frozen=True)
 class LimitState:
@@ -179,7 +184,8 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
     covariance = total / sum(len(members) - 1 for members in several)
     if label_noise is not None:
         used = [index for members in several for index in members]
-        covariance -= np.diag(np.asarray(label_noise, dtype=np.float64)[used].mean(axis=0))
+        noise = np.asarray(label_noise, dtype=np.float64)[used].mean(axis=0)
+        covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
     return _positive(covariance)
 
 

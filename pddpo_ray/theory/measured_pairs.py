@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from pddpo_ray.theory.matrix_dual import CostEstimates, within_covariance
 from pddpo_ray.theory.value_stage import value_targets
 
 Tokens = tuple[int, ...]
+Factors = Mapping[Tokens, Array]
+"""P_s / P_0 of every limit, by the prompt's tokens. [I]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class MeasuredAnswer:
 
 
 def value_pairs(
-    measured: Sequence[MeasuredAnswer], multipliers: Array, factors: dict[Tokens, Array], scale: float
+    measured: Sequence[MeasuredAnswer], multipliers: Array, factors: Factors, scale: float
 ) -> tuple[list[PairRow], list[float]]:
     """All pairs of different answers to one prompt, and their margins sum_i lambda_i (C_i(chosen) - C_i(rejected)) / s.
 
@@ -60,7 +62,25 @@ def value_pairs(
     return rows, margins
 
 
-def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: dict[Tokens, Array], worst: Array) -> CostEstimates:
+def with_repeated_noise(newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
+    """The newest answers with the noise of each measurement as its repetitions show it.
+
+    One label of an answer says nothing about its own noise. Where the same answer was measured more than once, in any
+    round, the variance of those measurements is the noise of one; elsewhere it stays as it is.
+    """
+    known: dict[tuple[Tokens, Tokens], list[Array]] = {}
+    for one in measured:
+        known.setdefault((one.prompt, one.answer), []).append(one.costs)
+    spreads = {text: np.var(costs, axis=0, ddof=1) for text, costs in known.items() if len(costs) > 1}
+    found = []
+    for one in newest:
+        spread = spreads.get((one.prompt, one.answer))
+        noise = one.noise if spread is None else np.where(np.isfinite(spread), spread, one.noise)
+        found.append(replace(one, noise=noise))
+    return found
+
+
+def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array) -> CostEstimates:
     """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
 
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over

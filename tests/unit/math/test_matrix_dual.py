@@ -245,7 +245,7 @@ def test_an_estimate_that_is_no_number_names_its_limit() -> None:
 
 
 def test_the_covariance_is_the_one_within_prompts_without_the_labels_noise() -> None:
-    """Prompts far apart, three labels Bernoulli(m) an answer: the estimates' mean is E_x Cov(m)."""
+    """Prompts far apart, eight labels Bernoulli(m) an answer: the estimates' mean is E_x Cov(m)."""
     generator = np.random.default_rng(0)
     truth = generator.uniform(size=(40, 6, 2)) * 0.4 + np.linspace(0.0, 0.6, 40)[:, None, None]
     centred = truth - truth.mean(axis=1, keepdims=True)
@@ -254,8 +254,8 @@ def test_the_covariance_is_the_one_within_prompts_without_the_labels_noise() -> 
     for _ in range(200):
         answers = generator.integers(0, 6, (40, 4))
         m = truth[np.arange(40)[:, None], answers].reshape(-1, 2)
-        shares = generator.binomial(3, m) / 3
-        noise = np.stack([label_variance(shares[:, i], 3) for i in range(2)], axis=1)
+        shares = generator.binomial(8, m) / 8
+        noise = np.stack([label_variance(shares[:, i], 8) for i in range(2)], axis=1)
         drawn.append(within_covariance(shares, np.repeat(np.arange(40), 4).tolist(), noise))
     found, error = np.mean(drawn, axis=0), np.std(drawn, axis=0) / np.sqrt(200)
     assert np.abs(found - wanted).max() < 3 * error.max()
@@ -278,6 +278,9 @@ def test_a_rate_on_a_set_of_share_w_has_its_variance_over_w() -> None:
     assert found == pytest.approx(own / 0.25)
 
 
-def test_noise_larger_than_what_is_seen_leaves_nothing_below_zero() -> None:
+def test_noise_larger_than_what_is_seen_leaves_a_tenth_and_no_negative_direction() -> None:
+    """Values .1 and 0 have variance .005; two columns that move together stay positive without their noise."""
     covariance = within_covariance([[0.1, 0.2], [0.0, 0.2]], ["x", "x"], [[0.5, 0.0], [0.5, 0.0]])
-    assert np.linalg.eigvalsh(covariance).min() >= -1e-12
+    np.testing.assert_allclose(covariance, [[0.0005, 0.0], [0.0, 0.0]], atol=1e-15)
+    together = within_covariance([[0.1, 0.1], [0.0, 0.0]], ["x", "x"], np.full((2, 2), 0.5))
+    assert np.linalg.eigvalsh(together).min() >= -1e-12

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import softmax
 
 from pddpo_ray.theory.matrix_dual import CostEstimates, LimitState, NewtonRule, newton_step
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer, estimates_on_sets, value_pairs
+from pddpo_ray.theory.measured_pairs import Factors, MeasuredAnswer, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.value_stage import table_scores, value_scale
 
@@ -52,7 +52,7 @@ def test_least_squares_over_the_pairs_of_a_table_ends_at_the_means() -> None:
 
 def test_limits_act_on_their_own_prompts_and_hold_the_others_where_they_were() -> None:
     """The second limit acts on prompt 1 alone (factor 4), the first on both: margins .2 / s and (.2 + 4 * .5) / s."""
-    factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 4.0])}
+    factors: Factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 4.0])}
     measured = [answer(0, 0, 0.3, 0.9), answer(0, 1, 0.1, 0.2), answer(1, 0, 0.3, 0.9), answer(1, 1, 0.1, 0.4)]
     _, margins = value_pairs(measured, np.array([1.0, 1.0]), factors, 5.0)
     assert margins == pytest.approx([0.2 / 5, 2.2 / 5])
@@ -61,7 +61,7 @@ def test_limits_act_on_their_own_prompts_and_hold_the_others_where_they_were() -
 
 
 def test_an_answer_without_a_number_makes_no_pair_where_its_limit_acts() -> None:
-    factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 2.0])}
+    factors: Factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 2.0])}
     measured = [answer(x, y, 0.1 * y, NAN if y == 0 else 0.5) for x in (0, 1) for y in (0, 1)]
     rows, margins = value_pairs(measured, np.array([1.0, 1.0]), factors, 3.0)
     assert [row.prompt for row in rows] == [(0,)]
@@ -74,7 +74,7 @@ def test_estimates_by_hand() -> None:
     Residuals of draws of the first: answers .2 .4 | .6 .6 | 0 .6 about .4: sums -.2, .4, -.2; with 3/2 and over 6
     answers the standard error is sqrt(1.5 * .24) / 6 = .1.
     """
-    factors = {(0,): np.array([1.0, 1.5]), (1,): np.array([1.0, 0.0])}
+    factors: Factors = {(0,): np.array([1.0, 1.5]), (1,): np.array([1.0, 0.0])}
     measured = [
         answer(0, 0, 0.2, 1.0, draw="a"), answer(0, 1, 0.4, 0.0, draw="a"),
         answer(0, 0, 0.6, 1.0, draw="b"), answer(0, 1, 0.6, 1.0, draw="b"),
@@ -88,12 +88,21 @@ def test_estimates_by_hand() -> None:
 
 
 def test_an_answer_without_a_number_counts_as_the_worst_there_is_or_is_left_out() -> None:
-    factors = {(0,): np.ones(1)}
+    factors: Factors = {(0,): np.ones(1)}
     measured = [answer(0, 0, 0.2, draw="a"), answer(0, 1, NAN, draw="b")]
     assert estimates_on_sets(measured, factors, np.array([1.0])).means[0] == pytest.approx(0.6)
     assert estimates_on_sets(measured, factors, np.array([NAN])).means[0] == pytest.approx(0.2)
     with pytest.raises(ValueError, match="no answer of its prompt set"):
         estimates_on_sets([answer(0, 0, NAN)], factors, np.array([NAN]))
+
+
+def test_repeated_measurements_of_one_answer_show_their_noise() -> None:
+    """Labels 0, 1, 1, 0 of answer 1: variance 1/3. Answer 2 was measured once and keeps what it says itself."""
+    earlier = [answer(0, 1, label) for label in (0.0, 1.0, 1.0)]
+    newest = [answer(0, 1, 0.0), answer(0, 2, 1.0, noise=0.2)]
+    found = with_repeated_noise(newest, [*earlier, *newest])
+    assert [one.noise[0] for one in found] == pytest.approx([1 / 3, 0.2])
+    assert [one.costs[0] for one in found] == [0.0, 1.0]
 
 
 def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +117,7 @@ def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.
     factors = np.array([sets.factor(limit["over"]) for limit in world["limits"]])
     scales = np.ptp(costs, axis=(1, 2))
     shape = costs.shape[1:]
-    by_prompt = {(x,): factors[:, x] for x in range(shape[0])}
+    by_prompt: Factors = {(x,): factors[:, x] for x in range(shape[0])}
     measured = [answer(x, y, *costs[:, x, y]) for x, y in np.ndindex(*shape)]
     base = np.log(world["reference"]) + np.array(world["reward"]) / world["beta"]
     states = tuple(
