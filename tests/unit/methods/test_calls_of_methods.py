@@ -160,7 +160,7 @@ def asked(number: int) -> Calls:
     """One estimate of each constraint from fresh answers."""
     return [
         ("prompts.draw", 5),
-        ("rollout.sample", "5 prompts", f"policy-{number}", ()),
+        ("rollout.sample", "5 prompts", f"policy-{number}", (), 1),
         ("feedback.open_safety", f"answers-{number}", 3),
     ]
 
@@ -174,7 +174,7 @@ def observe(version: str, number: int, multiplier: float | None, estimate: Any =
     return [
         ("rollout.publish", version),
         ("prompts.draw", 5),
-        ("rollout.sample", "5 prompts", version, ()),
+        ("rollout.sample", "5 prompts", version, (), 1),
         ("feedback.open_safety", f"answers-{number}", 3),
         *answered(number),
         *(
@@ -198,7 +198,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("trainer.fit", cost(f"policy-{2 * number}", 0.25), "D_length"),
                 ("rollout.publish", version),
                 ("prompts.draw", 5),
-                ("rollout.sample", "5 prompts", version, ()),
+                ("rollout.sample", "5 prompts", version, (), 1),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
                 *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
@@ -219,7 +219,7 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("trainer.fit", cost(f"policy-{2 * number}", 0.25), "D_length"),
             ("rollout.publish", f"policy-{2 * number + 1}"),
             ("prompts.draw", 5),
-            ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}"),
+            ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}", (), 1),
         ]
         for name in ("harm", "length"):
             expected += [
@@ -255,7 +255,7 @@ def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit()
             ("rollout.publish", version),
             ("prompts.draw", 5),
             ("prompts.draw", 7),
-            ("rollout.sample", "5 prompts", version, "7 prompts"),
+            ("rollout.sample", "5 prompts", version, "7 prompts", 1),
             ("feedback.open_safety", f"answers-{number}", 3),
             ("rollout.candidates", "7 prompts", version),
             ("explorer.choose", "rollout.candidates"),
@@ -285,7 +285,7 @@ def test_the_papers_method_has_each_stages_bonus_in_its_loss() -> None:
             ("rollout.publish", version),
             ("prompts.draw", 5),
             ("prompts.draw", 7),
-            ("rollout.sample", "5 prompts", version, "7 prompts"),
+            ("rollout.sample", "5 prompts", version, "7 prompts", 1),
             ("feedback.open_safety", f"answers-{number}", 3),
             ("rollout.candidates", "7 prompts", version),
             ("explorer.choose", "rollout.candidates"),
@@ -394,7 +394,7 @@ def test_pecan_scores_by_two_policies_and_sets_their_zero_where_it_asks_for_a_mu
         ("scores.reference_answers", "reference"),
         *policies,
         *asked(1)[:1],
-        ("rollout.sample", "5 prompts", "reference", ()),
+        ("rollout.sample", "5 prompts", "reference", (), 1),
         *asked(1)[2:],
         *answered(1),
         ("scores.anchored", "scores.policies", ANSWERS, 0.75),
