@@ -128,7 +128,9 @@ class LimitsController:
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(estimates.standard_errors[index])
             mode = MODES[limit.stated.limit.quantity.kind]
-            self._steps.ascend(CostEstimate(mean, error, int(acting[index]), each, mode, limit.name))
+            bound = limit.scale / 2.0 if limit.by_comparisons else None
+            estimate = CostEstimate(mean, error, int(acting[index]), each, mode, limit.name, cost_max=bound)
+            self._steps.ascend(estimate)
 
     def _all(self) -> list[MeasuredAnswer]:
         """Every measured answer so far, in order of rounds."""

@@ -41,7 +41,8 @@ def limits_result(
         }
         if one.name in steps:
             step = steps[one.name]
-            low, high = sorted(limit.cost(end) for end in interval(step.estimate))
+            ends = interval(step.estimate)
+            low, high = (None, None) if ends is None else sorted(limit.cost(end) for end in ends)
             entry |= {"estimate": limit.cost(step.estimate.value), "low": low, "high": high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
             entry["price"] = _price(config, journal, one)

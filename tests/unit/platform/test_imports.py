@@ -31,6 +31,7 @@ SEES_TRUTH = (
     # assemble the parts and hand the world's labeller and evaluation to them
     "pddpo_ray/loop/in_process",
     "pddpo_ray/loop/result.py",
+    "pddpo_ray/loop/limits_result.py",
     "actors/launch.py",
     "actors/workers.py",
     # what simulated annotators know; the queue and the run never see it
