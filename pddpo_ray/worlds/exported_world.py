@@ -34,7 +34,7 @@ WORLD, TRUTH, README, REFERENCE = "world.json", "truth.json", "README.md", "refe
 PROMPTS, HELPFUL, HARMLESS = "prompts.jsonl", "helpful.jsonl", "harmless.jsonl"
 FORMAT = "pddpo text world, 1"
 PROBLEM = ("beta", "reward_max", "policy", "world")
-"""Sections of a recipe that make the world, besides these settings of `dual`:"""
+"""Sections of a recipe that make the world, besides these settings of `dual`, the signal and the longest answer:"""
 PROBLEM_OF_DUAL = ("threshold", "cost_max", "rho")
 SAME_WORLD = 1e-3
 """How far the means of reward and cost may move when the world is calibrated again."""
@@ -160,10 +160,13 @@ def described(
     config: Config, prepared: PreparedTextWorld, pairs: int, reference: Path, made: Mapping[str, Any]
 ) -> dict[str, Any]:
     """world.json: settings, limit, beta, and how labels are drawn."""
-    settings = config.model_dump(mode="json", include={*PROBLEM, "dual"})
+    whole = config.model_dump(mode="json")
+    settings = {key: whole[key] for key in PROBLEM}
     for key in ("cache", "learner"):  # a folder of this machine, and what learns: neither is the world
         settings["world"].pop(key, None)
-    settings["dual"] = {key: settings["dual"][key] for key in PROBLEM_OF_DUAL}
+    settings["dual"] = {key: whole["dual"][key] for key in PROBLEM_OF_DUAL}
+    settings["rollout"] = {"engine": "transformers", "max_tokens": config.rollout.max_tokens}
+    settings["feedback"] = {"kind": "world", "signal": config.feedback.signal}
     world = prepared.world
     return {
         "format": FORMAT,
