@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,7 +32,9 @@ from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits.reading import StatedLimit, stated_limits
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
-from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
+
+if TYPE_CHECKING:
+    from pddpo_ray.theory.prompt_sets import PromptSets
 
 Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
@@ -164,6 +166,9 @@ class Config(Strict):
         """The sets of `prompts:` over the prompts' numbers; None: all prompts alike. Raises ValueError."""
         if not self.prompts:
             return None
+        # imported here: the command line's help needs no numpy
+        from pddpo_ray.theory.prompt_sets import prompt_sets
+
         lists = {name: one.indices for name, one in self.prompts.items()}
         return prompt_sets(lists, {name: one.share for name, one in self.prompts.items()})
 
