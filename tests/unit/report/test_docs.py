@@ -80,7 +80,8 @@ def test_make_targets_that_pages_name_exist() -> None:
 def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(text, page, "exec"), {"__name__": page})
-    assert (tmp_path / "runs" / "from-python" / "report.html").exists()
+    if "from-python" in text:
+        assert (tmp_path / "runs" / "from-python" / "report.html").exists()
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
