@@ -120,7 +120,7 @@ def cases(recipes: Iterable[str]) -> list[Case]:
 
 
 def small_size(recipe: str) -> list[str]:
-    if recipe.startswith("tabular"):
+    if recipe.startswith("tabular") or recipe.endswith("-twin"):
         return [*TABLE, "rounds=3"]
     family, _, method = recipe.rpartition("/")
     sizes = {"gpu": GPU, "paper": PAPER}.get(family, REAL_TEXT if recipe == "real-text" else TEXT)
