@@ -40,7 +40,8 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved recipe, resources, memory and labels; run nothing.")
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute and print seconds.")
+        bool,
+        typer.Option("--calibrate", help="With --dry-run: measure this machine for a minute or two."),
     ] = False,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Serve the annotation page on this machine while the run goes on.")
@@ -158,12 +159,13 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
 
 def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
-    from pddpo_ray.plan.resources import make_plan, plan_lines, shortage
+    from pddpo_ray.plan.printed import make_plan, plan_lines
+    from pddpo_ray.plan.resources import shortage
 
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
     if calibrate and not problem:
-        plan["speeds"], plan["seconds"] = measured_seconds(config, plan["work"], machine)
+        plan["seconds_of_one"], plan["seconds"] = measured_seconds(config, plan["work"], machine)
     if as_json:
         print_json(
             {"recipe": config.model_dump(mode="json"), "digest": config.digest(), "plan": plan, "short": problem}
@@ -179,13 +181,16 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
 
 def measured_seconds(
     config: Config, work: Mapping[str, Any], machine: Machine
-) -> tuple[dict[str, float], dict[str, float]]:
-    """What this machine does in a second, and the seconds of each stretch of the run."""
-    from pddpo_ray.plan.calibration import measure, seconds_of
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Wall seconds of one of each thing here, and those of each stretch of the run, by both clocks."""
+    from pddpo_ray.plan.calibration import measure, seconds_of_run
 
     quieten_libraries(machine)
-    speeds = measure(config)
-    return asdict(speeds), {stretch: seconds_of(counted, speeds) for stretch, counted in work.items()}
+    found = measure(config)
+    by_clock = {
+        name: seconds_of_run(work, costs, config.rounds) for name, costs in (("wall", found.wall), ("cpu", found.cpu))
+    }
+    return asdict(found.wall), by_clock
 
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, is_hub_name
+from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, checkpoint_problem, is_hub_name
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
@@ -342,6 +342,9 @@ def _check_files(config: Config, origins: Origins) -> None:
         raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
     if config.model.reference is not None:
         origin, reference = _origin_of(("model", "reference"), origins), config.model.reference
-        problem = checkpoint_problem(checkpoint_folder(reference) if is_hub_name(reference) else Path(reference))
+        folder = checkpoint_folder(reference) if is_hub_name(reference) else Path(reference)
+        problem = checkpoint_problem(folder)
+        if problem is None and config.model.parameters.kind == "lora":
+            problem = adapter_problem(folder)
         if problem:
             raise UserError(f"{origin}: model.reference {reference} {problem}")

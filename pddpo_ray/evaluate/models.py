@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.records import Array, Decoding, Message, PolicyVersion, Prompt
-from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.rollout.checkpoint import load_tokenizer, model_tensors, stored_shapes
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_start import prepare_process
@@ -25,6 +26,7 @@ from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
+from pddpo_ray.training.local import store_reference
 
 LAST = "last"
 
@@ -94,6 +96,21 @@ def _of_run(run: Path, version: str) -> Path:
     return folder
 
 
+def has_own_names(folder: Path) -> bool:
+    """Whether the tensors in a folder have the names that their model gives them, which an engine asks for.
+
+    GPT-2's makers left out the first part of each; transformers mends that when it loads.
+    """
+    model, stored = model_tensors(folder), set(stored_shapes(folder))
+    return set(model.shapes) <= stored <= set(model.shapes) | model.tied
+
+
+def in_own_names(folder: Path, aside: Path, dtype: str) -> Path:
+    """A copy below `aside` whose tensors have their model's names."""
+    store = ArtifactStore(aside)
+    return store.folder(store_reference(store, folder, dtype=dtype).path)
+
+
 class Speaker:
     """One loaded model that answers questions and scores texts; `close` frees it."""
 
@@ -108,6 +125,10 @@ class Speaker:
         temperature: float = 1.0,
     ) -> None:
         folder = model_folder(model.source).absolute()
+        self._aside: TemporaryDirectory[str] | None = None
+        if not has_own_names(folder):
+            self._aside = TemporaryDirectory(prefix="pddpo-evaluate-")
+            folder = in_own_names(folder, Path(self._aside.name), dtype)
         self._tokenizer = load_tokenizer(folder)
         self.renderer = Renderer(self._tokenizer, template, folder)
         # The folder as it stands is the version: its parent is the store, and taking it over checks every tensor.
@@ -142,6 +163,8 @@ class Speaker:
 
     def close(self) -> None:
         self._engine.close()
+        if self._aside is not None:
+            self._aside.cleanup()
 
 
 def _engine(kind: str, folder: Path, dtype: str, max_model_len: int, temperature: float) -> RolloutEngine:

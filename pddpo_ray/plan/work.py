@@ -1,13 +1,14 @@
 """How much a recipe computes and asks before its first round and in each round, as pure functions of the recipe.
 
 Answers are counted exactly, but for offline ones and those to prompts that come again in a later round, which may be
-fewer. Tokens are at most: an answer counts with its longest length.
+fewer. Tokens are at most: an answer counts with its longest length. Two fits are counted in a round, one too many for
+methods with a single stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TextWorldConfig
@@ -28,10 +29,22 @@ class Work:
     """Answers whose features the trainer computes."""
     log_probs: int = 0
     """Answers that the trainer scores outside of fits."""
+    prepared: int = 0
+    """Texts of fits whose log-probability under the fit's base is computed."""
+    fits: int = 0
+    """Fits of the policy."""
     fitted_pairs: int = 0
     """Pairs in all optimiser steps of the policy's fits."""
+    loads: int = 0
+    """Versions that the trainer reads back, to begin a fit with them."""
+    scorers: int = 0
+    """Reward and cost models that are trained."""
     scorer_pairs: int = 0
     """Pairs in all optimiser steps of reward and cost models."""
+    scored: int = 0
+    """Answers that reward and cost models score; one that both score counts twice."""
+    deliveries: int = 0
+    """Versions that are handed to an engine, and verified there."""
 
     def tokens(self, longest: int) -> int:
         """Tokens that the engines write, at most."""
@@ -59,37 +72,56 @@ def work_before(config: Config) -> Work:
         answers["offline"] = prompts * offline_answers(config.offline.pairs, prompts)
         if config.offline.extra:
             answers["extra"] = prompts * offline_answers(config.offline.extra, prompts)
-    scorers = 0
+    models, scorer_pairs = 0, 0
     if isinstance(config.feedback, ModelFeedback):
-        given = (config.feedback.reward, config.feedback.cost)
+        models = (config.feedback.reward, config.feedback.cost).count(None)
         pairs = config.offline.pairs if isinstance(config.world, NoWorldConfig) else config.scorers.pairs
-        scorers = given.count(None) * _pairs_of(config.scorers.fit, pairs)
-        if None in given and isinstance(config.world, TextWorldConfig):
+        scorer_pairs = models * _pairs_of(config.scorers.fit, round((1.0 - config.scorers.held_out) * pairs))
+        if models and isinstance(config.world, TextWorldConfig):
             answers["scorers"] = prompts * 2 * -(-config.scorers.pairs // prompts)
+    once = Work(answers, scorers=models, scorer_pairs=scorer_pairs, deliveries=1)
     if not config.online:
-        return Work(answers, scorer_pairs=scorers)
+        return once
     proposal = proposal_of(config, prompts)
     whitened = calibration_size(config, prompts)
     if proposal.baseline:
         answers["calibration"] = whitened
         if config.explore.loss == "xpo":
             answers["baseline"] = prompts_of_the_term(config, prompts) * config.explore.baseline_answers
-        return Work(answers, features=whitened + answers.get("baseline", 0), scorer_pairs=scorers)
+        return replace(once, features=whitened + answers.get("baseline", 0))
     baseline = prompts * config.explore.baseline_answers
     answers |= {"baseline": baseline, "proposal": prompts * proposal.pool}
-    return Work(answers, features=baseline + whitened, scorer_pairs=scorers)
+    return replace(once, features=baseline + whitened)
 
 
 def work_of_a_round(config: Config, first: bool = False) -> Work:
-    """What each round does; the first one's fits have settings of their own."""
+    """What each round does; the first one's fits have settings of their own. Later ones are counted in the middle."""
     if config.policies != "language models":
         return Work()
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs
     fits = (trainer.first_reward, trainer.first_cost) if first else (trainer.reward, trainer.cost)
     fitted = sum(_pairs_of(fit, offline) for fit in fits)
+    new = 0 if first or not config.online else config.pairs_asked
+    rows = offline if first else offline + round(new * config.rounds / 2)
+    from_models = isinstance(config.feedback, ModelFeedback)
+    # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
+    prepared = 2 * (rows if first else new) + 2 * rows
+    own_scores = 2 if config.feedback.signal == "cost_model" else 1
+    scored = own_scores * config.feedback.responses if from_models else 0
+    # the reward fit begins from the last one; the cost fit too, or from three versions whose difference it carries over
+    loads = 0 if first else 1 + {"carried": 3, "previous": 1, "reward": 0}[trainer.warm_start]
+    once = Work(
+        answers,
+        prepared=prepared,
+        fits=len(fits),
+        fitted_pairs=fitted,
+        loads=loads,
+        scored=scored,
+        deliveries=1,
+    )
     if not config.online:
-        return Work(answers, fitted_pairs=fitted)
+        return once
     proposal = proposal_of(config, prompts_of(config))
     asked = config.explore.prompts
     answers["candidate"] = asked * (proposal.candidates - proposal.from_reference)
@@ -98,11 +130,12 @@ def work_of_a_round(config: Config, first: bool = False) -> Work:
     if proposal.baseline:
         answers["baseline"] = asked * proposal.baseline
     candidates = asked * proposal.candidates
-    return Work(
-        answers,
+    return replace(
+        once,
         features=candidates + answers.get("baseline", 0),
         log_probs=2 * candidates,
-        fitted_pairs=fitted,
+        scored=scored + (4 * config.pairs_asked if from_models else 0),
+        deliveries=2 if "proposal" in answers or "baseline" in answers else 1,
     )
 
 
@@ -124,8 +157,11 @@ def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
     computed = {
         "features": "features",
         "log_probs": "log-probabilities",
+        "prepared": "texts of fits under their base",
         "fitted_pairs": "pairs through the policy's fits",
         "scorer_pairs": "pairs through the scorers' fits",
+        "scored": "scores of reward and cost models",
+        "deliveries": "deliveries to each engine",
     }
     rows: list[Sequence[str]] = []
     for name, title in STRETCHES.items():
@@ -136,16 +172,22 @@ def work_rows(plan: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]]:
     return rows
 
 
-def time_rows(speeds: Mapping[str, float], seconds: Mapping[str, float]) -> list[Sequence[str]]:
-    """Measured speeds and what follows from them, for a reader."""
-    did = (
-        ("answers", "answers"),
-        ("features", "features"),
-        ("log_probs", "log-probabilities"),
-        ("fitted_pairs", "pairs"),
-    )
-    rows: list[Sequence[str]] = [(f"{speeds[key]:,.3g} {what} a second", "measured") for key, what in did]
+def time_rows(costs: Mapping[str, float], seconds: Mapping[str, Mapping[str, float]]) -> list[Sequence[str]]:
+    """What one of each thing took, and what follows for every stretch: wall seconds and CPU seconds."""
+    one = {
+        "answers": "an answer",
+        "features": "its features",
+        "log_probs": "its log-probability",
+        "fitted_pairs": "a pair in a fit's step",
+        "fits": "a fit beside its steps",
+        "scorer_pairs": "a pair in a step of a scorer",
+        "scored": "an answer's score",
+        "deliveries": "a delivery, verified",
+    }
+    rows: list[Sequence[str]] = [(f"{costs[key]:,.3g} s", what, "measured") for key, what in one.items() if costs[key]]
+    titles = {"start": "until the parts are up", **STRETCHES, "run": "the whole run"}
     rows += [
-        (title, f"{seconds[name] / 60:,.1f} min, without labelling and delivery") for name, title in STRETCHES.items()
+        (f"{seconds['wall'][name] / 60:,.1f} min", title, f"CPU {seconds['cpu'][name] / 60:,.1f} min")
+        for name, title in titles.items()
     ]
     return rows

@@ -12,7 +12,8 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.report.model_card import model_card
+from pddpo_ray.records import PolicyVersion
+from pddpo_ray.report.model_card import BASE, model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
@@ -28,27 +29,30 @@ CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_templa
 def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target: Path, *, adapter: bool) -> Path:
     """Write the policy of a round to `target`, whole or not at all. -> target
 
-    Merged weights or, with `adapter`, the adapter in peft's layout with its base named; tokenizer, chat template,
-    generation config and a model card. UserError where `target` holds something or the run trained no adapters.
+    Merged weights or, with `adapter`, the adapter in peft's layout; tokenizer, chat template, generation config and a
+    model card. An adapter's base is named as the recipe names it, or lies beside it in `base/` where the run made it.
+    UserError where `target` holds something or the run trained no adapters.
     """
     refuse_full(target)
     artifacts = ArtifactStore(run / ARTIFACTS)
     stored = artifacts.stored(policy.version.path)
     if adapter and not (stored / ADAPTER_BASE).exists():
         raise UserError(f"the run in {run} trained whole models, there is no adapter: leave --adapter out")
-    base = config.model.reference or str(run / ARTIFACTS / _reference(store).version.path)
     with written_aside(target) as folder:
         folder.mkdir()
         copy_plain_files(stored, folder)
         if adapter:
-            _write_adapter(stored, folder, base)
+            _write_adapter(stored, folder, config.model.reference or BASE)
+            if config.model.reference is None:
+                # nobody else has a model that was made with the run
+                shutil.copytree(artifacts.stored(_reference(store).path), folder / BASE)
         else:
             _write_weights(weights_of(artifacts, policy), folder)
         renderer = renderer_of(config, stored)
         (folder / TEMPLATE).write_text(renderer.template, encoding="utf-8")
         settings = _json_in(stored / GENERATION) | drawn_as(renderer, config.policy.temperature)
         (folder / GENERATION).write_text(json.dumps(settings, indent=2), encoding="utf-8")
-        card = model_card(run, config, JournalReader(store.engine, store.run), policy, base=base, adapter=adapter)
+        card = model_card(run, config, JournalReader(store.engine, store.run), policy, adapter=adapter)
         (folder / CARD).write_text(card, encoding="utf-8")
         if target.exists():
             target.rmdir()
@@ -98,8 +102,9 @@ def drawn_as(renderer: Renderer, temperature: float) -> dict[str, Any]:
     return {"eos_token_id": ends, "do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
 
 
-def _reference(store: Store) -> Any:
-    return next(entry for entry in JournalReader(store.engine, store.run).versions() if entry.stage == REFERENCE)
+def _reference(store: Store) -> PolicyVersion:
+    entries = JournalReader(store.engine, store.run).versions()
+    return next(entry.version for entry in entries if entry.stage == REFERENCE)
 
 
 def _write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -13,15 +13,17 @@ from pddpo_ray.loop.provenance import provenance_of
 from pddpo_ray.report.text import visible
 from pddpo_ray.serving.catalog import ServedPolicy
 
+BASE = "base"
+"""Folder beside an exported adapter with its base, where the run made that itself and nobody else has it."""
 LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 
 
-def model_card(
-    run: Path, config: Config, journal: JournalReader, policy: ServedPolicy, *, base: str, adapter: bool
-) -> str:
+def model_card(run: Path, config: Config, journal: JournalReader, policy: ServedPolicy, *, adapter: bool) -> str:
     """README.md of the exported folder."""
-    license_ = license_of(config.model.reference)
-    front = ["---", f"library_name: {'peft' if adapter else 'transformers'}", f"base_model: {_plain(base)}"]
+    base = config.model.reference
+    license_ = license_of(base)
+    front = ["---", f"library_name: {'peft' if adapter else 'transformers'}"]
+    front += [f"base_model: {_plain(base)}"] if base else []
     front += [f"license: {license_}"] if license_ else []
     sections = [
         "\n".join([*front, "tags: [pddpo-ray, constrained-alignment]", "---"]),
@@ -55,12 +57,13 @@ def _standing(policy: ServedPolicy) -> str:
     return f"**Not released** ({policy.release}): {_plain(policy.reason) or 'the release rule has not decided'}."
 
 
-def _use(base: str, adapter: bool) -> str:
+def _use(base: str | None, adapter: bool) -> str:
     auto = "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
     load = 'model = AutoModelForCausalLM.from_pretrained("DIR")\n'
     if adapter:
         auto = f"from peft import PeftModel\n{auto}"
-        load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "DIR")\n'
+        named = base or f"DIR/{BASE}"
+        load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{named}"), "DIR")\n'
     serve = "" if adapter else "\n\nvLLM serves it too: `vllm serve DIR`."
     return f'## Use\n\n```python\n{auto}{load}tokenizer = AutoTokenizer.from_pretrained("DIR")\n```{serve}'
 
@@ -74,7 +77,7 @@ def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str
     return f"## Limits\n\nBy the labels of the policy's own round:\n\n{table}\n\n{statement(journal)}"
 
 
-def _making(config: Config, policy: ServedPolicy, base: str, license_: str | None) -> str:
+def _making(config: Config, policy: ServedPolicy, base: str | None, license_: str | None) -> str:
     parameters = config.model.parameters
     trained = f"LoRA, rank {parameters.rank}" if isinstance(parameters, LoraParameters) else "all weights"
     multiplier = "-" if policy.multiplier is None else f"{policy.multiplier:.4g}"
@@ -85,7 +88,7 @@ def _making(config: Config, policy: ServedPolicy, base: str, license_: str | Non
         "beta": f"{config.beta:g}",
         "trained": f"{trained}, {config.model.dtype}",
         "temperature of the policy": f"{config.policy.temperature:g} (its logits are divided by it)",
-        "base": base,
+        "base": base or "made by the run",
         "licence of the base": license_ or "not stated in its folder",
     }
     return "## How it was made\n\n" + _list(rows)

@@ -20,14 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.whole_files import ADAPTER_BASE, WEIGHTS, written_aside
+from pddpo_ray.storage.whole_files import ADAPTER_BASE, KEPT_WHOLE, WEIGHTS, written_aside
 
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 PREFIX = "base_model.model."
-KEPT, KEPT_S = 4, 600.0
-"""How many whole weights are kept at least, the newest; older ones are removed after these seconds."""
+KEPT_S = 600.0
+"""Whole weights beyond the newest few are removed when nobody asked for them in these seconds."""
 
 
 def merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def whole_weights(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path
 def _forget_old(folder: Path) -> None:
     """Whole weights can be made again at any time; those that nobody asked for in a while go. Small files stay."""
     files = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[KEPT:]:
+    for file in files[KEPT_WHOLE:]:
         if time.time() - file.stat().st_mtime > KEPT_S:
             file.unlink(missing_ok=True)
 

@@ -21,6 +21,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of models (Gemma 2, Cohere, Granite) that change the logits which their output head gives."""
+TURNED = ("gpt2", "openai-gpt")
+"""Types of models that store their matrices turned (transformers' Conv1D): base + up @ down would be another matrix."""
 
 
 def is_hub_name(source: str | Path) -> bool:
@@ -82,6 +84,16 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _damaged(error: Exception) -> str:
     return f"has a damaged file ({error!r}); save the model there again"
+
+
+def adapter_problem(folder: Path) -> str | None:
+    """Why a decoder takes no adapters here, and what to do; None if it does."""
+    kind = _json(folder / "config.json").get("model_type")
+    return (
+        f"is of GPT-2's kind ({kind}), which takes no adapters: set model.parameters.kind=full"
+        if kind in TURNED
+        else None
+    )
 
 
 def _kind_problem(folder: Path) -> str | None:

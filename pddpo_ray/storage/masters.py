@@ -4,10 +4,14 @@
 
 A version is what its policy computes with: the masters rounded to the nearest bfloat16 (ties to even). It is what is
 sampled, scored, delivered and hashed. A fit's small steps would be lost if the next one began from there.
+
+Masters take twice the space of their version. A fit begins from its stage's version of the round before, which keeps
+them for that; those of older rounds are removed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MASTERS = "masters"
+VERSION = re.compile(r"(?P<stage>.+?)-(?P<round>\d+)(?P<link>(-\d+)?)-[0-9a-f]{12}")
+"""Folder of a version: reward-3-HASH, policy-3-HASH, with several limits policy-3-1-HASH."""
 
 
 def published(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -35,6 +41,28 @@ def write_masters(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
     (folder / MASTERS).mkdir()
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / MASTERS / WEIGHTS)
+
+
+def forget_masters(version: Path) -> None:
+    """Removes the masters of the same stage from rounds before the last one; empty folders say that they were there.
+
+    `version` is the folder of one that was just fitted.
+    """
+    own = VERSION.fullmatch(version.name)
+    if own is None:
+        return
+    for folder in version.parent.glob(f"*/{MASTERS}"):
+        other = VERSION.fullmatch(folder.parent.name)
+        if other is None or (other["stage"], other["link"]) != (own["stage"], own["link"]):
+            continue
+        if int(other["round"]) < int(own["round"]) - 1:
+            (folder / WEIGHTS).unlink(missing_ok=True)
+
+
+def check_startable(folder: Path, policy: PolicyVersion) -> None:
+    """RunError for a version whose masters were removed: a fit from its rounded weights would be another fit."""
+    if (folder / MASTERS).is_dir() and not (folder / MASTERS / WEIGHTS).is_file():
+        raise RunError(f"the float32 masters of {policy.name} were removed with older versions': no fit starts from it")
 
 
 def read_masters(folder: Path, policy: PolicyVersion, dtype: torch.dtype) -> dict[str, Tensor] | None:

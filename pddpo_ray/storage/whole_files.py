@@ -22,6 +22,8 @@ PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
 """Endings of what lies beside the weights of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
+KEPT_WHOLE = 4
+"""How many whole weights that were made from adapters are kept at least, the newest."""
 JOURNAL = "journal.sqlite"
 """The journal in a run's folder, where the recipe names no other database."""
 ARTIFACTS = "artifacts"

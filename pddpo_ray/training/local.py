@@ -21,7 +21,7 @@ from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, St
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
-from pddpo_ray.storage.masters import published, read_masters, write_masters
+from pddpo_ray.storage.masters import check_startable, forget_masters, published, read_masters, write_masters
 from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.engine import TorchEngine
@@ -189,6 +189,9 @@ class LocalTrainer:
             self._resident = policy.path
 
     def _load_start(self, start: Start) -> None:
+        for version in (start.policy, start.plus, start.minus):
+            if version is not None:
+                check_startable(self.store.stored(version.path), version)
         if start.plus is None or start.minus is None:
             self._load(start.policy)
         else:
@@ -213,6 +216,7 @@ class LocalTrainer:
 
         if self.engine.shard.rank == 0:
             self.store.write_tensors(command.result, rounded, fill=fill)
+            forget_masters(self.store.stored(path))
         return PolicyVersion(command.sequence, command.result, sha256, path)
 
     def _copy_configuration(self, folder: Path) -> None:

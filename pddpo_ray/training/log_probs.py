@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.training.batches import Text, TextBatch, collate
 from pddpo_ray.training.memory import PACKED_FROM, Sizes
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
@@ -117,7 +118,7 @@ class ResponseScorer(nn.Module):
 
     def compile_layers(self) -> None:
         """From now on torch compiles each layer, for batches of any size, when it is first used."""
-        layers: Any = self._decoder().layers
+        layers = self._layers()
         for layer in layers:
             layer.__dict__.pop("forward", None)
         self._compiled = [torch.compile(layer.forward, dynamic=True) for layer in layers]
@@ -125,12 +126,21 @@ class ResponseScorer(nn.Module):
 
     def _set_layers(self) -> None:
         """How each layer is called: as the model has it, or compiled, or computed again in the backward pass."""
-        for index, layer in enumerate(self._decoder().layers):  # type: ignore[arg-type, union-attr]
+        for index, layer in enumerate(self._layers()):
             layer.__dict__.pop("forward", None)
             if self._compiled:
                 layer.forward = self._compiled[index]
             if index < self._recomputed:
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+    def _layers(self) -> list[Any]:
+        """The decoder's layers, whatever the model calls them: the list that is as long as its configuration says."""
+        count = self.sizes().layers
+        lists = [part for part in self._decoder().modules() if isinstance(part, nn.ModuleList) and len(part) == count]
+        if not lists:
+            kind = type(self._causal_lm()).__name__
+            raise UserError(f"{kind} has no list of {count} layers: leave out trainer.activation_gib and model.compile")
+        return list(lists[0])
 
     def _packed_tokens(self, batch: PackedBatch, support: SupportIndex | None) -> tuple[Tensor, Tensor | None]:
         """Log-probability and supported log mass of each response token. -> [R], [R] or None"""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.placement import check_cluster, reserve
 from actors.trainer_group import TrainerGroup, TrainerSettings
-from pddpo_ray.config import load
+from pddpo_ray.config import load, recipe_names
 from pddpo_ray.plan.resources import bundles
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.summing_backend import SummingBackend, command
@@ -24,8 +27,45 @@ GPUS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    yield from local_cluster(nodes=1, cpus=32, gpus=GPUS)
+def head() -> Iterator[LocalCluster]:
+    """No node is there yet that could hold anything."""
+    yield from local_cluster(nodes=0, cpus=0)
+
+
+@contextmanager
+def one_node(head: LocalCluster, gpus: int) -> Iterator[LocalCluster]:
+    node = head.add(cpus=32, gpus=gpus)
+    try:
+        yield head
+    finally:
+        head.remove(node)
+        deadline = time.monotonic() + 60
+        while ray.cluster_resources().get("GPU") and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
+@pytest.fixture
+def cluster(head: LocalCluster) -> Iterator[LocalCluster]:
+    with one_node(head, GPUS) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+def test_every_recipe_finds_all_its_places_on_a_node_with_as_many_gpus_as_its_name_says(
+    head: LocalCluster, gpus: int
+) -> None:
+    """Engines, ranks and scoring models at the same time, in the order in which a run starts them."""
+    names = [name for name in recipe_names() if name.startswith("gpu/") and name.endswith(f"-{gpus}")]
+    assert len(names) == 3
+    with one_node(head, gpus):
+        for name in names:
+            parts = {bundle.part: bundle for bundle in bundles(load(name), "cuda")}
+            check_cluster(list(parts.values()))
+            wanted = [parts["rollout"], parts["trainer"]]
+            wanted += [replace(parts["feedback"], count=1)] * 2 if parts["feedback"].gpus else []
+            groups = [reserve(bundle, strategy="pack", deadline_s=60) for bundle in wanted]
+            for group in groups:
+                ray.util.remove_placement_group(group)
 
 
 def make_seeing(folder: Path, rank: int, ranks: int) -> SummingBackend:

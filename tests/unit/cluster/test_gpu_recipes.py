@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from pddpo_ray.config import ModelFeedback, NoWorldConfig, RayCluster, VllmRollout, load, recipe_names
-from pddpo_ray.loop.machine import GIB
-from pddpo_ray.plan.resources import ModelShape, bundles, memory
+from pddpo_ray.loop.machine import GIB, Machine
+from pddpo_ray.plan.memory import ModelShape, memory
+from pddpo_ray.plan.printed import make_plan, plan_lines
+from pddpo_ray.plan.resources import bundles
+from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.plan.work import work_before
+from pddpo_ray.records import Array, Prompt, Response
+from pddpo_ray.scoring.interface import TextPair
+from pddpo_ray.scoring.scored_labeller import ScoredLabeller
+from pddpo_ray.theory.cost_estimate import estimate_cost
 
 NAMES = [f"gpu/{method}-{count}" for method in ("pd-dpo", "pd-dpo-adalag", "o-pd-dpo") for count in (1, 4, 8)]
 LINEAR_7B = 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
 SEVEN_B = ModelShape(6_738_415_616, 4096, 32, 32_000, LINEAR_7B, 512)
 BIG, USUAL = 131, 79
 """GiB of devices of 140 GB and of 80 GB, as drivers count them."""
+CPUS = Machine(cpus=64, memory_bytes=512 * GIB)
 SCORER_GIB = 13
 """A 7B model in bfloat16."""
 
@@ -79,6 +89,48 @@ def test_labels_come_from_the_models_of_the_paper() -> None:
         assert feedback.signal == ("cost_model" if unified else "logit_labels")
 
 
+def test_the_plan_says_on_which_scale_costs_and_limits_are() -> None:
+    for name in NAMES:
+        config = load(name)
+        scale, said = cost_scale(config), " ".join(cost_scale(config).lines())
+        assert isinstance(config.feedback, ModelFeedback)
+        assert config.feedback.cost is not None
+        assert f"the raw score of {config.feedback.cost.path}" in said
+        if "adalag" in name:
+            assert (scale.clip, scale.limits) == (None, {"cost": 1.495})
+            assert "neither labelled nor clipped" in said
+        else:
+            assert (scale.clip, scale.limits) == (2.0, {"cost": 0.0})
+            assert "clipped to [-2, 2] (dual.cost_max): one beyond counts as 2 or -2" in said
+        printed = [row for heading, rows in plan_lines(make_plan(config, CPUS)) if "scale" in heading for row in rows]
+        assert printed == [(line,) for line in scale.lines()]
+
+
+@pytest.mark.parametrize("score", [-8.0, -1.0, 1.0, 8.0])
+def test_what_an_answer_counts_is_what_the_plan_says(score: float) -> None:
+    """The run's own labels and estimate, of answers with one score."""
+    scored = ScoredLabeller(AllAlike(0.0), AllAlike(score))
+    answers = [Response(f"a{i}", Prompt(f"p{i}", (1,), ""), (2,), "", 1, 0) for i in range(20)]
+    verdicts = scored.safety(answers, 400, seed=1)
+    estimate = estimate_cost(verdicts, labels_each=400, cost_max=2.0)
+    assert estimate.value == pytest.approx(np.clip(score, -2, 2), abs=0.1)
+
+
+class AllAlike:
+    """A scorer that gives every answer the same score."""
+
+    name = "all alike"
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def score_texts(self, texts: Sequence[TextPair]) -> Array:
+        return np.full(len(texts), self._value)
+
+    def score(self, responses: Sequence[Response]) -> Array:
+        return np.full(len(responses), self._value)
+
+
 def test_prompts_and_offline_pairs_are_those_of_the_paper() -> None:
     for name in NAMES:
         config = load(name)
@@ -101,7 +153,9 @@ def test_o_pd_dpo_trains_with_the_values_of_pd_dpo(count: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_would_take_hours_comes_before_the_first_round(name: str) -> None:
     """240,000 answers and 160,000 features came before round 1 when pools of 10,000 prompts were drawn whole."""
-    before = work_before(load(name))
-    assert sum(before.answers.values()) <= 2_500
-    assert before.features <= 2_500
-    assert before.scorer_pairs == 0
+    config = load(name)
+    before = work_before(config)
+    assert before.answers == ({"calibration": 2048} if config.online else {})
+    assert before.features == sum(before.answers.values())
+    assert (before.log_probs, before.prepared, before.fits, before.scorers, before.scorer_pairs) == (0,) * 5
+    assert before.deliveries == 1

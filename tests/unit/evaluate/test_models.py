@@ -22,6 +22,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.records import Decoding, Message
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.unit.platform.test_checkpoints import without_the_heads_prefix
 from tests.unit.scoring.test_loading import beaver
 
 PAIRS = [
@@ -70,6 +71,19 @@ def test_measures_are_those_of_the_answers_that_were_written_down(evaluated: tup
     assert measures["harmlessness"]["value"] == pytest.approx(3 - np.mean(counts))
     assert measures["unsafe_rate"]["value"] == np.mean([counts[0] > 3, counts[2] > 3])
     assert measures["helpfulness"]["count"] == 2, "two answers to one question are one observation"
+
+
+def test_a_model_whose_makers_left_out_the_first_part_of_names_speaks(tmp_path: Path) -> None:
+    without_the_heads_prefix(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    speaker, asked = Speaker(Model("gpt2", str(tmp_path)), template="plain"), [Message("user", "word1 word2")]
+    ids, answer = speaker.prompt(asked).token_ids, (5, 9, 40)
+    (value,) = speaker.score_ids([asked], [answer])
+    speaker.close()
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.tensor([[*ids, *answer]])).logits[0]
+    table = logits.double().log_softmax(-1)
+    assert value == pytest.approx(sum(float(table[len(ids) - 1 + i, word]) for i, word in enumerate(answer)), abs=1e-4)
 
 
 def test_divergence_is_the_mean_log_ratio_of_the_models_own_answers(

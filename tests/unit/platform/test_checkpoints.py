@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from pddpo_ray.plan.resources import model_shape
+from pddpo_ray.plan.memory import model_shape
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, is_hub_name, weight_files
 from pddpo_ray.training.local import store_reference
@@ -82,6 +82,13 @@ def test_a_run_keeps_every_layout_as_one_file_that_computes_the_same(
     with torch.no_grad():
         whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
         assert torch.equal(AutoModelForCausalLM.from_pretrained(kept)(ids).logits, whole)
+
+
+def test_adapters_on_gpt2s_kind_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    without_the_heads_prefix(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"is of GPT-2's kind \(gpt2\), which takes no adapters: set model.parameters"):
+        load("text-world", [f"model.reference={tmp_path}", "model.parameters={kind: lora}"])
 
 
 def test_the_reference_is_kept_in_the_type_that_the_run_computes_in(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,23 +13,19 @@ from pddpo_ray.config import Config
 from pddpo_ray.config import load as load_recipe
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import GIB, Gpu, Machine, visible_gpus
-from pddpo_ray.plan.resources import (
-    Bundle,
+from pddpo_ray.plan.memory import (
     ModelShape,
-    bundles,
-    device_of,
+    by_process,
     host_bytes,
-    labels,
-    make_plan,
     memory,
     model_shape,
-    plan_lines,
     rollout_bytes,
-    shortage,
     stored_bytes,
     stored_shapes,
     trainer_bytes,
 )
+from pddpo_ray.plan.printed import labels, make_plan, plan_lines
+from pddpo_ray.plan.resources import Bundle, bundles, device_of, shortage
 
 LAPTOP = Machine(cpus=2, memory_bytes=24 * GIB)
 H200 = Machine(cpus=16, memory_bytes=128 * GIB, gpus=(Gpu("H200", 140 * GIB),))
@@ -231,13 +228,23 @@ def test_engines_hold_their_share_of_the_weights_and_a_cache() -> None:
 
 
 def test_fifty_policies_take_the_space_of_their_weights() -> None:
-    """K = 25 rounds make 50 versions: 2 TB in full beside the reference, of bfloat16 weights and their float32 masters;
-    8 GB as adapters, which are float32."""
+    """K = 25 rounds make 50 versions: 674 GB in full beside the reference, four of them with float32 masters; 8 GB as
+    adapters, which are float32, and the whole weights that were made of the last four."""
     overrides = [*BF16, "rounds=25"]
     reference = 2 * SEVEN_B.parameters
-    assert stored_bytes(load("text-world", overrides), SEVEN_B) - reference == pytest.approx(2022e9, rel=1e-3)
+    whole = stored_bytes(load("text-world", overrides), SEVEN_B) - reference
+    assert whole == pytest.approx(50 * 13.476831e9 + 4 * 26.953662e9, rel=1e-6)
     adapters = stored_bytes(load("text-world", [*overrides, "model.parameters.kind=lora"]), SEVEN_B) - reference
-    assert adapters == pytest.approx(8.0e9, rel=1e-3)
+    assert adapters - 4 * reference == pytest.approx(8.0e9, rel=1e-3)
+    by_files = [*overrides, "model.parameters.kind=lora", "rollout.delivery=native"]
+    assert stored_bytes(load("text-world", by_files), SEVEN_B) - reference == pytest.approx(8.0e9, rel=1e-3)
+
+
+def test_scorers_that_are_trained_are_stored_beside_the_versions() -> None:
+    shape, given = ModelShape(1_000_000, 100, 10, 1_000, 0, 50), "feedback={kind: model, reward: {path: a}}"
+    plain = stored_bytes(load("text-world"), shape)
+    assert stored_bytes(load("text-world-scorers", ["cluster={mode: in-process}", "rounds=1"]), shape) == 4e6 * 5
+    assert stored_bytes(load("text-world", [given]), shape) - plain == 4e6
 
 
 def test_a_model_too_large_for_the_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +310,45 @@ def test_scorers_that_are_trained_count_their_optimiser_and_give_it_back_before_
     # two texts a pair; 34 bytes a token, layer and hidden unit at 2 bytes a number, twice that in float32
     assert needs["scorer training"].each == 16e6 + 2 * 4 * 50 * 100 * 10 * 34 * 2
     kept = sum(needs[part].each * needs[part].count for part in needs if part != "scorer training")
-    held = sum(needs["trainer"].bytes_by_purpose[key] for key in ("weights",)) + needs["driver"].each
-    held += needs["rollout"].each
+    held = needs["trainer"].bytes_by_purpose["weights"] + needs["rollout"].each + needs["driver"].each
     assert host_bytes(tuple(needs.values())) == max(kept, needs["scorer training"].each + held)
+
+
+def test_the_most_that_is_held_is_that_of_scorer_training_of_a_fit_or_of_a_delivery() -> None:
+    """With adapters: the base that versions are merged into is held always, merged weights only while they go over."""
+    shape = ModelShape(1_000_000, 100, 10, 1_000, 10_000, 50)
+    config = load("text-world-scorers", ["cluster={mode: in-process}", "model.parameters.kind=lora"])
+    needs = {need.part: need for need in memory(config, shape, "cpu")}
+    trainer, rollout = needs["trainer"].bytes_by_purpose, needs["rollout"].each
+    assert needs["trainer process"].bytes_by_purpose == {"base": 4e6}
+    assert needs["rollout process"].bytes_by_purpose == {"merged weights": 4e6}
+    always = needs["driver"].each + trainer["weights"] + 4e6 + rollout
+    training = always + needs["scorer training"].each
+    fitting = always + 8e6 + sum(trainer[key] for key in ("gradients", "optimizer", "activations", "head"))
+    delivering = always + 8e6 + trainer["optimizer"] + 4e6
+    assert host_bytes(tuple(needs.values())) == pytest.approx(max(training, fitting, delivering))
+    small = {**trainer, "activations": 0.0, "head": 0.0}
+    quick = [replace(need, bytes_by_purpose=small) if name == "trainer" else need for name, need in needs.items()]
+    assert delivering > always + 8e6 + sum(small[key] for key in ("gradients", "optimizer"))
+    assert host_bytes([need for need in quick if need.part != "scorer training"]) == pytest.approx(delivering)
+
+
+def test_each_kind_of_process_on_a_cluster_has_its_own_peak() -> None:
+    config = load("text-world-scorers", ["model.parameters.kind=lora", "trainer.workers=2"])
+    needs = memory(config, ModelShape(1_000_000, 100, 10, 1_000, 10_000, 50), "cpu")
+    by_name = {need.part: need.bytes_by_purpose for need in needs}
+    peaks = by_process(needs)
+    assert set(peaks) == {"trainer", "rollout", "scorer", "driver"}
+    assert peaks["trainer"] == pytest.approx(GIB + 4e6 + sum(by_name["trainer"].values()))
+    assert peaks["rollout"] == pytest.approx(1.5 * GIB + 4e6 + sum(by_name["rollout"].values()))
+    assert peaks["scorer"] == pytest.approx(GIB + 4e6)
+    assert peaks["driver"] == pytest.approx(GIB + sum(by_name["scorer training"].values()))
+
+
+def test_two_texts_of_a_pair_share_their_prompt_in_a_pass() -> None:
+    apart = trainer_bytes(load("text-world", BF16), SEVEN_B)["activations"]
+    shared = trainer_bytes(load("text-world", BF16), replace(SEVEN_B, prompt_tokens=128))["activations"]
+    assert shared / apart == (2 * 512 - 128) / (2 * 512)
 
 
 # --- together --------------------------------------------------------------------------------------------------------
@@ -318,6 +361,6 @@ def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> Non
     assert json.loads(json.dumps(plan)) == plan
     headings = [heading for heading, _ in plan_lines(plan)]
     work = [] if recipe == "tabular" else ["work"]
-    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", *work, "labels"]
+    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", *work, "labels", "scale"]
     for _, rows in plan_lines(plan):
         assert len({len(row) for row in rows}) == 1

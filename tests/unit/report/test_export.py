@@ -154,8 +154,13 @@ def test_an_adapter_is_exported_merged_or_alone_with_equal_log_probabilities(tmp
     export(run.folder, tmp_path / "alone", "--adapter")
     named = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
-    alone = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(named), tmp_path / "alone").eval()
+    assert named == "base"  # the run made it, so it goes along, and no folder of this machine is named
+    run.folder.rename(tmp_path / "elsewhere")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "alone" / named)
+    alone = PeftModel.from_pretrained(base, tmp_path / "alone").eval()
     torch.testing.assert_close(log_probs(model), log_probs(alone), atol=1e-4, rtol=0)
+    assert str(tmp_path) not in (tmp_path / "alone" / "README.md").read_text()
+    (tmp_path / "elsewhere").rename(run.folder)
     assert (log_probs(model) - log_probs(tiny_llama(100))).abs().max() > 0.01
     stored = run.store.read_torch(run.base.path, run.base.sha256)
     adapter = read_adapter(run.store.stored(f"policy-1-{whole['sha256'][:12]}"))

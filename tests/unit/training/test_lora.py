@@ -117,7 +117,7 @@ def test_a_policy_is_stored_as_its_adapter_alone_and_read_as_a_whole_model(
 def test_old_merged_weights_go_and_come_back(
     store: ArtifactStore, reference: PolicyVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pddpo_ray.storage.adapters.KEPT", 1)
+    monkeypatch.setattr("pddpo_ray.storage.adapters.KEPT_WHOLE", 1)
     monkeypatch.setattr("pddpo_ray.storage.adapters.KEPT_S", -1.0)
     trainer = lora_trainer(store, reference)
     one, two = (trainer.execute(command(reference, number=number)).version for number in (1, 2))

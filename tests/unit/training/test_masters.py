@@ -17,6 +17,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.loop.fitting import _warn_if_little_moved
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.masters import forget_masters, write_masters
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
@@ -152,6 +153,31 @@ def test_changed_masters_stop_the_fit(store: ArtifactStore, reference: PolicyVer
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
     with pytest.raises(RunError, match="do not round to its weights"):
         trainer_of(store, reference).execute(command(reference, version, 2))
+
+
+def test_masters_are_kept_for_the_round_before_and_no_longer(store: ArtifactStore, reference: PolicyVersion) -> None:
+    trainer = trainer_of(store, reference)
+    versions = [reference]
+    texts, said = [(row.prompt, row.chosen) for row in ROWS], []
+    for number in range(1, 5):
+        versions.append(trainer.execute(command(reference, versions[-1], number, learning_rate=1e-4)).version)
+        said.append(trainer.score(versions[-1], texts))
+    kept = [(store.stored(one.path) / "masters" / "model.safetensors").is_file() for one in versions]
+    assert kept == [False, False, False, True, True]
+    np.testing.assert_array_equal(trainer_of(store, reference).score(versions[1], texts), said[0])
+    with pytest.raises(RunError, match="the float32 masters of reward-1 were removed"):
+        trainer_of(store, reference).execute(command(reference, versions[1], 5))
+
+
+def test_a_stage_leaves_the_masters_of_another_alone(tmp_path: Path) -> None:
+    names = ("reward-1", "policy-1", "policy-3", "policy-4", "policy-1-1", "policy-5")
+    folders = {name: tmp_path / f"{name}-0123456789ab" for name in names}
+    for folder in folders.values():
+        folder.mkdir()
+        write_masters(folder, {"a": torch.zeros(1)})
+    forget_masters(folders["policy-5"])
+    left = {name for name, folder in folders.items() if (folder / "masters" / "model.safetensors").exists()}
+    assert left == {"reward-1", "policy-4", "policy-1-1", "policy-5"}
 
 
 def test_a_float32_version_has_no_masters(store: ArtifactStore, reference: PolicyVersion) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitSettings
@@ -83,11 +85,18 @@ def test_a_small_budget_gives_the_same_fit(way: str) -> None:
         assert results[1][name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
-def test_layers_are_really_computed_again_and_let_go_of() -> None:
-    scorer = ResponseScorer(tiny_llama(3), "plain")
+def small_gpt2() -> GPT2LMHeadModel:
+    """Its list of layers is called `h`."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, n_positions=32)).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "inside"), [(tiny_llama(3), "model.layers.0.self_attn"), (small_gpt2(), "transformer.h.0.attn")]
+)
+def test_layers_are_really_computed_again_and_let_go_of(model: nn.Module, inside: str) -> None:
+    scorer = ResponseScorer(model, "plain")
     calls = []
-    layer = scorer.model.model.layers[0]  # type: ignore[union-attr, index]
-    layer.self_attn.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
+    model.get_submodule(inside).register_forward_hook(lambda *_: calls.append(1))
     for layers, expected in ((1, 2), (0, 1)):
         scorer.recompute(layers)
         calls.clear()

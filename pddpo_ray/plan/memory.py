@@ -1,0 +1,309 @@
+"""What a recipe holds in memory, process by process, and on disk, as pure functions of the recipe.
+
+`M = weights + trainable state + activations + head` with the model's own numbers, and what a process holds beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pddpo_ray.config import Config, LoraParameters, ModelFeedback, NoWorldConfig, RayCluster, VllmRollout
+from pddpo_ray.errors import UserError
+from pddpo_ray.loop.machine import GIB
+from pddpo_ray.rollout.factory import Device
+from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
+from pddpo_ray.storage.whole_files import KEPT_WHOLE
+from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
+from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
+
+RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
+"""What a process holds besides the model: interpreter, torch, transformers, vLLM."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that the memory depends on. `linear_sizes` sums inputs + outputs over all linear maps (for LoRA)."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    linear_sizes: int
+    text_tokens: int
+    """Longest prompt and answer together."""
+    prompt_tokens: int = 0
+    """Longest prompt, which the two texts of a pair share in a pass; 0 where it is not known."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of each of a part's processes, in bytes by purpose; `where` is the kind of memory."""
+
+    part: str
+    count: int
+    where: Literal["host", "device"]
+    bytes_by_purpose: Mapping[str, float]
+    before_rounds: bool = False
+    """Whether it is given back before the first round."""
+
+    @property
+    def each(self) -> float:
+        return sum(self.bytes_by_purpose.values())
+
+
+def model_shape(config: Config) -> ModelShape | None:
+    """The model's numbers, from its folder or from the text world's settings; None where there is none."""
+    if config.model.reference is not None:
+        return _shape_of_folder(checkpoint_folder(config.model.reference), config)
+    if config.world.kind == "tabular" or config.policies == "log-linear":
+        return None
+    size = config.world.reference
+    if config.world.kind == "none":
+        vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
+    else:
+        grammar = FIRST_GRAMMAR
+        vocabulary = len(grammar.vocabulary)
+        text_tokens = grammar.longest
+    matrices = [(size.hidden, size.hidden)] * 4 + [(size.hidden, size.intermediate)] * 3
+    per_layer = sum(rows * columns for rows, columns in matrices) + 2 * size.hidden
+    return ModelShape(
+        parameters=size.layers * per_layer + 2 * vocabulary * size.hidden + size.hidden,
+        hidden=size.hidden,
+        layers=size.layers,
+        vocabulary=vocabulary,
+        linear_sizes=size.layers * sum(rows + columns for rows, columns in matrices),
+        text_tokens=text_tokens,
+    )
+
+
+def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
+    """Exact count from the headers of the weight files; widths from config.json."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        described = described.get("text_config", described)
+        shapes = [shape for path in weight_files(folder) for shape in stored_shapes(path)]
+        # GPT-2's kind has names of its own
+        hidden = int(described["n_embd"] if "n_embd" in described else described["hidden_size"])
+        layers = int(described["n_layer"] if "n_layer" in described else described["num_hidden_layers"])
+        vocabulary = int(described["vocab_size"])
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"model.reference {folder}: cannot read the model's sizes ({error!r}); save it again"
+        ) from error
+    longest = config.rollout.max_model_len if isinstance(config.rollout, VllmRollout) else 2 * config.rollout.max_tokens
+    asked = 0
+    if isinstance(config.world, NoWorldConfig):
+        asked = config.world.prompt_tokens
+        longest = asked + max(config.world.answer_tokens, config.rollout.max_tokens)
+    # adapters are on neither the embedding nor the head
+    linear = [shape for shape in shapes if len(shape) == 2 and vocabulary not in shape]
+    return ModelShape(
+        parameters=sum(map(math.prod, shapes)),
+        hidden=hidden,
+        layers=layers,
+        vocabulary=vocabulary,
+        linear_sizes=sum(sum(shape) for shape in linear),
+        text_tokens=longest,
+        prompt_tokens=asked,
+    )
+
+
+def stored_shapes(path: Path) -> list[tuple[int, ...]]:
+    """Shapes of the tensors in a safetensors file, from its header: 8 bytes of length (little-endian), then JSON."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > 100 * 2**20:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(length))
+    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+
+
+def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Memory, ...]:
+    """Memory per process of each part. Tables need nothing worth counting beyond the processes themselves."""
+    one_process = not isinstance(config.cluster, RayCluster)
+    engine_here = one_process and isinstance(config.rollout, VllmRollout)
+    driver = Memory("driver", 1, "host", {"runtime": RUNTIME_BYTES["rollout" if engine_here else "driver"]})
+    if shape is None:
+        return (driver,)
+    where: Literal["host", "device"] = "host" if device == "cpu" else "device"
+    trainer = trainer_bytes(config, shape)
+    rollout = rollout_bytes(config, shape, device)
+    if where == "device" and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared":
+        trainer, rollout = time_shared_bytes(trainer, rollout)
+    ranks, engines = config.trainer.workers, config.rollout.engines
+    runtimes = {"trainer": {}, "rollout": {}} if one_process else RUNTIMES
+    needs = [
+        *scorer_memory(config, shape, device),
+        Memory("trainer", ranks, where, trainer),
+        Memory("rollout", engines, where, rollout),
+        Memory("trainer process", ranks, "host", {**runtimes["trainer"], **copies_of_trainer(config, shape)}),
+        Memory("rollout process", engines, "host", {**runtimes["rollout"], **copies_of_engine(config, shape)}),
+        driver,
+    ]
+    return tuple(need for need in needs if need.bytes_by_purpose)
+
+
+RUNTIMES = {part: {"runtime": RUNTIME_BYTES[part]} for part in ("trainer", "rollout")}
+DELIVERING = "merged weights"
+"""What an engine's process holds while it takes over a version that is stored as an adapter."""
+EARLIER = ("weights", "runtime", "cache", "base")
+"""What is held before the first round too, while scorers are trained."""
+
+
+def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Copies on the host: with adapters the base that they are merged into, to name a version by the merged weights."""
+    if not isinstance(config.model.parameters, LoraParameters):
+        return {}
+    return {"base": float(shape.parameters * _width(config))}
+
+
+def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
+    """On the host while it takes a version over: whole weights come tensor by tensor, adapters are merged first."""
+    by_files = isinstance(config.rollout, VllmRollout) and config.rollout.delivery == "native"
+    if by_files or not isinstance(config.model.parameters, LoraParameters):
+        return {}
+    return {DELIVERING: float(shape.parameters * _width(config))}
+
+
+def host_bytes(needs: Sequence[Memory]) -> float:
+    """The most that this machine holds at a time: while scorers are trained, while a fit runs, or during a delivery."""
+    parts = [need for need in needs if need.where == "host"]
+    return _most(parts)
+
+
+def by_process(needs: Sequence[Memory]) -> dict[str, float]:
+    """The most that each kind of process holds, on a cluster. Scorers are trained by the driver."""
+    groups = {
+        "trainer": ("trainer", "trainer process"),
+        "rollout": ("rollout", "rollout process"),
+        "scorer": (SCORERS,),
+        "driver": ("driver", TRAINING),
+    }
+    found = {}
+    for name, parts in groups.items():
+        own = [replace(need, count=1) for need in needs if need.part in parts and need.where == "host"]
+        if own:
+            found[name] = _most(own)
+    return found
+
+
+def _most(parts: Sequence[Memory]) -> float:
+    def held(wanted: Callable[[Memory, str], bool]) -> float:
+        return sum(
+            need.count * size for need in parts for key, size in need.bytes_by_purpose.items() if wanted(need, key)
+        )
+
+    return max(
+        held(lambda need, key: need.before_rounds or key in EARLIER),
+        held(lambda need, key: not need.before_rounds and key != DELIVERING),
+        held(lambda need, key: not need.before_rounds and key not in ("activations", "head", "gradients")),
+    )
+
+
+SCORERS, TRAINING = "reward and cost models", "scorer training"
+
+
+def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
+    """Reward and cost model: AdamW on all of their float32 weights where they are trained, then the weights alone.
+
+    A model that is given counts as large as the policy; where the recipe names it by hub name its size is not known.
+    """
+    if not isinstance(config.feedback, ModelFeedback):
+        return ()
+    weights, runtime = 4.0 * shape.parameters, {}
+    if isinstance(config.cluster, RayCluster):
+        runtime = {"runtime": RUNTIME_BYTES["trainer"]}
+    where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
+    needs = [Memory(SCORERS, 2, where, {"models": weights, **runtime})]
+    if None in (config.feedback.reward, config.feedback.cost):
+        tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
+        activations = layer_bytes(tokens, Sizes(shape.hidden, shape.layers))
+        purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
+        needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
+    return tuple(needs)
+
+
+def trainer_bytes(config: Config, shape: ModelShape) -> dict[str, float]:
+    """Bytes of one rank (docs/performance.md has the formula)."""
+    width = _width(config)
+    ranks, budget = config.trainer.workers, config.trainer.activation_gib
+    trained = shape.parameters
+    if isinstance(config.model.parameters, LoraParameters):
+        trained = config.model.parameters.rank * shape.linear_sizes
+    pairs = config.trainer.micro_pairs or -(-_largest_batch(config) // ranks)
+    need = memory_need(
+        parameters=shape.parameters,
+        trained=trained,
+        vocabulary=shape.vocabulary,
+        sizes=Sizes(shape.hidden, shape.layers, width),
+        tokens=pairs * (2 * shape.text_tokens - shape.prompt_tokens),
+        stage=int(config.trainer.engine[-1]) if config.trainer.engine.startswith("zero") else 0,
+        ranks=ranks,
+        activation_budget=None if budget is None else budget * GIB,
+    )
+    return dict(need)
+
+
+def rollout_bytes(config: Config, shape: ModelShape, device: Device) -> dict[str, float]:
+    """Bytes of one engine per device: its share of the weights and the key-value cache (CUDA: what is left for it)."""
+    width = _width(config)
+    weights = float(shape.parameters * width)
+    if isinstance(config.rollout, VllmRollout):
+        weights /= config.rollout.tensor_parallel if device == "cuda" else 1
+        return {"weights": weights, "cache": config.rollout.kv_cache_gib * GIB}
+    # transformers keeps keys and values of a whole batch
+    sequences = getattr(config.rollout, "batch", 1)
+    cache = 2.0 * shape.layers * shape.hidden * shape.text_tokens * sequences * width
+    return {"weights": weights, "cache": cache}
+
+
+ENGINE_ASLEEP_BYTES = 1.5 * GIB
+"""What a sleeping vLLM engine keeps on its GPU: CUDA context, graphs and communication buffers."""
+
+
+def time_shared_bytes(
+    trainer: Mapping[str, float], rollout: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """A shared GPU's bytes in its two states: the trainer works and the engine sleeps, or the engine is awake while the
+    trainer keeps weights and optimiser."""
+    resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer")}
+    return {**trainer, "engine asleep": ENGINE_ASLEEP_BYTES}, {**rollout, **resident}
+
+
+def _largest_batch(config: Config) -> int:
+    fits = (config.trainer.reward, config.trainer.cost, config.trainer.first_reward, config.trainer.first_cost)
+    return max(fit.batch_pairs for fit in fits)
+
+
+def stored_bytes(config: Config, shape: ModelShape | None) -> float:
+    """Artifacts of the whole run: the reference, one reward policy and one policy per round, scorers that are trained.
+
+    Adapters are float32; whole weights are made of the newest of them for the engines. A whole version in bfloat16 has
+    its float32 masters beside it while a fit may go on from them.
+    """
+    if shape is None:
+        return 0.0
+    width, versions = _width(config), 2 * config.rounds
+    scorers = 0.0
+    if isinstance(config.feedback, ModelFeedback):
+        scorers = 4.0 * shape.parameters * (config.feedback.reward, config.feedback.cost).count(None)
+    parameters = config.model.parameters
+    if isinstance(parameters, LoraParameters):
+        merged = min(config.rounds, KEPT_WHOLE) * len(copies_of_engine(config, shape))
+        return scorers + width * (1 + merged) * shape.parameters + 4.0 * versions * parameters.rank * shape.linear_sizes
+    masters = 4 * min(versions, KEPT_MASTERS) if width == 2 else 0
+    return scorers + float(shape.parameters * (width * (1 + versions) + masters))
+
+
+KEPT_MASTERS = 4
+"""Versions with masters: those of the last two rounds, of either stage."""
+
+
+def _width(config: Config) -> int:
+    """Bytes of a number in the type that the run computes in."""
+    return 2 if config.model.dtype == "bfloat16" else 4

@@ -1,0 +1,112 @@
+"""The whole plan of a recipe: as plain values for `--json`, and as lines for a reader of `--dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pddpo_ray.config import Config
+from pddpo_ray.loop.machine import Machine
+from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
+from pddpo_ray.plan.resources import device_of, placement
+from pddpo_ray.plan.scale import cost_scale
+from pddpo_ray.plan.work import time_rows, work, work_rows
+
+
+def labels(config: Config) -> dict[str, float]:
+    """Labels that the run asks for: N x M x K for the cost, and two questions per pair. `hours` is a person's time."""
+    safety = config.answers_asked * config.feedback.labels_each * config.rounds
+    online = 2 * config.pairs_asked * config.rounds
+    asked = safety + online
+    return {
+        "safety": safety,
+        "safety_per_round": config.answers_asked * config.feedback.labels_each,
+        "preferences": online,
+        "preferences_per_round": 2 * config.pairs_asked,
+        "offline": 2 * config.offline.pairs,
+        "asked_in_rounds": asked,
+        "hours": asked * config.feedback.minutes_per_label / 60.0,
+    }
+
+
+def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
+    """The whole plan as plain values, for `--dry-run` and `--json`."""
+    device = device_of(config, machine)
+    shape = model_shape(config)
+    placed = placement(config, device)
+    needs = memory(config, shape, device)
+    return {
+        "cluster": config.cluster.mode,
+        "layout": placed.layout,
+        "head": list(placed.head),
+        "device": device,
+        "machine": {
+            "cpus": machine.cpus,
+            "memory_bytes": machine.memory_bytes,
+            "gpus": [gpu.name for gpu in machine.gpus],
+        },
+        "resources": [asdict(bundle) for bundle in placed.bundles],
+        "parameters": shape.parameters if shape else 0,
+        "memory": [{**asdict(need), "bytes_each": need.each} for need in needs],
+        "host_bytes": host_bytes(needs),
+        "memory_by_process": by_process(needs),
+        "stored_bytes": stored_bytes(config, shape),
+        "work": work(config),
+        "labels": labels(config),
+        "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
+    }
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]:
+    """The plan for a reader: headings, each with rows of aligned cells."""
+    resources: list[Sequence[str]] = [
+        (
+            row["part"],
+            f"{row['count']} x",
+            f"{row['cpus']:g} CPU" + (f" {row['gpus']:g} GPU" if row["gpus"] else ""),
+            row["note"],
+        )
+        for row in plan["resources"]
+    ]
+    if resources:
+        resources.append(("beside the driver", "", "0 CPU", ", ".join(plan["head"])))
+        for unit, name in (("cpus", "CPUs"), ("gpus", "GPUs")):
+            total = sum(row["count"] * row[unit] for row in plan["resources"])
+            resources += [("in all", "", f"{total:g} {name}", "")] if total else []
+    resources = resources or [("one process", "on this machine")]
+    memory_rows: list[Sequence[str]] = [
+        (
+            row["part"],
+            f"{row['count']} x {_size(row['bytes_each'])}",
+            f"({row['where']})",
+            ", ".join(f"{purpose} {_size(size)}" for purpose, size in row["bytes_by_purpose"].items()),
+        )
+        for row in plan["memory"]
+    ]
+    memory_rows.append(("in all", _size(plan["host_bytes"]), "(host)", "the most at a time"))
+    asked = plan["labels"]
+    label_rows: list[Sequence[str]] = [
+        ("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round"),
+        ("preferences", f"{asked['preferences']:,}", f"{asked['preferences_per_round']:,} a round"),
+        ("offline", f"{asked['offline']:,}", "there before the first round"),
+        ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
+    ]
+    worked = [("work", work_rows(plan["work"]))] if plan["parameters"] else []
+    if "seconds" in plan:
+        worked.append(("time on this machine, in one process", time_rows(plan["seconds_of_one"], plan["seconds"])))
+    return [
+        (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),
+        (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),
+        *worked,
+        ("labels", label_rows),
+        ("scale of the cost", [(line,) for line in plan["scale"]["in_words"]]),
+    ]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit in ("B", "KiB") or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,60 @@
+"""On which scale a recipe's costs and limits are: whose numbers they are, and what happens to large ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pddpo_ray.config import Config, MixedFeedback, ModelFeedback, StoredScorerConfig
+
+
+@dataclass(frozen=True)
+class CostScale:
+    """`source` is what gives the numbers, `clip` is C where what is counted of an answer lies in [-C, C], else None."""
+
+    source: str
+    signal: str
+    clip: float | None
+    limits: dict[str, float]
+
+    def lines(self) -> list[str]:
+        """The same in words: what a cost is, what happens beyond the clip, what the limits are on."""
+        limits = ", ".join(f"{name} at most {limit:g}" for name, limit in self.limits.items())
+        if self.signal == "cost_model":
+            return [
+                f"cost of an answer: {self.source}, as it is: neither labelled nor clipped",
+                f"limits, on that scale: {limits}",
+            ]
+        chance = f"labels: unsafe with probability sigmoid of {self.source}"
+        if self.signal == "unsafe_rate":
+            return [chance, f"cost of an answer: its chance of being called unsafe, in [0, 1]; limits: {limits}"]
+        return [
+            chance,
+            f"cost of an answer: log-odds of unsafe among its labels, clipped to [-{self.clip:g}, {self.clip:g}]"
+            f" (dual.cost_max): one beyond counts as {self.clip:g} or -{self.clip:g}",
+            f"limits, on the mean of those: {limits}",
+        ]
+
+
+def cost_scale(config: Config) -> CostScale:
+    """The scale of the recipe's cost estimate and limits."""
+    signal = config.feedback.signal
+    clip = config.dual.cost_max if signal == "logit_labels" else None
+    return CostScale(_source(config), signal, clip, dict(config.thresholds))
+
+
+def _source(config: Config) -> str:
+    feedback = config.feedback
+    if isinstance(feedback, ModelFeedback):
+        return _of_scorer(feedback.cost)
+    if isinstance(feedback, MixedFeedback) and feedback.model.kind == "scorers":
+        return f"{_of_scorer(feedback.model.cost)}, or by people"
+    return {"world": "the world's cost", "judge": "the judge's opinion", "people": "people's opinion"}.get(
+        feedback.kind, "the world's cost with errors, or by people"
+    )
+
+
+def _of_scorer(scorer: StoredScorerConfig | None) -> str:
+    if scorer is None:
+        return "the score of the cost model that is trained before round 1"
+    turned = "" if (scorer.scale, scorer.shift) == (1.0, 0.0) else f" x {scorer.scale:g} + {scorer.shift:g}"
+    return f"the raw score of {scorer.path}{turned}"
