@@ -1,6 +1,7 @@
 """`pddpo`: the verbs, and how every command ends.
 
-Exit codes: 0 done, 1 failed, 2 user error, 3 parked for labels, 4 needs a decision. This module and the signatures of
+Exit codes: 0 done, 1 failed, 2 user error, 3 parked for labels, 4 needs a decision; of `certify` also 5 undecided and 6
+rejected. This module and the signatures of
 the verbs import neither torch nor ray, vllm or transformers, so `--help` answers at once; a verb imports what it needs
 when it runs.
 """
@@ -16,6 +17,7 @@ import typer
 from pddpo_ray import __version__
 from pddpo_ray.cli import (
     annotate,
+    certify,
     chat,
     compare,
     data,
@@ -58,6 +60,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "serve": serve.serve,
     "export": export.export,
     "chat": chat.chat,
+    "certify": certify.certify,
     "release": release.release,
     "rollback": release.rollback,
     "submit": submit.submit,
@@ -69,6 +72,7 @@ for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
 app.add_typer(data.app, name="data")
 app.add_typer(limits.app, name="limits")
+app.add_typer(certify.app, name="certificate")
 app.add_typer(model.app, name="model")
 app.add_typer(world.app, name="world")
 app.add_typer(annotation_files.app, name="annotations")

@@ -12,6 +12,7 @@ from pddpo_ray.contracts import EarlyLabeller, Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
@@ -60,6 +61,13 @@ class FeedbackController:
         name = constraint or next(iter(self._labellers))
         self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
         return self._journal.safety(self._journal.round, name)
+
+    def unsafe_shares(self, items: Sequence[Response], labels_each: int, constraint: str, batch: int) -> list[float]:
+        """Unsafe share of exactly `labels_each` labels of every item, in order; one of several batches of a round."""
+        phase = f"safety-{constraint}-{batch}"
+        self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint))
+        found = {labels.response.id: labels for labels in self._journal.safety(self._journal.round, constraint)}
+        return unsafe_shares([found[item.id] for item in items], labels_each).tolist()
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
         """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.

@@ -208,7 +208,7 @@ def _label_counts(journal: JournalReader) -> dict[int, Labels]:
     safety, pair, pair_label = schema.safety_label.c, schema.pair.c, schema.pair_label.c
     per_answer = (
         select(safety.round, safety.policy_version, func.count().label("labels"))
-        .where(safety.run == journal.run_id)
+        .where(safety.run == journal.run_id, safety.round >= 0)
         .group_by(safety.round, safety.constraint, safety.sample, safety.policy_version)
     )
     per_round = (

@@ -1,0 +1,234 @@
+"""Certificates of runs: exact truth beside them, a kill in the middle, copies, siblings, files that were changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pddpo_ray.cli.main import main
+from pddpo_ray.config import load
+from pddpo_ray.errors import DecisionNeeded, UserError
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.beginning import take_new_identity
+from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.loop.certifying import BATCH_DRAWS, certify
+from pddpo_ray.loop.ledger import Entry, read_ledger
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.theory.certificate import first_certified, upper_bound
+from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
+from tests.unit.loop.small_run import SMALL, small
+
+RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+MANY = 100 * BATCH_DRAWS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds under a rate of 60 %."""
+    run_dir = tmp_path_factory.mktemp("certify") / "run"
+    run_recipe(small(*RATE), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """The same run, to write into: a moved folder is the original."""
+    run_dir = tmp_path / "run"
+    run_recipe(small(*RATE), run_dir)
+    return run_dir
+
+
+def ledger(run_dir: Path) -> list[Entry]:
+    with open_folder(run_dir) as journal:
+        return read_ledger(journal)
+
+
+def exact_rate(run_dir: Path) -> float:
+    """Expected unsafe rate of the last policy by the world's own tables."""
+    from scipy.special import expit
+
+    from pddpo_ray.loop.in_process import make_backends
+
+    backends = make_backends(small(*RATE), run_dir)
+    assert backends.world is not None
+    with open_folder(run_dir) as journal:
+        table = backends.world.table(journal.policies[-1])
+    return float(backends.world.oracle.prior @ (table * expit(backends.world.oracle.cost)).sum(axis=1))
+
+
+def test_a_certified_bound_lies_above_the_exact_rate_and_follows_from_the_labels(run: Path) -> None:
+    rate = exact_rate(run)
+    entry = certify(small(*RATE), run, "last", {"cost": min(0.95, rate + 0.25)}, MANY)
+    (found,) = entry.findings.values()
+    assert entry.state == "certified"
+    assert found.lower < rate < found.upper
+    with open_folder(run) as journal:
+        labels = {one.response.id: one.labels for one in journal.safety(-1, "cost")}
+    values = [float(labels[name][0] == "unsafe") for name in entry.draws]
+    limit, level = entry.candidate.limits[0].limit, Allocation().level(0.05, 1)
+    assert found.decided_after == first_certified(values, limit, level)
+    assert found.upper == upper_bound(values, limit, level)
+    assert len(set(entry.draws)) == len(entry.draws) == len(labels)
+
+
+def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate = exact_rate(run)
+    for limit, code, said in ((rate + 0.3, 0, "Certified: "), (rate - 0.3, 6, "Rejected: "), (rate, 5, "Undecided: ")):
+        with pytest.raises(SystemExit) as ended:
+            main(["certify", str(run), "--limit", f"cost={limit:.4f}", "--budget", str(3 * BATCH_DRAWS)])
+        out = capsys.readouterr().out
+        assert ended.value.code == code
+        assert out.startswith(said)
+    assert [entry.candidate.number for entry in ledger(run)] == [1, 2, 3]
+    assert [entry.candidate.limits[0].level for entry in ledger(run)] == [
+        Allocation().level(0.05, k) for k in (1, 2, 3)
+    ]
+
+
+def test_a_larger_budget_goes_on_with_the_same_candidate_and_its_draws(run: Path) -> None:
+    limit = {"cost": exact_rate(run)}
+    first = certify(small(*RATE), run, "last", limit, BATCH_DRAWS)
+    again = certify(small(*RATE), run, "round-2", limit, 3 * BATCH_DRAWS)
+    assert again.candidate == first.candidate
+    assert again.draws[:BATCH_DRAWS] == first.draws
+    assert again.shares["cost"][:BATCH_DRAWS] == first.shares["cost"]
+    assert len(again.draws) == 3 * BATCH_DRAWS
+    assert len(ledger(run)) == 1
+
+
+def test_a_certification_that_was_killed_goes_on_as_if_it_had_not_been(finished: Path, run: Path) -> None:
+    limit = {"cost": exact_rate(run)}
+    command = [sys.executable, "-m", "pddpo_ray", "certify", str(run), "--limit", f"cost={limit['cost']!r}"]
+    process = subprocess.Popen([*command, "--budget", str(MANY)], stdout=subprocess.DEVNULL)
+    while not ledger(run) or len(ledger(run)[0].draws) < 2 * BATCH_DRAWS:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (broken,) = ledger(run)
+    budget = len(broken.draws) + 2 * BATCH_DRAWS
+    resumed = certify(small(*RATE), run, "last", limit, budget)
+    unbroken = certify(small(*RATE), finished, "last", limit, budget)
+    assert (resumed.candidate, resumed.draws, resumed.shares) == (
+        unbroken.candidate, unbroken.draws, unbroken.shares
+    )  # fmt: skip
+    assert resumed.findings == unbroken.findings
+    with open_folder(run) as journal:
+        assert len(journal.samples(-1)) == len(resumed.draws)
+        assert len(journal.safety(-1)) == len(resumed.draws)
+
+
+def test_a_copy_has_spent_what_its_original_has(run: Path, tmp_path: Path) -> None:
+    certify(small(*RATE), run, "last", {"cost": 0.9}, BATCH_DRAWS)
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with pytest.raises(DecisionNeeded, match="--new-id"):
+        certify(small(*RATE), copy, "last", {}, BATCH_DRAWS)
+    take_new_identity(small(*RATE), copy)
+    shutil.rmtree(run)
+    entry = certify(small(*RATE), copy, "round-1", {}, BATCH_DRAWS)
+    assert entry.candidate.number == 2
+    assert entry.candidate.limits[0].level == Allocation().level(0.05, 2)
+
+
+def test_the_mixture_draws_from_every_round_in_an_order_of_its_own(run: Path) -> None:
+    entry = certify(small(*RATE), run, "mixture", {"cost": 0.95}, BATCH_DRAWS)
+    with open_folder(run) as journal:
+        author = {answer.id: answer.policy_version for answer in journal.samples(-1)}
+        numbers = {policy.number for policy in journal.policies}
+    order = [author[name] for name in entry.draws]
+    assert set(order) == numbers
+    assert order != sorted(order)
+
+
+def test_a_certificate_is_computed_again_and_a_changed_one_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small(*RATE)
+    entry = certify(config, run, "last", {"cost": 0.95}, MANY)
+    good = write_certificate(run, certificate_of(config, run, entry))
+    with pytest.raises(SystemExit):
+        main(["certificate", "verify", str(run / FILE)])
+    assert "and their labels in the journal" in capsys.readouterr().out
+
+    def changed(**new: Any) -> Path:
+        path = run / FILE
+        path.write_text(json.dumps({**json.loads(json.dumps(good)), **new}))
+        return path
+
+    better = {"cost": {**good["findings"]["cost"], "upper": 0.01}}
+    other = {"cost": [1.0 - entry.shares["cost"][0], *entry.shares["cost"][1:]]}
+    for problem, said in (
+        ({"findings": better}, "upper of cost is 0.01"),
+        ({"state": "rejected"}, "says rejected, its draws say certified"),
+        ({"candidate": {"number": 1}}, "is no certificate"),
+    ):
+        with pytest.raises(UserError, match=said):
+            verified(changed(**problem))
+    with pytest.raises(UserError, match=r"of cost is|labels for cost are others"):
+        verified(changed(shares=other))
+    with pytest.raises(UserError, match="does not exist"):
+        verified(run / "nothing.json")
+
+
+def test_other_runs_of_the_recipe_are_named_whatever_their_seed(run: Path) -> None:
+    run_recipe(small(*RATE, "seed=5"), run.parent / "second")
+    run_recipe(small(*RATE, "beta=0.3"), run.parent / "another-recipe")
+    entry = certify(small(*RATE), run, "last", {"cost": 0.95}, BATCH_DRAWS)
+    certificate = certificate_of(small(*RATE), run, entry)
+    assert certificate["siblings"] == ["second"]
+    assert "other runs of its recipe: second." in sentences(certificate)[-1]
+
+
+def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_path: Path) -> None:
+    config = small("dual.threshold=1.5", "feedback.labels_each=16")
+    run_recipe(config, tmp_path / "run")
+    entry = certify(config, tmp_path / "run", "last", {}, MANY)
+    values = logit_draws(entry.shares["cost"], 2.0)
+    limit = (1.5 - bias_bound(16, 2.0) + 2.0) / 4.0
+    expected = 4.0 * upper_bound(values, limit, Allocation().level(0.05, 1)) - 2.0 + bias_bound(16, 2.0)
+    assert entry.findings["cost"].upper == pytest.approx(expected)
+    assert "% of the labels say unsafe" in sentences(certificate_of(config, tmp_path / "run", entry))[1]
+    with pytest.raises(UserError, match="cannot be certified by any number of draws"):
+        certify(config, tmp_path / "run", "last", {"cost": -1.99}, MANY)
+
+
+def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> None:
+    config = load("tabular-two-limits", [*SMALL, "rounds=1", "feedback.labels_each=16"])
+    run_recipe(config, tmp_path / "run")
+    names = list(config.thresholds)
+    entry = certify(config, tmp_path / "run", "last", dict.fromkeys(names, 1.6), 2 * BATCH_DRAWS)
+    assert [limit.name for limit in entry.candidate.limits] == names
+    assert {limit.level for limit in entry.candidate.limits} == {Allocation().level(0.05, 1)}
+    assert entry.state == "certified"
+    worse = certify(config, tmp_path / "run", "last", {names[0]: 1.6, names[1]: -1.5}, 2 * BATCH_DRAWS)
+    assert worse.state != "certified"
+    assert worse.findings[names[0]].state == "certified"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "round-9"], "this run has round-1 to round-2, last and mixture"),
+        (["--limit", "cost"], "NAME=VALUE"),
+        (["--limit", "harm=0.1"], "this run's limits are cost"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    finished: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(finished), *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
