@@ -104,7 +104,9 @@ def _demand_possible(config: Config) -> None:
             " cannot be asked for them yet"
         )
     if config.limits:
-        raise UserError("limits: certificates are given under the limit on the paper's cost; those of `limits:` not yet")
+        raise UserError(
+            "limits: certificates are given under the limit on the paper's cost; those of `limits:` not yet"
+        )
     if not isinstance(config.cluster, InProcess):
         raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")
 
