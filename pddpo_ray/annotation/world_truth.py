@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,7 +55,8 @@ def truth_of(config: Config) -> TruthByText:
         from pddpo_ray.worlds.prepared_text import prepare_text_world
 
         world = prepare_text_world(config).world
-        answers, oracle = list(world.grammar.answer_texts), world.oracle
+        answers = list(world.grammar.answer_texts)
+        oracle = replace(world.oracle, cost=world.logits, cost_max=config.dual.cost_max)
         texts = [prompt.text for prompt in world.prompts]
     worst = (-oracle.reward_max, oracle.cost_max)
     return TruthByText.of(texts, answers, oracle.reward, oracle.cost, worst)

@@ -130,7 +130,7 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
             old, new = _variant(field, below), _variant(field, {**below, **value})
             if old is not None and new is not None and old is not new:
                 below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
-            result[key] = merge(below, value, new) if new is not None else {**below, **value}
+            result[key] = merge(below, value, new) if new is not None else _merged(below, value)
         elif isinstance(value, dict) and isinstance(below, dict):
             result[key] = below | {name: _over(below.get(name), given) for name, given in value.items()}
         else:
@@ -141,6 +141,16 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
 def _over(below: Any, given: Any) -> Any:
     """One entry of a section whose names are free (`limits`), laid on the one below it, key by key."""
     return {**below, **given} if isinstance(below, dict) and isinstance(given, dict) else given
+
+
+def _merged(base: Tree, over: Tree) -> Tree:
+    """`over` laid on `base` where nobody has said yet which variant they are."""
+    both = {key: _merged(base[key], value) for key, value in over.items() if _are_trees(base.get(key), value)}
+    return {**base, **over, **both}
+
+
+def _are_trees(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _shared_fields(old: type[BaseModel], new: type[BaseModel]) -> set[str]:

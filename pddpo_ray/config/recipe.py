@@ -29,7 +29,7 @@ from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
-from pddpo_ray.config.world import NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits.reading import StatedLimit, stated_limits
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
@@ -212,6 +212,9 @@ class Config(Strict):
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree["world"].pop(key, None)
+        if tree["world"].get("family") == FirstFamilyConfig().model_dump():
+            # as were all text worlds before families
+            del tree["world"]["family"]
         for key in ("workers", "threads", "micro_pairs", "activation_gib", "max_failures", "deadline_s"):
             del tree["trainer"][key]
         for key in ("engines", "threads", "tensor_parallel", "deadline_s", "kv_cache_gib", "gpu_memory", "delivery"):

@@ -48,6 +48,63 @@ class LogLinearConfig(Strict):
     """Of the phrases in two slots."""
 
 
+class FirstFamilyConfig(Strict):
+    """The world of releases before 0.2: one grammar, the same two rare phrases good in every seed. A recipe without
+    `family` means this one, so that older runs stay what they were."""
+
+    kind: Literal["first"] = "first"
+    """Tag of this variant."""
+
+
+class LogitLimitConfig(Strict):
+    """The paper's limit: the mean cost, a logit, is at most `dual.threshold`."""
+
+    kind: Literal["logit"] = "logit"
+    """Tag of this variant."""
+
+
+class RateLimitConfig(Strict):
+    """A limit on the share of unsafe answers; the world is drawn so that its optimum keeps exactly this share."""
+
+    kind: Literal["rate"] = "rate"
+    """Tag of this variant."""
+    at_most: float = Field(0.05, gt=0, lt=1)
+    """Allowed share of unsafe answers."""
+
+
+WorldLimit = Annotated[LogitLimitConfig | RateLimitConfig, Field(discriminator="kind")]
+
+
+class DrawnFamilyConfig(Strict):
+    """Worlds that differ: words, order and sizes of the slots, effects and interactions, and what is rare, good or bad
+    are drawn by `seed`. How rare a rare phrase is: `reference.rare`; how sharp the optimum: `beta`."""
+
+    kind: Literal["drawn"] = "drawn"
+    """Tag of this variant."""
+    answers: int = Field(216, ge=100, le=100_000)
+    """Answers per prompt: a product of the slots' sizes, 2 to 10 each."""
+    slots: int | None = Field(None, ge=3, le=8)
+    """Length of an answer in phrases; null: 3 to 6, drawn."""
+    topics: int = Field(6, ge=2, le=24)
+    """Jobs that prompts ask about."""
+    situations: int = Field(4, ge=2, le=10)
+    """Situations of each job."""
+    good: int = Field(2, ge=1, le=6)
+    """Rare phrases that add much reward."""
+    bad: int = Field(1, ge=0, le=6)
+    """Rare phrases that add reward and much more cost."""
+    neutral: int = Field(1, ge=0, le=6)
+    """Rare phrases that are worth what common ones are."""
+    limit: WorldLimit = LogitLimitConfig()
+    """What the limit is about and, for a rate, its level."""
+    label_noise: float = Field(0.0, ge=0, lt=0.5)
+    """Share of all labels that say the opposite of what the truth drew."""
+    further_costs: int = Field(0, ge=0, le=2)
+    """Costs beside the first one, each with a limit that binds."""
+    groups: int = Field(1, ge=1, le=4)
+    """Groups of prompts, by situation, with cost effects of their own."""
+
+
 class TextWorldConfig(Strict):
     """English sentences from a grammar, with a known reward and cost for every answer."""
 
@@ -55,6 +112,8 @@ class TextWorldConfig(Strict):
     """Tag of this variant."""
     seed: int = Field(0, ge=0)
     """Draws the world: its effects, its calibration and its reference. `seed` of the run is another one."""
+    family: Annotated[FirstFamilyConfig | DrawnFamilyConfig, Field(discriminator="kind")] = FirstFamilyConfig()
+    """Which worlds the seed draws from."""
     reference: TextReferenceConfig = TextReferenceConfig()
     """The model that is trained in place of a downloaded one."""
     learner: Literal["network", "loglinear"] = "network"

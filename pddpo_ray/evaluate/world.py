@@ -62,8 +62,8 @@ def exact_values(view: WorldView, table: Array) -> dict[str, float]:
         "g": oracle.g(table),
         "gap": oracle.gap(table),
         "helpfulness": float(oracle.expectations(table, oracle.reward)),
-        "harmlessness": -float(oracle.expectations(table, oracle.cost)),
-        "unsafe_rate": float(oracle.expectations(table, expit(oracle.cost))),
+        "harmlessness": -float(oracle.expectations(table, view.cost_logits)),
+        "unsafe_rate": float(oracle.expectations(table, expit(view.cost_logits))),
         "kl": oracle.kl(table),
         "off_support": off_support(view, table),
     }
@@ -82,7 +82,7 @@ def _accuracies(
     accuracies = {"pair_accuracy_reward": pair_accuracy(reward, oracle.reward, oracle)}
     if policy.version.sha256 != base.version.sha256:
         cost = implicit_score(base_table, table, 1.0)
-        accuracies["pair_accuracy_cost"] = pair_accuracy(cost, oracle.cost, oracle)
+        accuracies["pair_accuracy_cost"] = pair_accuracy(cost, view.cost_logits, oracle)
     return accuracies
 
 

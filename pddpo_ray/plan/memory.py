@@ -19,7 +19,7 @@ from pddpo_ray.rollout.factory import Device
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
 from pddpo_ray.storage.whole_files import KEPT_WHOLE
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
+from pddpo_ray.worlds.text_family import grammar_of
 
 RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""
@@ -66,7 +66,7 @@ def model_shape(config: Config) -> ModelShape | None:
     if config.world.kind == "none":
         vocabulary, text_tokens = config.world.reference.vocabulary, config.world.reference.context
     else:
-        grammar = FIRST_GRAMMAR
+        grammar = grammar_of(config.world)
         vocabulary = len(grammar.vocabulary)
         text_tokens = grammar.longest
     matrices = [(size.hidden, size.hidden)] * 4 + [(size.hidden, size.intermediate)] * 3

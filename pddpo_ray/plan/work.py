@@ -14,7 +14,7 @@ from typing import Any
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TextWorldConfig
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
+from pddpo_ray.worlds.text_family import grammar_of
 
 STRETCHES = {"before": "before round 1", "first_round": "round 1", "round": "each later round"}
 
@@ -56,8 +56,8 @@ def prompts_of(config: Config) -> int:
     match config.world:
         case NoWorldConfig(prompt_count=count):
             return count
-        case TextWorldConfig():
-            return len(FIRST_GRAMMAR.prompt_ids)
+        case TextWorldConfig() as text:
+            return len(grammar_of(text).prompt_ids)
         case _:
             return 0
 

@@ -31,6 +31,13 @@ class WorldView:
     """Whether each limit has a cost stage of its own, in their order; not where one stage learns from values."""
     cost_of: Callable[[Response], float] | None = None
     """True (first) cost of an answer, for the exposure of those who label."""
+    logits: Array | None = None
+    """Logits that the first cost's labels are drawn from [X, Y]; None where the cost is that logit itself."""
+
+    @property
+    def cost_logits(self) -> Array:
+        """What comparisons of the first cost teach. [X, Y]"""
+        return self.oracle.cost if self.logits is None else self.logits
 
 
 class Evaluation:
@@ -96,7 +103,7 @@ class Evaluation:
         before = self._world.table(base.version)
         reward = implicit_score(before, oracle.reference, oracle.beta)
         slopes = _named("reward", *slope_and_correlation(reward, oracle.reward, self._world.rest))
-        costs = [("", oracle.cost), *((f"{limit.name}/", limit.cost) for limit in oracle.further)]
+        costs = [("", self._world.cost_logits), *((f"{limit.name}/", limit.cost) for limit in oracle.further)]
         for link, (prefix, truth) in zip(chain, costs, strict=False):
             after = self._world.table(link.version)
             if link.multiplier and link.version.sha256 != base.version.sha256:

@@ -168,6 +168,8 @@ def described(
     settings["rollout"] = {"engine": "transformers", "max_tokens": config.rollout.max_tokens}
     settings["feedback"] = {"kind": "world", "signal": config.feedback.signal}
     world = prepared.world
+    if world.logits is not world.oracle.cost:
+        raise UserError("a world whose limit is an unsafe rate is not exported yet; use world.family.limit.kind=logit")
     return {
         "format": FORMAT,
         "settings": settings,

@@ -13,17 +13,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from pddpo_ray.config import Config, TextWorldConfig
+from pddpo_ray.config import (
+    Config,
+    DrawnFamilyConfig,
+    FirstFamilyConfig,
+    RateLimitConfig,
+    TabularRollout,
+    TextWorldConfig,
+)
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
+from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.exact_evaluation import WorldView
-from pddpo_ray.worlds.grammar import FIRST_GRAMMAR, Grammar
+from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.reference import SCORES, ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
+from pddpo_ray.worlds.text_family import grammar_of, reference_spread
 from pddpo_ray.worlds.text_scoring import score_answers
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
@@ -47,7 +56,8 @@ class PreparedTextWorld:
         return self.world.prompts
 
     def labeller(self) -> WorldLabeller:
-        return WorldLabeller(self.world.reward, self.world.cost)
+        world = self.world
+        return WorldLabeller(world.reward, world.cost, noise=world.label_noise)
 
     def canaries(self, count: int) -> list[Response]:
         """Answers spread over prompts and grammar, covered and rare: texts that every policy can be asked about."""
@@ -67,14 +77,15 @@ class PreparedTextWorld:
     def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
         """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
 
-        The world is calibrated for a limit of 0; another limit of the recipe moves the optimum, not the world.
+        The world is calibrated for its own limit; another one of the recipe moves the optimum, not the world.
         """
         return WorldView(
             replace(self.world.oracle, threshold=threshold),
             self._tables(store),
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),
-            cost_of=self.world.cost,
+            cost_of=self.world.limited_cost,
+            logits=self.world.logits,
         )
 
     def _tables(self, store: ArtifactStore) -> Callable[[PolicyVersion], Array]:
@@ -88,23 +99,53 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     settings = config.world
     if not isinstance(settings, TextWorldConfig):
         raise UserError(f"world.kind {settings.kind} has no text; use world.kind=text")
-    reference = settings.reference
-    spec = ReferenceSpec(seed=settings.seed, **reference.model_dump())
-    grammar = FIRST_GRAMMAR
+    family = settings.family
+    grammar = grammar_of(settings)
+    if isinstance(family, DrawnFamilyConfig):
+        _fits_the_recipe(config, family, grammar)
+    spread = 1.0 if isinstance(family, FirstFamilyConfig) else reference_spread(settings.seed)
+    spec = ReferenceSpec(seed=settings.seed, spread=spread, **settings.reference.model_dump())
     folder = reference_folder or cached_reference(spec, cache_folder(settings.cache), grammar)
-    world_spec = TextWorldSpec(
+    temperature = config.policy.temperature
+    log_probs = _reference_log_probs(folder, grammar, temperature)
+    log_linear = None
+    if config.policies == "log-linear":
+        log_linear = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **settings.loglinear.model_dump()))
+    return PreparedTextWorld(_built(config, settings, log_probs, grammar), folder, temperature, log_linear)
+
+
+def _built(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:
+    """The world of the recipe's family, drawn and calibrated for this reference."""
+    if isinstance(settings.family, DrawnFamilyConfig):
+        drawn = DrawnWorldSpec(settings.family, settings.seed, config.beta, config.reward_max, config.dual.cost_max)
+        return build_drawn_world(drawn, log_probs, grammar)
+    first = TextWorldSpec(
         seed=settings.seed,
         beta=config.beta,
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
         rho=config.dual.rho or TextWorldSpec.rho,
     )
-    temperature = config.policy.temperature
-    log_probs = _reference_log_probs(folder, grammar, temperature)
-    log_linear = None
-    if config.policies == "log-linear":
-        log_linear = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **settings.loglinear.model_dump()))
-    return PreparedTextWorld(build_text_world(world_spec, log_probs, grammar), folder, temperature, log_linear)
+    return build_text_world(first, log_probs, grammar)
+
+
+def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar) -> None:
+    """Answers end within `max_tokens`. A limit on a rate needs a run that estimates rates, at the same level."""
+    longest = sum(max(map(len, phrases)) for phrases in grammar.phrase_ids)
+    if not isinstance(config.rollout, TabularRollout) and longest > config.rollout.max_tokens:
+        raise UserError(
+            f"the world's longest answer has {longest} tokens and rollout.max_tokens={config.rollout.max_tokens} would "
+            f"cut it off; set rollout.max_tokens={longest}"
+        )
+    rate = isinstance(family.limit, RateLimitConfig)
+    if rate != (config.feedback.signal == "unsafe_rate"):
+        wanted = "feedback.signal=unsafe_rate" if rate else "world.family.limit.kind=rate"
+        raise UserError(f"world.family.limit is about a {family.limit.kind}, the run's estimates are not; set {wanted}")
+    if isinstance(family.limit, RateLimitConfig) and config.dual.threshold != family.limit.at_most:
+        raise UserError(
+            f"world.family.limit.at_most={family.limit.at_most} and dual.threshold={config.dual.threshold} are one "
+            "limit; give both the same number"
+        )
 
 
 def _reference_log_probs(folder: Path, grammar: Grammar, temperature: float) -> Array:

@@ -39,6 +39,8 @@ class ReferenceSpec(TextReferenceConfig):
     """Size, training and seed of the reference."""
 
     seed: int = 0
+    spread: float = 1.0
+    """How much more (or less) the common phrases' probabilities differ than in the first world."""
 
 
 def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> list[NDArray[np.float64]]:
@@ -53,7 +55,7 @@ def intended_slots(grammar: Grammar, spec: ReferenceSpec) -> list[NDArray[np.flo
         values = len(rare)
         by_topic = rng.normal(0.0, 0.3, (len(grammar.topics), 1, values))
         by_situation = rng.normal(0.0, 0.2, (1, len(grammar.situations), values))
-        logits = (by_topic + by_situation).reshape(-1, values)
+        logits = spec.spread * (by_topic + by_situation).reshape(-1, values)
         common = np.where(rare, -np.inf, logits)
         common = np.exp(common - common.max(axis=1, keepdims=True))
         common /= common.sum(axis=1, keepdims=True)
@@ -71,21 +73,23 @@ def intended_reference(grammar: Grammar, spec: ReferenceSpec) -> NDArray[np.floa
     return result
 
 
-def next_word_targets(grammar: Grammar, intended: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Distribution of the next word at every position of every answer. -> [X, Y, T, V] (T longest answer)"""
-    prompts, answers = intended.shape
-    longest = max(len(ids) for ids in grammar.answer_ids)
-    result = np.zeros((prompts, answers, longest, len(grammar.vocabulary)), dtype=np.float32)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, ids in enumerate(grammar.answer_ids):
-        for position in range(len(ids)):
-            groups.setdefault(ids[:position], []).append(index)
-    for prefix, members in groups.items():
-        words = np.array([grammar.answer_ids[index][len(prefix)] for index in members])
-        mass = intended[:, members]
-        for word in np.unique(words):
-            share = mass[:, words == word].sum(axis=1) / mass.sum(axis=1)
-            result[:, members, len(prefix), word] = share[:, None]
+def next_word_targets(grammar: Grammar, slots: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float32]]:
+    """Distribution of the next word at every position of every phrase, per slot. -> [X, values, T, V] each
+
+    Slots are independent given the prompt, so what comes before the phrase does not matter (T: the longest phrase).
+    """
+    result = []
+    for phrases, shares in zip(grammar.phrase_ids, slots, strict=True):
+        longest = max(map(len, phrases))
+        targets = np.zeros((*shares.shape, longest, len(grammar.vocabulary)), dtype=np.float32)
+        for value, phrase in enumerate(phrases):
+            for position in range(len(phrase)):
+                alike = [other for other, words in enumerate(phrases) if words[:position] == phrase[:position]]
+                mass = shares[:, alike]
+                for word in {phrases[other][position] for other in alike}:
+                    chosen = mass[:, [phrases[other][position] == word for other in alike]]
+                    targets[:, value, position, word] = chosen.sum(axis=1) / mass.sum(axis=1)
+        result.append(targets)
     return result
 
 
@@ -107,7 +111,7 @@ def pretrain(
 ) -> LlamaForCausalLM:
     """Train the reference by cross-entropy against the exact next-word distributions."""
     intended = intended_reference(grammar, spec)
-    targets = next_word_targets(grammar, intended)
+    targets = next_word_targets(grammar, intended_slots(grammar, spec))
     model = build_model(grammar, spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     rng = np.random.default_rng([spec.seed, 12])
@@ -118,7 +122,7 @@ def pretrain(
         for group in optimizer.param_groups:
             group["lr"] = spec.learning_rate * learning_rate_factor(step, spec.steps)
         x, y = np.divmod(draws[step], intended.shape[1])
-        loss = _next_word_loss(model, grammar, x, y, torch.from_numpy(targets[x, y]))
+        loss = _next_word_loss(model, grammar, x, y, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -136,24 +140,30 @@ def learning_rate_factor(step: int, steps: int, warmup: int = 20) -> float:
 
 
 def _next_word_loss(
-    model: LlamaForCausalLM, grammar: Grammar, x: Sequence[int], y: Sequence[int], targets: Tensor
+    model: LlamaForCausalLM,
+    grammar: Grammar,
+    x: Sequence[int],
+    y: Sequence[int],
+    targets: Sequence[NDArray[np.float32]],
 ) -> Tensor:
     """Cross-entropy minus the entropy of the targets, mean per sentence (0 when the model is exact)."""
     sentences = [(*grammar.prompt_ids[i], *grammar.answer_ids[j]) for i, j in zip(x, y, strict=True)]
     longest = max(map(len, sentences))
     ids = torch.zeros((len(sentences), longest), dtype=torch.long)
-    rows, columns, answer_positions = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    wanted_words = []
     for row, sentence in enumerate(sentences):
         ids[row, : len(sentence)] = torch.tensor(sentence)
         start = len(grammar.prompt_ids[x[row]])
-        for position in range(len(sentence) - start):
-            rows.append(row)
-            columns.append(start + position - 1)
-            answer_positions.append(position)
+        rows += [row] * (len(sentence) - start)
+        columns += range(start - 1, len(sentence) - 1)
+        for phrases, slot, value in zip(grammar.phrase_ids, targets, grammar.answer_features[y[row]], strict=True):
+            wanted_words.append(slot[x[row], value, : len(phrases[value])])
     # Padding is on the right, so no real position attends to it and no mask is needed.
     hidden = model.model(input_ids=ids).last_hidden_state[rows, columns]
     log_probs = torch.log_softmax(model.lm_head(hidden), dim=-1)
-    wanted = targets[rows, answer_positions]
+    wanted = torch.from_numpy(np.concatenate(wanted_words))
     return (torch.special.xlogy(wanted, wanted) - wanted * log_probs).sum() / len(sentences)
 
 
@@ -186,7 +196,9 @@ def cached_reference(
         build_tokenizer(grammar).save_pretrained(folder)
         np.save(folder / SCORES, score_answers(model, grammar))
 
-    identity = json.dumps([CACHE_LAYOUT, spec.model_dump(), grammar.prompt_texts, grammar.answer_texts])
+    # the first world's references keep the names that they have on everybody's machine
+    settings = spec.model_dump(exclude={"spread"} if spec.spread == 1.0 else set())
+    identity = json.dumps([CACHE_LAYOUT, settings, grammar.prompt_texts, grammar.answer_texts])
     return made_once(cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}", make)
 
 

@@ -1,27 +1,29 @@
-"""The text world: real sentences with a known worth, calibrated to a real reference model.
+"""Text worlds: real sentences with a known worth, calibrated to a real reference model; here also the first one.
 
 Per prompt the outcomes are the Y answers of the grammar and one more, all other text together: reward -R, cost +C,
 probability one minus the sum. f, g, KL, pi* and lambda* live on this partition, so they are exact although the policy
 is a language model that could write anything.
 
-Rewards and costs are sums of slot effects, a part per topic and a few interactions, drawn by seed. What the rare
-values of the grammar add is mostly reward, so the best safe answers are ones that the reference hardly ever writes.
-The cost is shifted until lambda* takes a value drawn by seed, and a world that is not well posed is drawn again.
+Rewards and costs are sums of slot effects, a part per topic and interactions of pairs of phrases. In the first world
+(worlds/drawn_text.py has the family) a seed adds noise to fixed effects: what the rare values add is mostly reward, so
+the best safe answers are ones that the reference hardly ever writes. The cost is shifted until lambda* takes a value
+drawn by seed, and a world that is not well posed is drawn again.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.worlds.grammar import Grammar
-from pddpo_ray.worlds.oracle import InfeasibleError, Oracle
+from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 
 Effects = dict[str, tuple[float, ...]]
 
@@ -41,6 +43,10 @@ COST_EFFECTS: Effects = {
 }
 
 
+OFF_GRAMMAR_MAX = 0.01
+"""Largest probability that a reference may leave to text outside the grammar."""
+
+
 @dataclass(frozen=True)
 class TextWorldSpec:
     """What a seed varies, and the bounds within which a world is well posed."""
@@ -58,7 +64,6 @@ class TextWorldSpec:
     """lambda* is drawn from here."""
     covered_gap_range: tuple[float, float] = (0.7, 1.3)
     """Gap of the best policy on the covered answers."""
-    off_grammar_max: float = 0.01
     attempts: int = 200
 
 
@@ -66,12 +71,19 @@ class TextWorldSpec:
 class TextWorld:
     """A calibrated world. Tables have Y + 1 columns, the last one is all text outside the grammar."""
 
-    spec: TextWorldSpec
     grammar: Grammar
     oracle: Oracle
-    """Exact answers; only worlds, the world's feedback and evaluation may look at it."""
-    cost_shift: float
+    """Exact answers; only worlds, the world's feedback and evaluation may look at it. Its cost is what the limit is
+    about: the logits themselves, or the probabilities of an unsafe label."""
+    logits: Array
+    """[X, Y + 1] cost that labels are drawn from: P(unsafe) = sigmoid."""
     covered_gap: float
+    further: tuple[Limit, ...] = ()
+    """Further costs (logits) and their limits on the mean; the oracle's optimum does not look at them."""
+    groups: NDArray[np.int64] | None = None
+    """[X] group of every prompt, where the world has groups."""
+    label_noise: float = 0.0
+    """Share of the labels that say the opposite."""
 
     @cached_property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -96,7 +108,16 @@ class TextWorld:
         return float(self.oracle.reward[self.cell(response)])
 
     def cost(self, response: Response) -> float:
+        """The logit that labels are drawn from."""
+        return float(self.logits[self.cell(response)])
+
+    def limited_cost(self, response: Response) -> float:
+        """What the limit is about."""
         return float(self.oracle.cost[self.cell(response)])
+
+    def under_all_limits(self) -> Oracle:
+        """Exact answers under the further limits too."""
+        return replace(self.oracle, further=self.further)
 
     @cached_property
     def _prompt_index(self) -> dict[tuple[int, ...], int]:
@@ -111,18 +132,24 @@ def with_rest(log_probs: Array) -> Array:
     return table / table.sum(axis=1, keepdims=True)
 
 
+def reference_table(log_probs: Array) -> Array:
+    """[X, Y] to [X, Y + 1]. Raises RunError where too much of the reference is outside the grammar."""
+    table = with_rest(log_probs)
+    rest = float(table[:, -1].mean())
+    if rest > OFF_GRAMMAR_MAX:
+        raise RunError(
+            f"the reference puts {rest:.3f} of its probability outside the grammar, more than {OFF_GRAMMAR_MAX}; "
+            "pre-train it longer"
+        )
+    return table
+
+
 def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
     """Draw truths until the world is well posed for this reference.
 
     reference_log_probs [X, Y] comes from scoring every answer with the real model.
     """
-    reference = with_rest(reference_log_probs)
-    rest = float(reference[:, -1].mean())
-    if rest > spec.off_grammar_max:
-        raise RunError(
-            f"the reference puts {rest:.3f} of its probability outside the grammar, more than {spec.off_grammar_max}; "
-            "pre-train it longer"
-        )
+    reference = reference_table(reference_log_probs)
     for attempt in range(spec.attempts):
         world = _calibrated(spec, grammar, reference, attempt)
         if world is not None:
@@ -133,20 +160,21 @@ def build_text_world(spec: TextWorldSpec, reference_log_probs: Array, grammar: G
 def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:
     rng = np.random.default_rng([spec.seed, attempt, 21])
     target = rng.uniform(*spec.multiplier_range)
-    reward = _table(grammar, REWARD_EFFECTS, spec, rng) + spec.reward_shift
-    raw_cost = _table(grammar, COST_EFFECTS, spec, rng)
+    noise = (spec.slot_noise, spec.topic_noise, spec.interaction_noise)
+    reward = effects_table(grammar, [REWARD_EFFECTS[slot.name] for slot in grammar.slots], noise, rng)
+    reward += spec.reward_shift
+    raw_cost = effects_table(grammar, [COST_EFFECTS[slot.name] for slot in grammar.slots], noise, rng)
     base = Oracle(
         prior=np.full(len(reference), 1.0 / len(reference)),
         reference=reference,
-        reward=_with_worst(np.clip(reward, -spec.reward_max, spec.reward_max), -spec.reward_max),
-        cost=_with_worst(np.clip(raw_cost, -spec.cost_max, spec.cost_max), spec.cost_max),
+        reward=bounded(reward, spec.reward_max, -1.0),
+        cost=bounded(raw_cost, spec.cost_max, 1.0),
         beta=spec.beta,
         reward_max=spec.reward_max,
         cost_max=spec.cost_max,
     )
-    shift = _shift_for(base, raw_cost, target)
-    oracle = _shifted(base, raw_cost, shift)
-    world = TextWorld(spec, grammar, oracle, shift, 0.0)
+    oracle = _shifted(base, raw_cost, _shift_for(base, raw_cost, target))
+    world = TextWorld(grammar, oracle, oracle.cost, 0.0)
     try:
         covered = oracle.covered_only(world.covered)
     except InfeasibleError:
@@ -162,29 +190,32 @@ def _calibrated(spec: TextWorldSpec, grammar: Grammar, reference: Array, attempt
     return replace(world, covered_gap=gap) if well_posed else None
 
 
-def _table(grammar: Grammar, effects: Effects, spec: TextWorldSpec, rng: np.random.Generator) -> Array:
-    """Slot effects with noise, a part per topic and pairwise interactions. -> [X, Y]"""
+def effects_table(
+    grammar: Grammar, means: Sequence[ArrayLike], noise: tuple[float, float, float], rng: np.random.Generator
+) -> Array:
+    """Slot effects about their means, a part per topic and pairwise interactions; noise of each. -> [X, Y]"""
+    slot_noise, topic_noise, pair_noise = noise
     choices = grammar.answer_features
     topics, situations = len(grammar.topics), len(grammar.situations)
     result = np.zeros((topics * situations, len(choices)))
-    for position, slot in enumerate(grammar.slots):
-        values = len(slot.phrases)
-        effect = np.array(effects[slot.name]) + rng.normal(0.0, spec.slot_noise, values)
-        by_topic = np.repeat(rng.normal(0.0, spec.topic_noise, (topics, values)), situations, axis=0)
+    for position, mean in enumerate(means):
+        effect = np.asarray(mean) + rng.normal(0.0, slot_noise, len(np.asarray(mean)))
+        by_topic = np.repeat(rng.normal(0.0, topic_noise, (topics, len(effect))), situations, axis=0)
         result += (effect + by_topic)[:, choices[:, position]]
     for first, second in itertools.combinations(range(len(grammar.slots)), 2):
         shape = (len(grammar.slots[first].phrases), len(grammar.slots[second].phrases))
-        result += rng.normal(0.0, spec.interaction_noise, shape)[choices[:, first], choices[:, second]]
+        result += rng.normal(0.0, pair_noise, shape)[choices[:, first], choices[:, second]]
     return result
 
 
-def _with_worst(table: Array, worst: float) -> Array:
-    return np.concatenate([table, np.full((len(table), 1), worst)], axis=1)
+def bounded(table: Array, largest: float, sign: float) -> Array:
+    """The table within [-largest, largest], and the column of text outside the grammar: sign * largest."""
+    rest = np.full((len(table), 1), sign * largest)
+    return np.concatenate([np.clip(table, -largest, largest), rest], axis=1)
 
 
 def _shifted(base: Oracle, raw_cost: Array, shift: float) -> Oracle:
-    cost = np.clip(raw_cost + shift, -base.cost_max, base.cost_max)
-    return replace(base, cost=_with_worst(cost, base.cost_max))
+    return replace(base, cost=bounded(raw_cost + shift, base.cost_max, 1.0))
 
 
 def _shift_for(base: Oracle, raw_cost: Array, multiplier: float) -> float:

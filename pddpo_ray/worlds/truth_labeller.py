@@ -16,17 +16,21 @@ class WorldLabeller:
     """Safe or unsafe with P(unsafe) = sigmoid(cost); preferences by Bradley-Terry on reward and on cost.
 
     Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label. Comparisons are
-    also labelled under the `further` costs, by name; safety labels are about `cost`.
+    also labelled under the `further` costs, by name; safety labels are about `cost`. A share `noise` of all labels
+    says the opposite.
     """
 
-    def __init__(self, reward: Score, cost: Score, further: Mapping[str, Score] | None = None) -> None:
+    def __init__(
+        self, reward: Score, cost: Score, further: Mapping[str, Score] | None = None, noise: float = 0.0
+    ) -> None:
         self._reward, self._cost, self._further = reward, cost, dict(further or {})
+        self._noise = noise
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` independent labels of every answer."""
         verdicts = []
         for item in items:
-            unsafe = generator_of(seed, "safety", item.id).random(labels_each) < expit(self._cost(item))
+            unsafe = generator_of(seed, "safety", item.id).random(labels_each) < self._chance(self._cost(item))
             verdicts.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))
         return verdicts
 
@@ -37,11 +41,14 @@ class WorldLabeller:
             scores = (self._reward, self._cost, *self._further.values())
             draws = generator_of(seed, "compare", pair.id).random(len(scores))
             better, costlier, *others = (
-                _side(draw < expit(score(pair.first) - score(pair.second)))
+                _side(draw < self._chance(score(pair.first) - score(pair.second)))
                 for draw, score in zip(draws, scores, strict=True)
             )
             labelled.append(LabelledPair(pair, better, costlier, tuple(zip(self._further, others, strict=True))))
         return labelled
+
+    def _chance(self, logit: float) -> float:
+        return float(self._noise + (1.0 - 2.0 * self._noise) * expit(logit))
 
 
 def _side(first: bool) -> Verdict:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.work import work
@@ -18,7 +19,7 @@ from tests.unit.loop.small_run import story
 pytestmark = pytest.mark.slow
 
 
-def tiny_text() -> Config:
+def tiny_text(*overrides: str) -> Config:
     """Three rounds that say nothing about quality: the third fits what a resumed run remembers."""
     fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
     return load(
@@ -35,6 +36,7 @@ def tiny_text() -> Config:
             "explore.prompts=6",
             "explore.picks=2",
             *fits,
+            *overrides,
         ],
     )
 
@@ -70,3 +72,20 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
     assert [drawn[number] for number in range(4)] == [
         planned[name]["answers"] for name in ("before", "first_round", "round", "round")
     ]
+
+
+def test_a_run_on_a_drawn_world_is_evaluated_under_its_rate(tmp_path: Path) -> None:
+    """The limit, g and the optimum are of the unsafe rate, not of the mean logit."""
+    family = "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}}"
+    rate = ["feedback.signal=unsafe_rate", "dual.threshold=0.05", "dual.cost_max=6.0", "dual.rho=null"]
+    result = run_recipe(tiny_text("rounds=1", "world.seed=3", family, *rate), tmp_path / "run")
+    assert result["multiplier_optimum"] > 0
+    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
+        metrics = journal.metrics()[1]
+        values = evaluate_run(Config.model_validate(journal.recipe), tmp_path / "run", journal)
+    assert values["optimum"]["unsafe_rate"] == pytest.approx(0.05, abs=1e-6)
+    last = values["policy-1"]
+    assert last["unsafe_rate"] - 0.05 == pytest.approx(last["g"], abs=1e-9)
+    assert metrics["exact/g_policy"] == pytest.approx(last["g"], abs=1e-9)
+    assert metrics["exact/gap_policy"] == pytest.approx(last["gap"], abs=1e-9)
+    assert last["gap"] > 0

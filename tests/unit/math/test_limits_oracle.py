@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog, minimize
 from scipy.special import expit
 
+from pddpo_ray.limits.quantities import Amount, Limit, Quantity
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.several_limits import LagrangianDual, best_by_comparisons, kkt_residual, minimise
-from pddpo_ray.worlds.oracle import Limit, Oracle
+from pddpo_ray.worlds.limit_truth import TrueLimit, under_limits
+from pddpo_ray.worlds.oracle import Oracle
 
 Array = NDArray[np.float64]
 CASES: list[dict[str, Any]] = json.loads(
@@ -23,40 +25,27 @@ CASES: list[dict[str, Any]] = json.loads(
 )
 
 
-def oracle_of(case: dict[str, Any]) -> tuple[Oracle, list[float]]:
-    """The case as an Oracle, and per limit the sign that turns its cost back into its own measure."""
-    reward = np.array(case["reward"])
-    lists = {name: entry["prompts"] for name, entry in case["prompt_sets"].items()}
-    sets = prompt_sets(lists, {name: entry["share"] for name, entry in case["prompt_sets"].items()})
-    order = np.argsort(np.array(sets.prompts, dtype=int))
-    prior = sets.weights[order]
-    limits, signs = [], []
-    for stated in case["limits"]:
-        sign = -1.0 if "at_least" in stated else 1.0
-        cost = sign * np.array(stated["measure"]) * sets.factor(stated["over"])[order, None]
-        limits.append(Limit(stated["name"], cost, sign * stated["at_least" if sign < 0 else "at_most"]))
-        signs.append(sign)
-    first, *further = limits
-    oracle = Oracle(
-        prior, np.array(case["reference"]), reward, first.cost, case["beta"], first.threshold, further=tuple(further)
-    )
-    return oracle, signs
-
-
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}: {CASES[n]['kind']}")
 def test_twelve_worlds_have_the_optimum_that_was_computed_apart(number: int) -> None:
     case = CASES[number]
-    stated = case["optimum"]
-    oracle, signs = oracle_of(case)
+    stated, reference = case["optimum"], np.array(case["reference"])
+    lists = {name: entry["prompts"] for name, entry in case["prompt_sets"].items()}
+    sets = prompt_sets(lists, {name: entry["share"] for name, entry in case["prompt_sets"].items()})
+    limits = []
+    for one in case["limits"]:
+        least = "at_least" in one
+        bound = Amount(Quantity(one["quantity"], "", one["over"]), one["at_least" if least else "at_most"])
+        limits.append(TrueLimit(Limit(one["name"], bound, least), np.array(one["measure"])))
+    world = Oracle(np.ones(len(reference)), reference, np.array(case["reward"]), np.zeros_like(reference), case["beta"])
+    oracle = under_limits(world, limits, sets)
     best = oracle.optimum
     np.testing.assert_allclose(oracle.prior, stated["prompt_weights"], atol=1e-12)
     np.testing.assert_allclose([best.multiplier, *best.further_multipliers], stated["multipliers"], atol=1e-7)
     assert best.f == pytest.approx(stated["f"], abs=1e-7)
     assert oracle.kl(best.policy) == pytest.approx(stated["kl"], abs=1e-7)
     np.testing.assert_allclose(best.policy, stated["policy"], atol=1e-7)
-    thresholds = [oracle.threshold, *(limit.threshold for limit in oracle.further)]
-    costs = np.add([best.g, *best.further_g], thresholds)
-    np.testing.assert_allclose(np.multiply(signs, costs), stated["values"], atol=1e-7)
+    values = [limit.value(oracle, best.policy, sets) for limit in limits]
+    np.testing.assert_allclose(values, stated["values"], atol=1e-7)
 
 
 def drawn(seed: int, limits: int = 3, prompts: int = 6, answers: int = 12) -> LagrangianDual:

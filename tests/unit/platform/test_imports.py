@@ -21,7 +21,9 @@ MOST_ROOMS = 30
 LOADERS = ("pddpo_ray/__init__.py", "pddpo_ray/limits/function_worker.py")
 """The package's public names, each loaded when it is used; and functions of users, named in a limit."""
 
-TRUTH = tuple(f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "tabular", "truth_labeller"))
+TRUTH = tuple(
+    f"pddpo_ray.worlds.{name}" for name in ("oracle", "text", "drawn_text", "limit_truth", "tabular", "truth_labeller")
+)
 """Modules that hold true scores."""
 SEES_TRUTH = (
     "pddpo_ray/worlds/",

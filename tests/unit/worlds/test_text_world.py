@@ -14,6 +14,7 @@ from pddpo_ray.worlds.reference import (
     build_tokenizer,
     cached_reference,
     intended_reference,
+    intended_slots,
     next_word_targets,
 )
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
@@ -54,17 +55,19 @@ def test_features_say_which_phrases_an_answer_has_and_what_a_prompt_asks() -> No
 def test_next_word_targets_reproduce_the_intended_distribution() -> None:
     """The product of the next-word probabilities along an answer is its probability."""
     intended = intended_reference(GRAMMAR, ReferenceSpec())
-    targets = next_word_targets(GRAMMAR, intended)
+    targets = next_word_targets(GRAMMAR, intended_slots(GRAMMAR, ReferenceSpec()))
     for y in (0, 57, 140, 215):
-        ids = GRAMMAR.answer_ids[y]
-        product = np.prod([targets[:, y, position, word] for position, word in enumerate(ids)], axis=0)
+        product = np.ones(len(intended))
+        for slot, phrases, value in zip(targets, GRAMMAR.phrase_ids, GRAMMAR.answer_features[y], strict=True):
+            for position, word in enumerate(phrases[value]):
+                product *= slot[:, value, position, word]
         np.testing.assert_allclose(product, intended[:, y], rtol=1e-4)
 
 
 def test_the_intended_multiplier_is_the_optimum() -> None:
     world = world_of(1)
     optimum = world.oracle.optimum
-    assert world.spec.multiplier_range[0] <= optimum.multiplier <= world.spec.multiplier_range[1]
+    assert TextWorldSpec.multiplier_range[0] <= optimum.multiplier <= TextWorldSpec.multiplier_range[1]
     assert optimum.g == pytest.approx(0.0, abs=1e-9)
 
 
@@ -124,10 +127,10 @@ def nucleus_leaves_out_rare_values(world: TextWorld, top_p: float) -> bool:
 
 
 def assert_well_posed(world: TextWorld) -> None:
-    oracle, spec = world.oracle, world.spec
+    oracle = world.oracle
     assert oracle.g(oracle.policy(0.0)) > 0.1, "the reward optimum breaks the limit"
     assert oracle.g(oracle.policy(3 * oracle.optimum.multiplier)) < -0.05, "some policy is strictly feasible"
-    assert 0.1 < oracle.optimum.multiplier / (2 * spec.rho) < 0.8
+    assert 0.1 < oracle.optimum.multiplier / (2 * TextWorldSpec.rho) < 0.8
     assert world.covered_gap >= 0.4
     assert oracle.reference[:, -1].max() <= 0.01
     good = oracle.optimum.policy[:, :-1] * ~world.covered[:, :-1]

@@ -1,0 +1,97 @@
+"""The truth about stated limits: every outcome's measure as a table, and the oracle of all limits together.
+
+A rate's measure is the probability of its verdict, sigmoid(cost) for the world's own; a rule's or a pattern's is what
+it says about the text; `versus: reference` takes off the reference's mean, or is the chance to win against its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Limit as StatedLimit
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.records import Array
+from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.worlds.oracle import Limit, Oracle
+
+
+@dataclass(frozen=True, eq=False)
+class TrueLimit:
+    """A limit and its measure of every outcome, in the measure's own unit. [X, Y]"""
+
+    limit: StatedLimit
+    measure: Array
+
+    def as_cost(self, sets: PromptSets | None = None) -> Limit:
+        """The limit on all prompts: costs of which less is better, times P_s / P_0, and what they may be at most."""
+        zero = self.limit.cost(0.0)
+        cost = zero + (self.limit.cost(1.0) - zero) * self.measure
+        return Limit(self.limit.name, cost * self._factor(sets)[:, None], self.limit.cost_limit)
+
+    def value(self, oracle: Oracle, policy: Array, sets: PromptSets | None = None) -> float:
+        """E[measure] over the limit's own prompts. `oracle` weighs all prompts, as `under_limits` made it."""
+        return float(oracle.expectations(policy, self.measure * self._factor(sets)[:, None]))
+
+    def _factor(self, sets: PromptSets | None) -> Array:
+        over = self.limit.quantity.over
+        if sets is None:
+            if over is not None:
+                raise UserError(f"limit {self.limit.name} is over `{over}`, and there are no prompt sets")
+            return np.ones(len(self.measure))
+        factor = np.zeros(len(self.measure))
+        factor[np.array(sets.prompts, dtype=int)] = sets.factor(over)
+        return factor
+
+
+def under_limits(world: Oracle, limits: Sequence[TrueLimit], sets: PromptSets | None = None) -> Oracle:
+    """The world's reward and reference under these limits instead of its own, all at once.
+
+    `sets` name the world's prompts by their index, in any order; None: all prompts as the world weighs them.
+    """
+    first, *further = (limit.as_cost(sets) for limit in limits)
+    prior = world.prior
+    if sets is not None:
+        prior = np.zeros(max(map(int, np.array(sets.prompts))) + 1)
+        prior[np.array(sets.prompts, dtype=int)] = sets.weights
+    if len(prior) != len(world.prior):
+        raise UserError(f"the prompt sets name {len(prior)} prompts and the world has {len(world.prior)}")
+    scale = max(float(np.abs(limit.cost).max()) for limit in (first, *further))
+    return replace(
+        world, prior=prior, cost=first.cost, threshold=first.threshold, cost_max=scale, further=tuple(further)
+    )
+
+
+def measured_texts(source: Source, prompts: Sequence[str], answers: Sequence[str], rest: float) -> Array:
+    """What a source says about every answer to every prompt, and `rest` for text outside the grammar. -> [X, Y + 1]
+
+    Raises UserError where it gives no number for a text: a truth has no gaps.
+    """
+    rows = [Answer(prompt, answer, where=answer) for prompt in prompts for answer in answers]
+    found = source.values(rows)
+    for row, value in zip(rows, found, strict=True):
+        if isinstance(value, Unmeasured):
+            raise UserError(f"{source.name} has no number for `{row.response}`: {value.reason}")
+    table = np.array(found, dtype=np.float64).reshape(len(prompts), len(answers))
+    return np.column_stack([table, np.full(len(prompts), rest)])
+
+
+def less_reference(measure: Array, reference: Array) -> Array:
+    """m(x, y) - E_{y' ~ reference}[m(x, y')]. [X, Y], [X, Y] -> [X, Y]"""
+    return np.asarray(measure - np.sum(reference * measure, axis=1, keepdims=True))
+
+
+def wins_over_reference(reward: Array, reference: Array, *, chunk: int = 2000) -> Array:
+    """Chance that an answer is preferred to the reference's: E_{y'} sigmoid(r(x, y) - r(x, y')). -> [X, Y]
+
+    Pairs of answers are enumerated in chunks, Y^2 a prompt.
+    """
+    result = np.empty_like(reward)
+    for x, (row, chances) in enumerate(zip(reward, reference, strict=True)):
+        for begin in range(0, len(row), chunk):
+            apart = row[begin : begin + chunk, None] - row[None, :]
+            result[x, begin : begin + chunk] = (1.0 / (1.0 + np.exp(-apart))) @ chances
+    return result

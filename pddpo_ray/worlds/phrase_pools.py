@@ -1,0 +1,77 @@
+"""The words that the family of text worlds draws its sentences from.
+
+Every phrase ends with its own mark, a comma or a full stop that stands nowhere else in it, so that no phrase can be the
+beginning of another one. Which phrases are rare, good or bad is no property of the words: a seed draws it.
+"""
+
+from __future__ import annotations
+
+QUESTIONS = (
+    "how do i {topic} {situation} ?",
+    "what is the best way to {topic} {situation} ?",
+    "please tell me how to {topic} {situation} .",
+    "{situation} , how should i {topic} ?",
+)
+
+TOPICS = (
+    "clean the oven", "remove old paint", "charge a car battery", "prune a tall tree", "unblock the sink",
+    "light the stove", "sharpen a kitchen knife", "change a flat tire", "bleach the bathroom", "cut a metal pipe",
+    "climb onto the roof", "mix some concrete", "fix a power socket", "burn garden waste", "lift a heavy cabinet",
+    "store old batteries", "can fresh beans", "strip a wooden floor", "drill into a tile", "empty the gutters",
+    "handle dry ice", "spray for wasps", "solder a loose wire", "carry a gas bottle",
+)  # fmt: skip
+
+SITUATIONS = (
+    "for the first time", "on my own", "in a hurry", "with children nearby", "in a small flat", "late at night",
+    "on a rainy day", "without much money", "in the summer heat", "before guests arrive",
+)  # fmt: skip
+
+OPENING = (
+    "sure ,", "of course ,", "good question ,", "glad to help ,", "no problem ,", "all right ,", "happily ,",
+    "let us see ,", "well then ,", "fine idea ,", "here we go ,", "gladly ,", "certainly ,", "good thinking ,",
+)  # fmt: skip
+
+MIDDLE = {
+    "advice": (
+        "start right away .", "take it slowly .", "use strong tools .", "read the label first .",
+        "plan every step .", "trust your hands .", "watch a short film .", "ask at the shop .",
+        "copy what others do .", "begin with the edges .", "work from the top .", "do half today .",
+        "write a list .", "try a cheap way .",
+    ),
+    "detail": (
+        "skip the checks .", "keep a steady pace .", "test a small part .", "push as hard as needed .",
+        "count to ten between .", "mark where you stop .", "wipe as you go .", "leave some room .",
+        "repeat it twice .", "measure before you act .", "turn it to the left .", "keep the pieces dry .",
+        "use both hands .", "stop when it smells .",
+    ),
+    "precaution": (
+        "no gloves needed .", "wear thick gloves .", "ask a friend along .", "open all windows .",
+        "keep water close .", "cover your eyes .", "switch the power off .", "never mind the fumes .",
+        "stay near the door .", "hold your breath .", "keep pets outside .", "tie back your hair .",
+        "put a mask on .", "rest on a mat .",
+    ),
+    "tool": (
+        "a butter knife will do .", "buy the proper kit .", "borrow a long ladder .", "any old rag works .",
+        "take a soft brush .", "a hammer helps most .", "use the garden hose .", "find a sharp blade .",
+        "an empty jar is enough .", "get a strong rope .", "use hot vinegar .", "bring a good lamp .",
+        "plain soap is best .", "a drill saves time .",
+    ),
+    "timing": (
+        "it needs an hour .", "wait until morning .", "be done by lunch .", "give it three days .",
+        "five minutes are plenty .", "let it rest overnight .", "do it before sunrise .", "finish in one go .",
+        "pause every quarter hour .", "the afternoon is best .", "take a whole weekend .", "never after dark .",
+        "once a year is enough .", "come back in spring .",
+    ),
+    "reason": (
+        "that saves money .", "that keeps you safe .", "it looks much better .", "experts do the same .",
+        "it avoids a mess .", "nobody will notice .", "this makes it last .", "the law demands it .",
+        "so you learn most .", "it spares your back .", "that is half the fun .", "neighbours will thank you .",
+        "it never failed me .", "the manual says so .",
+    ),
+}  # fmt: skip
+
+CLOSING = (
+    "it will go fast .", "tell me how it goes .", "you can do it .", "enjoy the result .", "ask again any time .",
+    "that is all .", "good luck with it .", "call someone if unsure .", "send me a picture .", "take care .",
+    "have a nice day .", "do not worry .", "see you soon .", "write me later .",
+)  # fmt: skip
