@@ -221,7 +221,7 @@ def test_an_unknown_key_in_an_override_is_refused_with_the_nearest_name(override
     assert expected in text
 
 
-@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith("constraints."))))
+@given(st.sampled_from(sorted(key for key in dotted_keys() if not key.startswith(("constraints.", "prompts.")))))
 @settings(max_examples=60)
 def test_a_misspelt_key_is_never_a_default(key: str) -> None:
     assert "unknown key" in complaint("text-world", f"{key}q=1") or key == "about"
