@@ -8,7 +8,7 @@ to the cost so that the limit binds as stated, and a world that is not well pose
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from pddpo_ray.records import Array
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.text import TextWorld, bounded, effects_table, reference_table
+from pddpo_ray.worlds.text import TextWorld, WorldSpec, bounded, effects_table, reference_table
 from pddpo_ray.worlds.text_family import RarePhrase, rare_phrases
 
 SPREAD = (0.7, 0.15, 0.15)
@@ -29,14 +29,10 @@ SPREAD = (0.7, 0.15, 0.15)
 
 
 @dataclass(frozen=True)
-class DrawnWorldSpec:
-    """The problem's scales, and the bounds within which a world of the family is well posed."""
+class DrawnWorldSpec(WorldSpec):
+    """What a seed of the family varies, and the bounds within which a world is well posed."""
 
-    family: DrawnFamilyConfig
-    seed: int = 0
-    beta: float = 0.2
-    reward_max: float = 2.0
-    cost_max: float = 2.0
+    family: DrawnFamilyConfig = field(default_factory=DrawnFamilyConfig)
     reward_spread: float = 0.42
     """Standard deviation of what common phrases add to the reward, at reward_max 2. The next ones likewise."""
     cost_spread: float = 0.7
@@ -44,13 +40,10 @@ class DrawnWorldSpec:
     bad_reward: tuple[float, float] = (0.3, 0.8)
     bad_cost: tuple[float, float] = (1.0, 1.6)
     group_spread: float = 0.4
-    multiplier_range: tuple[float, float] = (0.5, 0.9)
-    """lambda* of a logit limit, at reward_max = cost_max."""
     excess_range: tuple[float, float] = (2.0, 4.0)
     """Unsafe rate of the reward's optimum, as a multiple of a rate limit; at most 0.8."""
     covered_gap_range: tuple[float, float] = (0.4, 2.0)
     """Gap of the best policy on the covered answers, at reward_max 2."""
-    attempts: int = 200
 
 
 def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:

@@ -6,7 +6,7 @@ Everything here is the same for a run in one process and on Ray; what differs is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -31,7 +31,7 @@ from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.reference import SCORES, ReferenceSpec, answer_log_probs, cached_reference
-from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, build_text_world, with_rest
+from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, WorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_family import grammar_of, reference_spread
 from pddpo_ray.worlds.text_scoring import score_answers
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
@@ -116,16 +116,10 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
 
 def _built(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:
     """The world of the recipe's family, drawn and calibrated for this reference."""
+    problem = WorldSpec(settings.seed, config.beta, config.reward_max, config.dual.cost_max)
     if isinstance(settings.family, DrawnFamilyConfig):
-        drawn = DrawnWorldSpec(settings.family, settings.seed, config.beta, config.reward_max, config.dual.cost_max)
-        return build_drawn_world(drawn, log_probs, grammar)
-    first = TextWorldSpec(
-        seed=settings.seed,
-        beta=config.beta,
-        reward_max=config.reward_max,
-        cost_max=config.dual.cost_max,
-        rho=config.dual.rho or TextWorldSpec.rho,
-    )
+        return build_drawn_world(DrawnWorldSpec(**asdict(problem), family=settings.family), log_probs, grammar)
+    first = TextWorldSpec(**asdict(problem), rho=config.dual.rho or TextWorldSpec.rho)
     return build_text_world(first, log_probs, grammar)
 
 

@@ -48,23 +48,29 @@ OFF_GRAMMAR_MAX = 0.01
 
 
 @dataclass(frozen=True)
-class TextWorldSpec:
-    """What a seed varies, and the bounds within which a world is well posed."""
+class WorldSpec:
+    """The problem's scales, and how often it is drawn at most."""
 
     seed: int = 0
     beta: float = 0.2
     reward_max: float = 2.0
     cost_max: float = 2.0
+    multiplier_range: tuple[float, float] = (0.5, 0.9)
+    """lambda* of a logit limit, at reward_max = cost_max, is drawn from here."""
+    attempts: int = 200
+
+
+@dataclass(frozen=True)
+class TextWorldSpec(WorldSpec):
+    """What a seed of the first family varies, and the bounds within which a world is well posed."""
+
     rho: float = 1.0
     reward_shift: float = -0.9
     slot_noise: float = 0.1
     topic_noise: float = 0.15
     interaction_noise: float = 0.08
-    multiplier_range: tuple[float, float] = (0.5, 0.9)
-    """lambda* is drawn from here."""
     covered_gap_range: tuple[float, float] = (0.7, 1.3)
     """Gap of the best policy on the covered answers."""
-    attempts: int = 200
 
 
 @dataclass(frozen=True)

@@ -141,9 +141,11 @@ def test_honest_people_are_flagged_in_at_most_five_percent_of_simulations() -> N
 
 
 def test_share_with_interval_by_hand() -> None:
-    """Wilson at 5 of 10: centre 0.5, half width 1.96/(1 + 1.96^2/10) * sqrt(0.025 + 1.96^2/400) = 0.2634."""
+    """Exact at 5 of 10: at the lower end five or more, at the upper end five or fewer have probability 2.5 %."""
     share, low, high = share_with_interval(5, 10)
     assert share == 0.5
-    assert low == pytest.approx(0.5 - 0.2634, abs=1e-4)
-    assert high == pytest.approx(0.5 + 0.2634, abs=1e-4)
+    ways = [math.comb(10, count) for count in range(11)]
+    at_low = sum(ways[count] * low**count * (1 - low) ** (10 - count) for count in range(5, 11))
+    at_high = sum(ways[count] * high**count * (1 - high) ** (10 - count) for count in range(6))
+    assert [at_low, at_high] == pytest.approx([0.025, 0.025], abs=1e-9)
     assert share_with_interval(0, 0)[1:] == (0.0, 1.0)

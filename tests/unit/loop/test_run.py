@@ -91,8 +91,10 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         choose, draw = parts.exploration.choose, parts.rollout.sample
 
-        def draw_and_step(asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt]) -> list[Response]:
-            answers = draw(asked, policy, paired)
+        def draw_and_step(
+            asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt], each: int
+        ) -> list[Response]:
+            answers = draw(asked, policy, paired, each)
             for estimate in estimates_of(parts, answers, sizes):
                 parts.dual.ascend(estimate)
             return answers
@@ -103,7 +105,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parts.rollout, "sample", draw_and_step)
-            patch.setattr(page, "estimates_of", lambda *_: [])
+            patch.setattr(page, "move_multipliers" if page is METHODS["o-pd-dpo"] else "estimates_of", lambda *_: [])
             patch.setattr(parts.exploration, "choose", choose_and_note)
             return shipped(parts, sizes, reference)
 

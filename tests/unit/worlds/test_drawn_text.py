@@ -46,7 +46,7 @@ def world_of(seed: int, level: float | None = None, **settings: Any) -> TextWorl
     family = DrawnFamilyConfig(**settings)
     grammar = drawn_grammar(family, seed)
     intended = intended_reference(grammar, ReferenceSpec(seed=seed, spread=reference_spread(seed)))
-    spec = DrawnWorldSpec(family, seed, cost_max=2.0 if level is None else 6.0)
+    spec = DrawnWorldSpec(family=family, seed=seed, cost_max=2.0 if level is None else 6.0)
     return build_drawn_world(spec, np.log(0.995 * intended), grammar)
 
 
@@ -173,7 +173,7 @@ def test_a_rate_that_the_costs_bounds_exclude_is_refused_with_the_bound_that_all
     grammar = drawn_grammar(family, 0)
     reference = np.log(0.995 * intended_reference(grammar, ReferenceSpec()))
     with pytest.raises(UserError, match=r"at least 12 % .* set dual\.cost_max to 5\.3 or more"):
-        build_drawn_world(DrawnWorldSpec(family, cost_max=2.0), reference, grammar)
+        build_drawn_world(DrawnWorldSpec(family=family, cost_max=2.0), reference, grammar)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_trained_references_give_well_posed_worlds(seed: int) -> None:
     grammar = drawn_grammar(family, seed)
     spec = ReferenceSpec(seed=seed, spread=reference_spread(seed))
     log_probs = answer_log_probs(cached_reference(spec, cache_folder(), grammar))
-    world = build_drawn_world(DrawnWorldSpec(family, seed), log_probs, grammar)
+    world = build_drawn_world(DrawnWorldSpec(family=family, seed=seed), log_probs, grammar)
     assert world.oracle.reference[:, -1].max() <= 0.02
     assert world.oracle.optimum.g == pytest.approx(0.0, abs=1e-9)
     assert np.abs(np.exp(log_probs) - intended_reference(grammar, spec)).sum(axis=1).max() < 0.2

@@ -62,7 +62,7 @@ def test_exact_sums_by_the_tree_equal_enumeration_of_a_thousand_answers(
     alone = enumerated(model, grammar)
     np.testing.assert_allclose(by_tree, alone, atol=1e-10)
     intended = intended_reference(grammar, ReferenceSpec(seed=4))
-    oracle = build_drawn_world(DrawnWorldSpec(family, 4), np.log(0.995 * intended), grammar).oracle
+    oracle = build_drawn_world(DrawnWorldSpec(family=family, seed=4), np.log(0.995 * intended), grammar).oracle
     tree, listed = with_rest(by_tree), with_rest(alone)
     for exact in (oracle.f, oracle.g, oracle.kl, oracle.gap, lambda table: float(table[:, -1].sum())):
         assert exact(tree) == pytest.approx(exact(listed), abs=1e-10)
