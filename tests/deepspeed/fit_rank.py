@@ -16,6 +16,7 @@ from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
@@ -73,6 +74,10 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     again = trainer.execute(reward)
     longer = trainer.execute(replace(reward, settings=settings.model_copy(update={"steps": 12})))
     gentle, resumed = masters_of(trainer, reward)
+    if not name.startswith("lora-"):
+        gradient = gradient_of(trainer)
+        if shard.rank == 0:
+            np.save(folder / f"gradient-{name}-{shard.ranks}.npy", gradient)
     answers = [Response(r.id, Prompt("p", r.prompt, ""), r.chosen, "", 0, 0) for r in rows(8)]
     return {
         "losses": [run.metrics["fit/loss"] for run in (first, longer, second)],
@@ -101,6 +106,28 @@ def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
     trainer._load(version)
     again = trainer.engine.weights()
     return moved / sum(before[name].numel() for name in inside), all(torch.equal(made[n], again[n]) for n in made)
+
+
+def gradient_of(trainer: LocalTrainer) -> np.ndarray:
+    """Gradient of the chosen answers' mean log-probability, at the reference; ranks take turns. -> [parameters]
+
+    Read from the optimiser: after its first step AdamW's mean is (1 - beta) times the gradient.
+    """
+    engine = trainer.engine
+    trainer._load(trainer.reference)
+    engine.begin(FitSettings(steps=1, max_grad_norm=1e9))
+    texts = [(row.prompt, row.chosen) for row in rows()]
+    own = texts[engine.shard.rank :: engine.shard.ranks]
+    engine.backward(engine.scorer.log_probs(own)[0].sum() / len(texts))
+    engine.update(0.0)
+    if isinstance(engine, TorchEngine):
+        assert engine._optimizer is not None
+        means = [engine._optimizer.state[parameter]["exp_avg"] for parameter in engine._trainable]
+    else:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        means = [safe_get_full_optimizer_state(p, "exp_avg") for p in engine.scorer.model.parameters()]
+    return np.concatenate([mean.float().reshape(-1).numpy() for mean in means]) / (1 - ADAM_BETAS[0])
 
 
 def main(names: str, output: Path, folder: Path) -> None:

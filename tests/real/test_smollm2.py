@@ -1,4 +1,5 @@
-"""SmolLM2 the whole way (`make real`): three rounds with vLLM, killed in the second, resumed, exported, served."""
+"""SmolLM2 the whole way (`make real`): three rounds with vLLM, killed in the second, resumed, exported, served; a round
+at a policy temperature, and one in bfloat16."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from typing import Any
 import openai
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
-from pddpo_ray.storage.whole_files import JOURNAL
+from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL, WEIGHTS
 from tests.served_process import served
 from tests.smollm2_run import (
     LORA,
@@ -90,3 +92,38 @@ def test_a_real_model_goes_the_whole_way(tmp_path: Path, parameters: str) -> Non
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == begin
     assert reply.choices[0].message.content == tokenizer.decode(greedy[0, begin:], skip_special_tokens=True)
+
+
+def test_a_policy_at_a_temperature_is_the_same_in_trainer_engine_and_export(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    reference, run, out = smollm2(), tmp_path / "run", tmp_path / "exported"
+    arguments = recipe(tmp_path, reference, "rounds=1", LORA, "policy.temperature=0.7")
+    done(pddpo("train", *arguments, "--run", str(run)))
+    assert_verified(run, 1)
+    done(pddpo("export", str(run), "--round", "1", "--to", str(out)))
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    assert model.generation_config.temperature == 0.7
+    assert_same_log_probs(model, answers_of(run, 1), temperature=0.7)
+
+
+BF16 = "model.dtype=bfloat16"
+BF16_CANARIES = 0.1
+"""Nats per token between trainer and engine in bfloat16, whose kernels round to 8 bits in another order each."""
+
+
+def test_a_round_in_bfloat16_moves_the_weights_and_keeps_their_masters(tmp_path: Path) -> None:
+    reference, run = smollm2(), tmp_path / "run"
+    arguments = recipe(tmp_path, reference, "rounds=1", FULL, BF16)
+    # the engine that everybody has: vLLM's own way in bfloat16 is the same as in float32
+    engine = "rollout={engine: transformers, max_tokens: 12, candidates: 3, canaries: 2}"
+    done(pddpo("train", *arguments, engine, f"rollout.canary_tolerance={BF16_CANARIES}", "--run", str(run)))
+    assert_verified(run, 1, BF16_CANARIES)
+    with read_journal(run / JOURNAL) as journal:
+        found, (policy,) = journal.metrics()[1], journal.policies
+    for fit in ("reward", "cost"):
+        assert 0.05 < found[f"fit/{fit}_moved"] <= 1.0, "less is what a run warns of"
+    folder = run / ARTIFACTS / policy.path
+    masters, published = load_file(folder / "masters" / WEIGHTS), load_file(folder / WEIGHTS)
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    assert all(torch.equal(masters[name].bfloat16(), weight) for name, weight in published.items())
+    assert any(not torch.equal(masters[name], weight.float()) for name, weight in published.items())
