@@ -59,6 +59,11 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     store = ArtifactStore(folder / "store")
     reference = store_reference(store, folder / "reference")
     trainer = trainer_of(name, store, reference, shard)
+    if not name.startswith("lora-"):
+        # before the fits: DeepSpeed's view of an optimiser's state is that of the first one
+        gradient = gradient_of(trainer)
+        if shard.rank == 0:
+            np.save(folder / f"gradient-{name}-{shard.ranks}.npy", gradient)
     # 10 pairs a batch over 24 rows: shares are unequal, and micro-batches of 2 leave a remainder.
     settings = FitSettings(
         steps=6, learning_rate=5e-4, batch_pairs=10, micro_pairs=2, support=SupportConfig(floor=1e-4)
@@ -74,10 +79,6 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
     again = trainer.execute(reward)
     longer = trainer.execute(replace(reward, settings=settings.model_copy(update={"steps": 12})))
     gentle, resumed = masters_of(trainer, reward)
-    if not name.startswith("lora-"):
-        gradient = gradient_of(trainer)
-        if shard.rank == 0:
-            np.save(folder / f"gradient-{name}-{shard.ranks}.npy", gradient)
     answers = [Response(r.id, Prompt("p", r.prompt, ""), r.chosen, "", 0, 0) for r in rows(8)]
     return {
         "losses": [run.metrics["fit/loss"] for run in (first, longer, second)],
