@@ -19,14 +19,17 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 ADMIN_TOKEN = "annotation-admin-token"
 """File in the run folder, readable by its owner alone."""
 
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+BehindProxy = Annotated[
+    bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
+]
+
 
 def annotate(
     run: Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8790,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
-    ] = False,
+    behind_proxy: BehindProxy = False,
     add: Annotated[str | None, typer.Option(help="Make an account, print its token and end.", metavar="HANDLE")] = None,
     role: Annotated[
         str, typer.Option(help="Role of the new account: annotator, lead, admin or service.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.annotate import refuse_open_network
+from pddpo_ray.cli.annotate import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
@@ -24,11 +24,9 @@ OWNERS_LIMITS = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0
 
 def serve(
     run: Annotated[Path, typer.Argument(help="Run folder; the run may still be going on.", metavar="RUN")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8800,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
-    ] = False,
+    behind_proxy: BehindProxy = False,
     weights: Annotated[
         str, typer.Option(help="merged, adapters, or auto: adapters for a LoRA run on a GPU, else merged.")
     ] = "auto",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pddpo_ray.cli.annotate import refuse_open_network
+from pddpo_ray.cli.annotate import BehindProxy, Host, refuse_open_network
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
@@ -75,11 +75,9 @@ def serve(
     name: World = "text",
     seed: Seed = None,
     label_seed: Annotated[int, typer.Option(min=0, help="Seed of the labels.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8810,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front speaks https: needed for other hosts than this.")
-    ] = False,
+    behind_proxy: BehindProxy = False,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that callers show; made where it is missing.")
     ] = None,
