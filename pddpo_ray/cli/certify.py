@@ -28,7 +28,9 @@ def certify(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Another limit than the recipe's.", metavar="NAME=VALUE")
     ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Draws for this policy, in all.")] = 2000,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Draws for this policy, in all; without it, certificate.draws.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
@@ -37,7 +39,7 @@ def certify(
     from pddpo_ray.loop.certifying import certify as ask
 
     found = find_run(run, None)
-    entry = ask(found.config, found.folder, policy, _limits(limit or []), budget)
+    entry = ask(found.config, found.folder, policy, _limits(limit or []), budget or found.config.certificate.draws)
     written = write_certificate(found.folder, certificate_of(found.config, found.folder, entry))
     _show(written, sentences(written), as_json=as_json)
     raise typer.Exit(EXIT[entry.state])

@@ -4,6 +4,7 @@ Defaults here are the values of the mathematics; recipes change what their world
 imported, so that `--help` stays instant. A value that follows from others is a property, not a setting.
 """
 
+from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import RayCluster
 from pddpo_ray.config.dual import (
     AnytimeRule,
@@ -61,6 +62,7 @@ __all__ = [
     "AnytimeRule",
     "AskedPeople",
     "BudgetRefit",
+    "CertificateConfig",
     "Config",
     "ConstraintConfig",
     "DeterminantRefit",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule, NewtonRule
 from pddpo_ray.config.explore import ExploreConfig
@@ -111,6 +112,7 @@ class Config(Strict):
     method: MethodConfig = MethodConfig()
     scorers: ScorerTrainingConfig = ScorerTrainingConfig()
     ppo: PpoConfig = PpoConfig()
+    certificate: CertificateConfig = CertificateConfig()
     cluster: Cluster = InProcess()
     journal: str | None = None
     """Database URL; null: `journal.sqlite` in the run folder."""
@@ -189,6 +191,20 @@ class Config(Strict):
         return {name: self.dual.threshold if given is None else given for name, given in limits.items()}
 
     @property
+    def deltas(self) -> dict[str, float]:
+        """1 - confidence of every limit, by name: the probability of a false certificate that its candidates share."""
+        if self.limits:
+            return {one.limit.name: round(1.0 - one.limit.confidence, 12) for one in self.stated}
+        return dict.fromkeys(self.thresholds, round(1.0 - self.certificate.confidence, 12))
+
+    @property
+    def certifies_at_end(self) -> bool:
+        """Whether the run tests its policies by itself when its rounds are done."""
+        if self.certificate.certify is None:
+            return isinstance(self.feedback, WorldFeedback)
+        return self.certificate.certify == "end"
+
+    @property
     def skip_below(self) -> float:
         """Multiplier at or below which the cost fit is skipped."""
         return SKIP_SHARE * self.beta if self.dual.skip_below is None else self.dual.skip_below
@@ -205,9 +221,13 @@ class Config(Strict):
         for key in ("prompts", "limits"):
             if not tree[key]:
                 del tree[key]
+        # Runs from before these sections are runs with their defaults.
         if self.policy == PolicyConfig():
-            # Runs from before these sections are runs with their defaults.
             del tree["policy"]
+        for key in ("certify", "candidates", "draws"):
+            del tree["certificate"][key]
+        if tree["certificate"] == CertificateConfig().model_dump(exclude={"certify", "candidates", "draws"}):
+            del tree["certificate"]
         tree["world"].pop("cache", None)
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
@@ -247,6 +267,7 @@ class Config(Strict):
         self._rule_fits_the_method()
         self._constraints_fit()
         self._limits_fit()
+        self._certificate_fits()
         if self.model.compile and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
@@ -360,6 +381,15 @@ class Config(Strict):
                 raise ValueError(f"{one.where}: a table holds rate, mean and logit, not kl, versus or audited_by")
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
+
+    def _certificate_fits(self) -> None:
+        if self.certificate.scope == "population" and not isinstance(self.world, NoWorldConfig):
+            raise ValueError(
+                "certificate.scope=population is about new prompts; a world's prompts are all there are: use set"
+            )
+        late = [first for first in self.certificate.tails if first > self.rounds]
+        if late:
+            raise ValueError(f"certificate.tails: round {late[0]} is after the last, {self.rounds}")
 
     def _one_process(self) -> None:
         only = (

@@ -30,14 +30,9 @@ from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.levels import Allocation, place_after
 from pddpo_ray.theory.measured_draws import logit_limit
 from pddpo_ray.theory.seeds import generator
-
-BATCH_DRAWS = 64
-"""Draws that are asked for together; a budget ends after the batch that reaches it."""
-DELTA = 0.05
-"""1 - confidence of a run's certificates, for each limit."""
 
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
@@ -52,7 +47,8 @@ def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, flo
         config.journal or run_dir / JOURNAL, run_id, create=config.model_dump(mode="json"), fixed=shared
     ) as journal:
         versions = _versions(journal, policy)
-        wanted = tested_limits(config, {**config.thresholds, **limits}, len(read_ledger(journal)) + 1)
+        place = place_after(entry.state == "certified" for entry in read_ledger(journal))
+        wanted = tested_limits(config, {**config.thresholds, **limits}, place)
         entry = _same(read_ledger(journal), versions, wanted)
         if entry is None or (entry.state == "undecided" and len(entry.draws) < budget):
             candidate = entry.candidate if entry else _candidate(journal, config, policy, versions, wanted)
@@ -61,16 +57,24 @@ def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, flo
         return entry
 
 
-def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> tuple[TestedLimit, ...]:
-    """The limits of candidate `number`, each at its own level. Raises UserError where no number of draws suffices."""
+def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tuple[TestedLimit, ...]:
+    """The limits of a candidate, each at the level of this place. Raises UserError where no draws suffice."""
     unknown = [name for name in limits if name not in config.thresholds]
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
     labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
-    level = Allocation().level(DELTA, number)
-    tested = tuple(TestedLimit(name, limit, level, DELTA, signal, labels, cost_max) for name, limit in limits.items())
+    levels = {name: level_of(config, name, place) for name in limits}
+    if not all(levels.values()):
+        raise UserError(
+            f"certificate.shares are used up: {place - 1} candidates of this run were not certified, so a further one"
+            " cannot be"
+        )
+    tested = tuple(
+        TestedLimit(name, limit, levels[name], config.deltas[name], signal, labels, cost_max)
+        for name, limit in limits.items()
+    )
     for one in tested:
         possible = (
             0 < one.limit < 1 if signal == "unsafe_rate" else logit_limit(one.limit, labels, cost_max) is not None
@@ -82,6 +86,13 @@ def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> t
                 f" {one.bias:.2f}"
             )
     return tested
+
+
+def level_of(config: Config, name: str, place: int) -> float:
+    """alpha of a limit for the candidate in this place: its part of what the mixture's test leaves of delta."""
+    given = config.certificate
+    shares = None if given.shares is None else tuple(given.shares)
+    return Allocation(shares).level(config.deltas[name] * (1.0 - given.mixture), place)
 
 
 def siblings(config: Config, run_dir: Path) -> list[str]:
@@ -182,10 +193,11 @@ class _Asking:
     def batch(self, number: int) -> None:
         """A prompt, one of the policies, an answer and its labels for each of the batch's draws."""
         draws = generator(self._config.seed, "certificate", self._candidate.number, number)
+        size = self._config.certificate.batch
         prompts, prior = self._backends.prompts, self._backends.prior
         chances = None if prior is None else np.asarray(prior) / np.sum(prior)
-        asked = [prompts[index] for index in draws.choice(len(prompts), BATCH_DRAWS, p=chances)]
-        answers = self._answers(asked, draws.choice(len(self._versions), BATCH_DRAWS).tolist(), number)
+        asked = [prompts[index] for index in draws.choice(len(prompts), size, p=chances)]
+        answers = self._answers(asked, draws.choice(len(self._versions), size).tolist(), number)
         shares = {
             limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.name, number)
             for limit in self._candidate.limits
@@ -216,6 +228,6 @@ def _draw(config: Config, run_dir: Path, journal: Journal, candidate: Candidate,
             entry = line_of(journal, candidate.number)
             if entry.state != "undecided" or len(entry.draws) >= budget:
                 return
-            asking.batch(len(entry.draws) // BATCH_DRAWS)
+            asking.batch(len(entry.draws) // config.certificate.batch)
     finally:
         backends.close()

@@ -19,7 +19,7 @@ from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.beginning import take_new_identity
 from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
-from pddpo_ray.loop.certifying import BATCH_DRAWS, certify
+from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.theory.certificate import first_certified, upper_bound
@@ -28,6 +28,7 @@ from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
 from tests.unit.loop.small_run import SMALL, small
 
 RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+BATCH_DRAWS = small().certificate.batch
 MANY = 100 * BATCH_DRAWS
 
 
@@ -90,7 +91,7 @@ def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsy
         assert out.startswith(said)
     assert [entry.candidate.number for entry in ledger(run)] == [1, 2, 3]
     assert [entry.candidate.limits[0].level for entry in ledger(run)] == [
-        Allocation().level(0.05, k) for k in (1, 2, 3)
+        Allocation().level(0.05, place) for place in (1, 1, 2)
     ]
 
 
@@ -128,7 +129,7 @@ def test_a_certification_that_was_killed_goes_on_as_if_it_had_not_been(finished:
 
 
 def test_a_copy_has_spent_what_its_original_has(run: Path, tmp_path: Path) -> None:
-    certify(small(*RATE), run, "last", {"cost": 0.9}, BATCH_DRAWS)
+    certify(small(*RATE), run, "last", {"cost": 0.1}, BATCH_DRAWS)
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     with pytest.raises(DecisionNeeded, match="--new-id"):

@@ -97,12 +97,14 @@ def test_the_cost_fit_is_skipped_below_a_tenth_of_beta_unless_said_otherwise() -
 # --- the digest ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("override", ["cluster.mode=in-process", "report.html=false", "trainer.deadline_s=5.0"])
+@pytest.mark.parametrize(
+    "override", ["cluster.mode=in-process", "report.html=false", "trainer.deadline_s=5.0", "certificate.draws=9"]
+)
 def test_the_digest_does_not_depend_on_where_a_run_happens(override: str) -> None:
     assert load("text-world", [override]).digest() == load("text-world").digest()
 
 
-@pytest.mark.parametrize("override", ["seed=91", "beta=0.17", "dual.rule.kind=pid", "rollout.engine=transformers"])
+@pytest.mark.parametrize("override", ["seed=91", "beta=0.17", "dual.rule.kind=pid", "certificate.shares=[1.0]"])
 def test_the_digest_depends_on_everything_that_decides_numbers(override: str) -> None:
     assert load("text-world", [override]).digest() != load("text-world").digest()
 
@@ -270,6 +272,12 @@ def test_reversed_bounds_of_the_multiplier_are_refused() -> None:
         (["feedback.signal=unsafe_rate", "dual.threshold=0.0"], "limits a rate: dual.threshold=0.0 is not in (0, 1)"),
         (["rollout.proposal_temperature=1.1", "explore.weights=exact"], "or choose explore.weights=bonus_only"),
         (["rollout.max_tokens=300", "rollout.max_model_len=300"], "must be below rollout.max_model_len"),
+        (["certificate.shares=[0.3, 0.6]"], "a later share is at most an earlier share"),
+        (["certificate.shares=[0.7, 0.6]"], "sum to at most 1"),
+        (["certificate.tails=[3]"], "give certificate.mixture its share"),
+        (["certificate.tails=[1]", "certificate.mixture=0.2"], "different rounds from 2 on"),
+        (["certificate.tails=[900]", "certificate.mixture=0.2"], "is after the last"),
+        (["certificate.scope=population"], "a world's prompts are all there are"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(overrides: list[str], expected: str) -> None:

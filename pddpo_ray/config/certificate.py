@@ -1,0 +1,50 @@
+"""How a run shows that its limits are kept: who is put to the test, at which level, and what may be drawn for it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from pddpo_ray.config.section import Strict
+
+
+class CertificateConfig(Strict):
+    """How a run shows that its limits are kept (docs/certificates.md). Levels and the mixture's part are fixed with the
+    recipe; budgets may grow later, since a look costs nothing."""
+
+    certify: Literal["end", "never"] | None = None
+    """When the run tests its policies by itself. null: at its end where a world's truth labels, never where people,
+    judges or models are asked: `pddpo certify RUN` asks them."""
+    candidates: int = Field(3, ge=1)
+    """The most rounds' policies that are tested at the end: the most helpful by their own estimates first, until one is
+    certified."""
+    draws: int = Field(2000, ge=1)
+    """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""
+    batch: int = Field(64, ge=1)
+    """Draws that are asked for together."""
+    confidence: float = Field(0.95, ge=0.5, lt=1.0)
+    """Of limits that state none: `dual.threshold` and `constraints`."""
+    shares: list[float] | None = None
+    """Shares of 1 - confidence, not rising, that sum to at most 1: a candidate gets the next one for each that was not
+    certified before it. [1.0] ends at the first failure (a fixed sequence); null: 6 / (pi^2 k^2), without an end."""
+    scope: Literal["set", "population"] = "set"
+    """What the sentence is about: the mean over the prompts of the certification set, or new prompts like them."""
+    mixture: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of 1 - confidence for the mixture of all rounds, tested on the answers whose labels move the multipliers;
+    candidates share the rest. Prompts of those answers are then drawn independently. 0: not tested so."""
+    tails: list[int] = Field([])
+    """First rounds of later parts of the mixture, which share its level evenly with it: fixed before round 1."""
+
+    @model_validator(mode="after")
+    def levels_suffice(self) -> Self:
+        if self.shares is not None:
+            # imported here: the command line's help needs no numpy
+            from pddpo_ray.theory.levels import Allocation
+
+            Allocation(tuple(self.shares))
+        if self.tails and not self.mixture:
+            raise ValueError("tails are parts of the mixture: give certificate.mixture its share of 1 - confidence")
+        if any(first < 2 for first in self.tails) or len(set(self.tails)) < len(self.tails):
+            raise ValueError(f"tails are different rounds from 2 on, got {self.tails}")
+        return self
