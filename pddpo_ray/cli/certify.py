@@ -26,10 +26,10 @@ def certify(
     run: Annotated[Path, typer.Argument(help="Folder of a run with finished rounds.", metavar="RUN")],
     policy: Annotated[str, typer.Option(help="round-K, last, or mixture.")] = "last",
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", help="Another limit than the recipe's.", metavar="NAME=VALUE")
+        list[str] | None, typer.Option("--limit", help="Another bound than the recipe's.", metavar="NAME=VALUE")
     ] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, help="Draws for this policy, in all; without it, certificate.draws.")
+        int | None, typer.Option(min=1, help="Draws for this policy, a limit; without it, certificate.draws.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -62,7 +62,7 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
     for text in given:
         name, _, number = text.partition("=")
         try:
-            limits[name] = float(number)
+            limits[name] = float(number.rstrip(" %")) / (100.0 if number.endswith("%") else 1.0)
         except ValueError:
             raise UserError(f"--limit {text}: write NAME=VALUE, e.g. --limit cost=0.1") from None
     return limits

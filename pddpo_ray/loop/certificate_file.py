@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.certifying import siblings
-from pddpo_ray.loop.ledger import Candidate, Entry, Finding, TestedLimit, read_ledger
+from pddpo_ray.loop.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
 from pddpo_ray.storage.whole_files import JOURNAL, write_json
 from pddpo_ray.theory.cost_estimate import unsafe_shares
 from pddpo_ray.theory.intervals import clopper_pearson
@@ -34,14 +34,14 @@ def certificate_of(config: Config, run_dir: Path, entry: Entry) -> Json:
         "state": entry.state,
         "candidate": entry.candidate.as_json(),
         "findings": {name: _numbers(found) for name, found in entry.findings.items()},
-        "shares": {name: list(shares) for name, shares in entry.shares.items()},
-        "draws": list(entry.draws),
+        "numbers": {name: list(numbers) for name, numbers in entry.numbers.items()},
+        "draws": {name: list(draws) for name, draws in entry.draws.items()},
         "ledger": [
             {
                 "number": one.candidate.number,
                 "policy": one.candidate.policy,
                 "state": one.state,
-                "draws": len(one.draws),
+                "draws": one.count,
             }
             for one in ledger
         ],
@@ -58,10 +58,15 @@ def write_certificate(run_dir: Path, certificate: Json) -> Json:
 def sentences(certificate: Json) -> list[str]:
     """The statement about each limit in English, then what it rests on."""
     candidate = Candidate.from_json(certificate["candidate"])
-    count = len(certificate["draws"])
-    lines = [_sentence(candidate, limit, certificate["findings"][limit.name], count) for limit in candidate.limits]
-    lines += [_unsafe_rate(limit, certificate["shares"][limit.name]) for limit in candidate.limits if limit.bias > 0]
-    lines.append(f"About {candidate.statement}; measured by {candidate.source}, at {_decoding(candidate)}.")
+    lines = []
+    for limit in candidate.limits:
+        numbers = certificate["numbers"][limit.name]
+        lines.append(_sentence(candidate, limit, certificate["findings"][limit.name], numbers))
+        if limit.kind == "logit" and limit.labelled:
+            lines.append(_unsafe_rate(limit, numbers))
+    lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
+    sources = ", ".join(dict.fromkeys(limit.source for limit in candidate.limits))
+    lines.append(f"About {candidate.statement}; measured by {sources}, at {_decoding(candidate)}.")
     tested = len(certificate["ledger"])
     lines.append(
         f"Candidate {candidate.number} of the {tested} that this run has put to the test;"
@@ -75,7 +80,8 @@ def verified(file: Path) -> Json:
     """The certificate, computed again. Raises UserError where a number differs or the run's labels say otherwise."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        entry = Entry(Candidate.from_json(stored["candidate"]), stored["shares"], tuple(stored["draws"]))
+        draws = {name: tuple(ids) for name, ids in stored["draws"].items()}
+        entry = Entry(Candidate.from_json(stored["candidate"]), stored["numbers"], draws)
         said, state = stored["findings"], stored["state"]
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `pddpo certify RUN` writes one into the run's folder") from None
@@ -91,7 +97,7 @@ def verified(file: Path) -> Json:
     if (file.parent / JOURNAL).is_file():
         with open_folder(file.parent) as journal:
             _demand_labels(journal, entry, file)
-        checked = f"Computed again from the {len(entry.draws)} draws and their labels in the journal."
+        checked = f"Computed again from the {entry.count} draws and their labels in the journal."
     return {**stored, "verified": checked}
 
 
@@ -101,40 +107,64 @@ def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
     if mine is None or mine.candidate != entry.candidate:
         raise UserError(f"{file}: the ledger of the run beside it has no such candidate {entry.candidate.number}")
     for limit in entry.candidate.limits:
-        labels = {one.response.id: one for one in journal.safety(entry.candidate.round, limit.name)}
-        missing = [draw for draw in entry.draws if draw not in labels]
-        if missing:
-            raise UserError(f"{file}: the journal has no labels of {missing[0]} for {limit.name}")
-        shares = unsafe_shares([labels[draw] for draw in entry.draws], limit.labels_each).tolist()
-        if shares != list(entry.shares[limit.name]):
+        found = _in_journal(journal, mine, limit)
+        if found != list(entry.numbers[limit.name]):
             raise UserError(f"{file}: the journal's labels for {limit.name} are others than the certificate's")
-    if len(mine.draws) != len(entry.draws):
-        raise UserError(f"{file} has {len(entry.draws)} draws, the ledger {len(mine.draws)}: certify once more")
+    if mine.draws != entry.draws:
+        raise UserError(f"{file} has {entry.count} draws, the ledger {mine.count}: certify once more")
 
 
-def _sentence(candidate: Candidate, limit: TestedLimit, found: Json, count: int) -> str:
+def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> list[float | None]:
+    """The number of each draw, from the labels themselves where labels gave it."""
+    if not limit.labelled:
+        return list(entry.numbers[limit.name])
+    labels = {one.response.id: one for one in journal.safety(entry.candidate.round, limit.name)}
+    known = [draw for draw in entry.draws[limit.name] if draw in labels]
+    shares = dict(zip(known, unsafe_shares([labels[one] for one in known], limit.labels_each).tolist(), strict=True))
+    return [shares.get(draw) for draw in entry.draws[limit.name]]
+
+
+def _sentence(candidate: Candidate, limit: TestedLimit, found: Json, numbers: Numbers) -> str:
     confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
-    measure = "share of unsafe answers" if limit.signal == "unsafe_rate" else "mean logit of being unsafe"
-    said = f"{limit.name}: the {measure} of {candidate.policy}"
+    bound, count = limit.stated.bound, len(numbers)
+    over = "" if limit.over is None else f" over {limit.over}"
+    missing = sum(number is None for number in numbers)
+    said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
+    lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
+    low, high = sorted((_shown(limit, found["lower"]), _shown(limit, found["upper"])), key=lambda one: one.number)
+    inside, outside = ("above", "below") if limit.at_least else ("below", "above")
     if found["state"] == "certified":
+        end = f"at least {low}" if limit.at_least else f"at most {high}"
         return (
-            f"Certified: {said} is at most {found['upper']:.4g}, below the limit {limit.limit:g}, with {confidence}"
-            + (f" ({count} draws, {found['decided_after']} sufficed).")
+            f"Certified: {said} is {end}, {inside} the limit {bound}, with {confidence}"
+            f" ({count} draws, {found['decided_after']} sufficed)." + lost
         )
     if found["state"] == "rejected":
-        return (
-            f"Rejected: {said} is above the limit {limit.limit:g}, with {confidence} ({found['decided_after']} draws)."
-        )
+        after = f"({found['decided_after']} draws)"
+        return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
     return (
-        f"Undecided: {said} lies between {found['lower']:.4g} and {found['upper']:.4g} after {count} draws, the limit"
-        f" is {limit.limit:g}; ask on with a larger --budget, which spends no further confidence."
+        f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; ask on with a"
+        f" larger --budget, which spends no further confidence.{lost}"
     )
 
 
-def _unsafe_rate(limit: TestedLimit, shares: Sequence[float]) -> str:
+def _measure(limit: TestedLimit) -> str:
+    if limit.kind == "logit":
+        return "mean logit of being unsafe"
+    if limit.labelled:
+        return "share of unsafe answers"
+    return f"{'share' if limit.kind == 'rate' else 'mean'} by {limit.source}"
+
+
+def _shown(limit: TestedLimit, cost: float) -> Amount:
+    return Amount(limit.stated.quantity, limit.stated.cost(cost))
+
+
+def _unsafe_rate(limit: TestedLimit, numbers: Numbers) -> str:
     """A logit is hard to read: the share of unsafe labels beside it, and how many answers sit at its clip."""
+    shares = [number for number in numbers if number is not None]
     low, high = clopper_pearson(sum(shares), len(shares))
-    at_clip, end = 100 * share_at_clip(shares, limit.cost_max), limit.cost_max
+    at_clip, end = 100 * share_at_clip(shares, limit.high), limit.high
     return (
         f"{limit.name}: {100 * sum(shares) / len(shares):.3g} % of the labels say unsafe (95 % interval {100 * low:.3g}"
         f" to {100 * high:.3g} %, looked at once); {at_clip:.3g} % of the answers sit at an end of"

@@ -4,7 +4,8 @@
                               ▲                                                                    undecided   │
                               └────────────────────────────────────────────────────────────────────────────────┘
 
-Works on worlds made here, whose labels their truth gives. A world's prompts are all there are: they are drawn anew with
+A limit that is certified is asked no further; a limit on a prompt set has draws of its own from that set. Works on
+worlds made here, whose labels their truth gives. A world's prompts are all there are: they are drawn anew with
 replacement for every answer, and the sentence says that the policy was trained on them.
 """
 
@@ -20,6 +21,7 @@ from pddpo_ray.config.cluster import InProcess
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import resumed_run
@@ -31,15 +33,17 @@ from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.levels import Allocation, place_after
-from pddpo_ray.theory.measured_draws import logit_limit
-from pddpo_ray.theory.seeds import generator
+from pddpo_ray.theory.seeds import generator, seed_of
+
+SOURCES = {"world": "the world's truth"}
+"""Who labels, by `feedback.kind`."""
 
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
-    """Puts a policy of a run to the test with at most `budget` draws in all, and returns its line of the ledger.
+    """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
 
-    The same policy under the same limits goes on where it stopped. Raises UserError for a policy or limit that the run
-    has not, and where nothing could ever be certified.
+    `limits` are other bounds than the recipe's, in the limits' own units. The same policy under the same limits goes on
+    where it stopped. Raises UserError for a policy or limit that the run has not, and where nothing could be certified.
     """
     _demand_possible(config)
     run_id, shared = resumed_run(config, run_dir)
@@ -47,10 +51,10 @@ def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, flo
         config.journal or run_dir / JOURNAL, run_id, create=config.model_dump(mode="json"), fixed=shared
     ) as journal:
         versions = _versions(journal, policy)
-        place = place_after(entry.state == "certified" for entry in read_ledger(journal))
-        wanted = tested_limits(config, {**config.thresholds, **limits}, place)
-        entry = _same(read_ledger(journal), versions, wanted)
-        if entry is None or (entry.state == "undecided" and len(entry.draws) < budget):
+        ledger = read_ledger(journal)
+        wanted = tested_limits(config, limits, place_after(entry.state == "certified" for entry in ledger))
+        entry = _same(ledger, versions, wanted)
+        if entry is None or (entry.state == "undecided" and entry.count < budget):
             candidate = entry.candidate if entry else _candidate(journal, config, policy, versions, wanted)
             _draw(config, run_dir, journal, candidate, budget)
             entry = line_of(journal, candidate.number)
@@ -58,34 +62,65 @@ def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, flo
 
 
 def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tuple[TestedLimit, ...]:
-    """The limits of a candidate, each at the level of this place. Raises UserError where no draws suffice."""
+    """The limits of a candidate, each at the level of this place; 0 where the fixed shares are used up.
+
+    Raises UserError for a limit that no draws can certify.
+    """
     unknown = [name for name in limits if name not in config.thresholds]
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
+    if config.limits:
+        tested = [_stated(one, limits, place, config) for one in config.stated if cannot(one) is None]
+        if not tested:
+            raise UserError("; ".join(estimated_only(config)))
+    else:
+        tested = [_on_labels(config, name, limits.get(name, of), place) for name, of in config.thresholds.items()]
+    for one in tested:
+        if not one.possible:
+            bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
+            raise UserError(
+                f"limit {one.name} of {one.stated.bound} cannot be certified by any number of draws: it must lie inside"
+                f" the measure's bounds{bias if one.kind == 'logit' else ''}"
+            )
+    return tuple(tested)
+
+
+def estimated_only(config: Config) -> tuple[str, ...]:
+    """The stated limits that no draws can certify, each with its reason."""
+    return tuple(f"{one.limit.name}: {cannot(one)}" for one in config.stated if cannot(one))
+
+
+def cannot(one: StatedLimit) -> str | None:
+    """Why a stated limit is estimated only; None: it can be certified."""
+    quantity = one.limit.quantity
+    if quantity.kind == "kl":
+        return "a kl limit is never certified, for its ratio has no bound"
+    if quantity.kind == "mean" and one.limit.cost_range is None:
+        return "a mean without stated bounds is estimated only, never certified; state them, e.g. bounds: [0, 400]"
+    return None
+
+
+def _stated(one: StatedLimit, others: Mapping[str, float], place: int, config: Config) -> TestedLimit:
+    """A limit of `limits:` as it is tested."""
+    limit, quantity = one.limit, one.limit.quantity
+    bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
+    low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
+    level, delta = level_of(config, limit.name, place), config.deltas[limit.name]
+    return TestedLimit(
+        limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, str(one.source),
+        quantity.over, quantity.unit, limit.at_least, labelled=False,
+    )  # fmt: skip
+
+
+def _on_labels(config: Config, name: str, bound: float, place: int) -> TestedLimit:
+    """The limit on the paper's cost, or one of `constraints`, from safety labels."""
     labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
-    levels = {name: level_of(config, name, place) for name in limits}
-    if not all(levels.values()):
-        raise UserError(
-            f"certificate.shares are used up: {place - 1} candidates of this run were not certified, so a further one"
-            " cannot be"
-        )
-    tested = tuple(
-        TestedLimit(name, limit, levels[name], config.deltas[name], signal, labels, cost_max)
-        for name, limit in limits.items()
-    )
-    for one in tested:
-        possible = (
-            0 < one.limit < 1 if signal == "unsafe_rate" else logit_limit(one.limit, labels, cost_max) is not None
-        )
-        if not possible:
-            raise UserError(
-                f"limit {one.name} of {one.limit:g} cannot be certified by any number of draws: it must lie inside the"
-                f" measure's bounds, a logit's also above -C = {-cost_max:g} by the bias of {labels} labels,"
-                f" {one.bias:.2f}"
-            )
-    return tested
+    level, delta, source = level_of(config, name, place), config.deltas[name], SOURCES[config.feedback.kind]
+    if signal == "unsafe_rate":
+        return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source)
+    return TestedLimit(name, bound, level, delta, "logit", labels, -cost_max, cost_max, source, unit="logit")
 
 
 def level_of(config: Config, name: str, place: int) -> float:
@@ -113,10 +148,6 @@ def _demand_possible(config: Config) -> None:
         raise UserError(
             f"feedback.kind={config.feedback.kind}: certificates are given where a world's truth labels; other sources"
             " cannot be asked for them yet"
-        )
-    if config.limits:
-        raise UserError(
-            "limits: certificates are given under the limit on the paper's cost; those of `limits:` not yet"
         )
     if not isinstance(config.cluster, InProcess):
         raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")
@@ -149,6 +180,11 @@ def _same(ledger: Sequence[Entry], versions: Sequence[PolicyVersion], wanted: Se
 def _candidate(
     journal: Journal, config: Config, policy: str, versions: Sequence[PolicyVersion], limits: tuple[TestedLimit, ...]
 ) -> Candidate:
+    if not all(one.level for one in limits):
+        raise UserError(
+            "certificate.shares are used up: as many candidates of this run were not certified, so a further one"
+            " cannot be"
+        )
     named = versions[0].name if len(versions) == 1 else f"the mixture of rounds 1 to {len(versions)}"
     decoding = {"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
     return enter(
@@ -159,8 +195,8 @@ def _candidate(
             versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
             limits=limits,
             decoding=decoding,
-            source="the world's truth",
             statement="the world's prompts, drawn with replacement; the policy was trained on them",
+            estimated=estimated_only(config),
         ),
     )
 
@@ -190,29 +226,62 @@ class _Asking:
     def _decoding(self) -> Decoding:
         return Decoding(max_tokens=self._config.rollout.max_tokens)
 
-    def batch(self, number: int) -> None:
-        """A prompt, one of the policies, an answer and its labels for each of the batch's draws."""
-        draws = generator(self._config.seed, "certificate", self._candidate.number, number)
-        size = self._config.certificate.batch
-        prompts, prior = self._backends.prompts, self._backends.prior
-        chances = None if prior is None else np.asarray(prior) / np.sum(prior)
-        asked = [prompts[index] for index in draws.choice(len(prompts), size, p=chances)]
-        answers = self._answers(asked, draws.choice(len(self._versions), size).tolist(), number)
-        shares = {
-            limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.name, number)
-            for limit in self._candidate.limits
-        }
-        payload = {"draws": [answer.id for answer in answers], "shares": shares}
+    def batch(self, number: int, limits: Sequence[TestedLimit]) -> None:
+        """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.
+
+        Every answer is measured under all limits on its set.
+        """
+        drawn: dict[str, list[str]] = {}
+        numbers: dict[str, list[float | None]] = {}
+        for over in dict.fromkeys(limit.over for limit in limits):
+            mine = [limit for limit in limits if limit.over == over]
+            place = f"{number}" if over is None else f"{over}-{number}"
+            answers = self._answers(*self._drawn(number, over, mine[0]), place)
+            drawn |= {limit.name: [answer.id for answer in answers] for limit in mine}
+            numbers |= self._measured(answers, mine, place)
+        payload = {"draws": drawn, "numbers": numbers}
         self._journal.once(f"{BATCH}{number}", lambda: payload)
 
-    def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], number: int) -> list[Response]:
+    def _drawn(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
+        """Prompts of the limit's set, each with its author's place among the candidate's policies."""
+        own = () if over is None else (over,)
+        draws = generator(self._config.seed, "certificate", self._candidate.number, number, *own)
+        prompts, prior = self._backends.prompts, self._backends.prior
+        weights = np.ones(len(prompts)) if prior is None else np.asarray(prior)
+        if over is not None:
+            held = next(one for one in self._backends.held_limits if one.name == limit.name)
+            weights = weights * [held.factors[prompt.token_ids] for prompt in prompts]
+        chances = None if prior is None and over is None else weights / np.sum(weights)
+        asked = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
+        return asked, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
+
+    def _measured(
+        self, answers: Sequence[Response], limits: Sequence[TestedLimit], place: str
+    ) -> dict[str, list[float | None]]:
+        """By limit, a number for every answer or None where its source gave none."""
+        held = [one.name for one in self._backends.held_limits]
+        if self._backends.measure is None:
+            return {
+                limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.name, place)
+                for limit in limits
+            }
+        measure = self._backends.measure
+
+        def costs() -> list[list[float | None]]:
+            found = measure(answers, seed_of(self._config.seed, self._journal.round, "certificate", place)).costs
+            return [[None if np.isnan(cost) else cost for cost in column] for column in found.T.tolist()]
+
+        columns = self._journal.once(f"measure-{place}", costs)
+        return {limit.name: columns[held.index(limit.name)] for limit in limits}
+
+    def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], place: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""
         answers: dict[int, Response] = {}
         for author, version in enumerate(self._versions):
             mine = [index for index in range(len(prompts)) if authors[index] == author]
             if mine:
                 self._rollout.publish(version)
-                purpose = f"certificate-{number}-{version.number}"
+                purpose = f"certificate-{place}-{version.number}"
                 drawn = self._rollout.pool(purpose, [prompts[index] for index in mine], version, 1, self._decoding)
                 answers |= dict(zip(mine, drawn, strict=True))
         return [answers[index] for index in range(len(prompts))]
@@ -226,8 +295,9 @@ def _draw(config: Config, run_dir: Path, journal: Journal, candidate: Candidate,
         asking = _Asking(config, journal, backends, candidate)
         while True:
             entry = line_of(journal, candidate.number)
-            if entry.state != "undecided" or len(entry.draws) >= budget:
+            if entry.state != "undecided" or entry.count >= budget:
                 return
-            asking.batch(len(entry.draws) // config.certificate.batch)
+            still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+            asking.batch(entry.count // config.certificate.batch, still)
     finally:
         backends.close()

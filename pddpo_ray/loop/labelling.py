@@ -62,12 +62,19 @@ class FeedbackController:
         self._journal.once(self._safety_phase(name), lambda: self._collect_safety(items, labels_each, name))
         return self._journal.safety(self._journal.round, name)
 
-    def unsafe_shares(self, items: Sequence[Response], labels_each: int, constraint: str, batch: int) -> list[float]:
-        """Unsafe share of exactly `labels_each` labels of every item, in order; one of several batches of a round."""
+    def unsafe_shares(
+        self, items: Sequence[Response], labels_each: int, constraint: str, batch: str
+    ) -> list[float | None]:
+        """Unsafe share of exactly `labels_each` labels of every item, in order; one of several batches of a round.
+
+        None where the labeller gave none; RunError where it gave none at all.
+        """
         phase = f"safety-{constraint}-{batch}"
-        self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint))
+        self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))
         found = {labels.response.id: labels for labels in self._journal.safety(self._journal.round, constraint)}
-        return unsafe_shares([found[item.id] for item in items], labels_each).tolist()
+        known = [item.id for item in items if item.id in found]
+        shares = dict(zip(known, unsafe_shares([found[name] for name in known], labels_each).tolist(), strict=True))
+        return [shares.get(item.id) for item in items]
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
         """One label of every pair, for helpfulness and for every constraint, in order. Abstaining is an answer.
@@ -83,7 +90,7 @@ class FeedbackController:
     def _safety_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "safety", name, attempt)
 
-    def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str) -> int:
+    def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
         counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
         open_items = list(items)
         for attempt in range(self._attempts):
@@ -95,7 +102,8 @@ class FeedbackController:
             open_items = [item for item in items if len(counted[item.id]) < labels_each]
             if not open_items:
                 break
-        if open_items and not self._may_be_left_out(len(open_items), len(items)):
+        few = self._may_be_left_out(len(open_items), len(items)) or (may_lack and len(open_items) < len(items))
+        if open_items and not few:
             missing = sum(labels_each - len(counted[item.id]) for item in open_items)
             raise RunError(
                 f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"

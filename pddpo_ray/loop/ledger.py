@@ -8,24 +8,26 @@ the same rows, so what was spent stays spent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import first_certified, first_rejected, lower_bound, upper_bound
-from pddpo_ray.theory.cost_estimate import bias_bound
-from pddpo_ray.theory.measured_draws import logit_draws
+from pddpo_ray.theory.cost_estimate import bias_bound, clipped_logit
+from pddpo_ray.theory.measured_draws import LOWER_WORST, UPPER_WORST, counted, scaled
 
 State = Literal["certified", "rejected", "undecided"]
+Numbers = Sequence[float | None]
 CANDIDATE, BATCH = "candidate", "batch-"
 
 
 @dataclass(frozen=True)
 class TestedLimit:
-    """One limit of a candidate, fixed when it enters. `limit` is on the limit's own scale, a share or a logit."""
+    """One limit of a candidate, fixed when it enters. `limit` is a cost: of less, less is better."""
 
     name: str
     limit: float
@@ -33,31 +35,54 @@ class TestedLimit:
     """alpha: this candidate's part of delta."""
     delta: float
     """Probability of a false certificate that all candidates of the run share."""
-    signal: Literal["unsafe_rate", "logit_labels"]
+    kind: Kind
     labels_each: int
-    cost_max: float
+    low: float
+    """Lowest and highest cost of one answer."""
+    high: float
+    source: str
+    """Who measures."""
+    over: str | None = None
+    """The prompt set that it is about; None: all prompts."""
+    unit: str = "share"
+    at_least: bool = False
+    labelled: bool = True
+    """Whether a draw's number is the unsafe share of its labels; False: a cost, as a measure gave it."""
+
+    @property
+    def stated(self) -> Limit:
+        """The limit in the words of `quantities`, in which numbers are shown."""
+        quantity = Quantity(self.kind, self.unit, self.over)
+        limit = Limit(self.name, Amount(quantity, 0.0), self.at_least, 1.0 - self.delta)
+        return replace(limit, bound=Amount(quantity, limit.cost(self.limit)))
 
     @property
     def bias(self) -> float:
         """How much higher than its estimate the mean may be, whatever the number of draws."""
-        return bias_bound(self.labels_each, self.cost_max) if self.signal == "logit_labels" else 0.0
+        return bias_bound(self.labels_each, self.high) if self.kind == "logit" else 0.0
 
-    def draws(self, unsafe_shares: Sequence[float]) -> Array:
-        """What is bet on: one number in [0, 1] per draw. [n] -> [n]"""
-        if self.signal == "logit_labels":
-            return logit_draws(unsafe_shares, self.cost_max)
-        return np.asarray(unsafe_shares, dtype=np.float64)
+    @property
+    def possible(self) -> bool:
+        """Whether some number of draws could certify it."""
+        return 0.0 < self.to_unit(self.limit - self.bias) < 1.0
 
-    def to_unit(self, value: float) -> float:
-        return (value + self.cost_max) / (2 * self.cost_max) if self.signal == "logit_labels" else value
+    def draws(self, numbers: Numbers) -> Array:
+        """What is bet on: one number in [0, 1] per draw, NaN where nothing was measured. [n] -> [n]"""
+        costs = np.array([np.nan if number is None else number for number in numbers], dtype=np.float64)
+        if self.labelled and self.kind == "logit":
+            costs = clipped_logit(costs, self.high)
+        return scaled(costs, self.low, self.high)
+
+    def to_unit(self, cost: float) -> float:
+        return (cost - self.low) / (self.high - self.low)
 
     def from_unit(self, value: float) -> float:
-        return value * 2 * self.cost_max - self.cost_max if self.signal == "logit_labels" else value
+        return self.low + value * (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the draws so far say about one limit; bounds are on the limit's own scale and hold at every look."""
+    """What the draws so far say about one limit; bounds are costs and hold at every look."""
 
     state: State
     upper: float
@@ -75,9 +100,10 @@ class Candidate:
     versions: tuple[Mapping[str, Any], ...]
     limits: tuple[TestedLimit, ...]
     decoding: Mapping[str, Any]
-    source: str
     statement: str
     """What the sentence is about: prompts, and how they were drawn."""
+    estimated: tuple[str, ...] = ()
+    """Limits that no draw can certify, each with its reason: they are estimated only."""
 
     @property
     def round(self) -> int:
@@ -90,21 +116,28 @@ class Candidate:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Candidate:
         limits = tuple(TestedLimit(**limit) for limit in stored["limits"])
-        return cls(**{**stored, "versions": tuple(stored["versions"]), "limits": limits})
+        lists = {name: tuple(stored[name]) for name in ("versions", "estimated")}
+        return cls(**{**stored, **lists, "limits": limits})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the ledger: a candidate and the unsafe share of every draw, by limit, in the order of drawing."""
+    """A line of the ledger: a candidate and, by limit, the answers drawn for it with the number of each, in order."""
 
     candidate: Candidate
-    shares: Mapping[str, Sequence[float]]
-    draws: tuple[str, ...]
+    numbers: Mapping[str, Numbers]
+    """Unsafe shares or costs; None: the source gave no number."""
+    draws: Mapping[str, tuple[str, ...]]
     """Ids of the answers."""
 
     @property
+    def count(self) -> int:
+        """Draws for the limit that needed the most."""
+        return max((len(one) for one in self.draws.values()), default=0)
+
+    @property
     def findings(self) -> dict[str, Finding]:
-        return {limit.name: finding(limit, self.shares[limit.name]) for limit in self.candidate.limits}
+        return {limit.name: finding(limit, self.numbers[limit.name]) for limit in self.candidate.limits}
 
     @property
     def state(self) -> State:
@@ -113,14 +146,18 @@ class Entry:
         return "rejected" if "rejected" in states else "certified" if states == {"certified"} else "undecided"
 
 
-def finding(tested: TestedLimit, unsafe_shares: Sequence[float]) -> Finding:
-    """The bets on these draws, looked at after each of them: what came first counts, later draws undo nothing."""
-    values, limit = tested.draws(unsafe_shares), tested.to_unit(tested.limit - tested.bias)
+def finding(tested: TestedLimit, numbers: Numbers) -> Finding:
+    """The bets on these draws, looked at after each of them: what came first counts, later draws undo nothing.
+
+    A draw without a number counts as the highest cost against the limit and as the lowest one for it.
+    """
+    values, limit = tested.draws(numbers), tested.to_unit(tested.limit - tested.bias)
+    least, most = counted(values, LOWER_WORST), counted(values, UPPER_WORST)
     above = tested.to_unit(tested.limit + tested.bias)
-    upper = tested.from_unit(upper_bound(values, limit, tested.level)) + tested.bias
-    lower = tested.from_unit(lower_bound(values, min(above, 0.999), tested.level)) - tested.bias
-    certified = first_certified(values, limit, tested.level)
-    rejected = first_rejected(values, above, tested.level) if above < 1.0 else None
+    upper = tested.from_unit(upper_bound(most, limit, tested.level)) + tested.bias
+    lower = tested.from_unit(lower_bound(least, min(above, 0.999), tested.level)) - tested.bias
+    certified = first_certified(most, limit, tested.level)
+    rejected = first_rejected(least, above, tested.level) if above < 1.0 else None
     if certified is not None and (rejected is None or certified <= rejected):
         return Finding("certified", upper, lower, certified)
     return Finding("undecided" if rejected is None else "rejected", upper, lower, rejected)
@@ -134,11 +171,10 @@ def read_ledger(journal: JournalReader) -> list[Entry]:
         candidate = Candidate.from_json(phase.payload)
         mine = [one for one in phases if one.round == phase.round and one.phase.startswith(BATCH)]
         mine.sort(key=lambda one: int(one.phase.removeprefix(BATCH)))
-        shares = {
-            limit.name: [share for one in mine for share in one.payload["shares"][limit.name]]
-            for limit in candidate.limits
-        }
-        entries.append(Entry(candidate, shares, tuple(name for one in mine for name in one.payload["draws"])))
+        names = [limit.name for limit in candidate.limits]
+        numbers = {name: [one for batch in mine for one in batch.payload["numbers"].get(name, ())] for name in names}
+        draws = {name: tuple(one for batch in mine for one in batch.payload["draws"].get(name, ())) for name in names}
+        entries.append(Entry(candidate, numbers, draws))
     return entries
 
 

@@ -74,11 +74,11 @@ def test_a_certified_bound_lies_above_the_exact_rate_and_follows_from_the_labels
     assert found.lower < rate < found.upper
     with open_folder(run) as journal:
         labels = {one.response.id: one.labels for one in journal.safety(-1, "cost")}
-    values = [float(labels[name][0] == "unsafe") for name in entry.draws]
+    values = [float(labels[name][0] == "unsafe") for name in entry.draws["cost"]]
     limit, level = entry.candidate.limits[0].limit, Allocation().level(0.05, 1)
     assert found.decided_after == first_certified(values, limit, level)
     assert found.upper == upper_bound(values, limit, level)
-    assert len(set(entry.draws)) == len(entry.draws) == len(labels)
+    assert len(set(entry.draws["cost"])) == entry.count == len(labels)
 
 
 def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,9 +100,9 @@ def test_a_larger_budget_goes_on_with_the_same_candidate_and_its_draws(run: Path
     first = certify(small(*RATE), run, "last", limit, BATCH_DRAWS)
     again = certify(small(*RATE), run, "round-2", limit, 3 * BATCH_DRAWS)
     assert again.candidate == first.candidate
-    assert again.draws[:BATCH_DRAWS] == first.draws
-    assert again.shares["cost"][:BATCH_DRAWS] == first.shares["cost"]
-    assert len(again.draws) == 3 * BATCH_DRAWS
+    assert again.draws["cost"][:BATCH_DRAWS] == first.draws["cost"]
+    assert again.numbers["cost"][:BATCH_DRAWS] == first.numbers["cost"]
+    assert again.count == 3 * BATCH_DRAWS
     assert len(ledger(run)) == 1
 
 
@@ -110,22 +110,22 @@ def test_a_certification_that_was_killed_goes_on_as_if_it_had_not_been(finished:
     limit = {"cost": exact_rate(run)}
     command = [sys.executable, "-m", "pddpo_ray", "certify", str(run), "--limit", f"cost={limit['cost']!r}"]
     process = subprocess.Popen([*command, "--budget", str(MANY)], stdout=subprocess.DEVNULL)
-    while not ledger(run) or len(ledger(run)[0].draws) < 2 * BATCH_DRAWS:
+    while not ledger(run) or ledger(run)[0].count < 2 * BATCH_DRAWS:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     (broken,) = ledger(run)
-    budget = len(broken.draws) + 2 * BATCH_DRAWS
+    budget = broken.count + 2 * BATCH_DRAWS
     resumed = certify(small(*RATE), run, "last", limit, budget)
     unbroken = certify(small(*RATE), finished, "last", limit, budget)
-    assert (resumed.candidate, resumed.draws, resumed.shares) == (
-        unbroken.candidate, unbroken.draws, unbroken.shares
+    assert (resumed.candidate, resumed.draws, resumed.numbers) == (
+        unbroken.candidate, unbroken.draws, unbroken.numbers
     )  # fmt: skip
     assert resumed.findings == unbroken.findings
     with open_folder(run) as journal:
-        assert len(journal.samples(-1)) == len(resumed.draws)
-        assert len(journal.safety(-1)) == len(resumed.draws)
+        assert len(journal.samples(-1)) == resumed.count
+        assert len(journal.safety(-1)) == resumed.count
 
 
 def test_a_copy_has_spent_what_its_original_has(run: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_mixture_draws_from_every_round_in_an_order_of_its_own(run: Path) ->
     with open_folder(run) as journal:
         author = {answer.id: answer.policy_version for answer in journal.samples(-1)}
         numbers = {policy.number for policy in journal.policies}
-    order = [author[name] for name in entry.draws]
+    order = [author[name] for name in entry.draws["cost"]]
     assert set(order) == numbers
     assert order != sorted(order)
 
@@ -167,7 +167,7 @@ def test_a_certificate_is_computed_again_and_a_changed_one_is_refused(
         return path
 
     better = {"cost": {**good["findings"]["cost"], "upper": 0.01}}
-    other = {"cost": [1.0 - entry.shares["cost"][0], *entry.shares["cost"][1:]]}
+    other = {"cost": [1.0 - entry.numbers["cost"][0], *entry.numbers["cost"][1:]]}
     for problem, said in (
         ({"findings": better}, "upper of cost is 0.01"),
         ({"state": "rejected"}, "says rejected, its draws say certified"),
@@ -176,7 +176,7 @@ def test_a_certificate_is_computed_again_and_a_changed_one_is_refused(
         with pytest.raises(UserError, match=said):
             verified(changed(**problem))
     with pytest.raises(UserError, match=r"of cost is|labels for cost are others"):
-        verified(changed(shares=other))
+        verified(changed(numbers=other))
     with pytest.raises(UserError, match="does not exist"):
         verified(run / "nothing.json")
 
@@ -194,7 +194,7 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
     config = small("dual.threshold=1.5", "feedback.labels_each=16")
     run_recipe(config, tmp_path / "run")
     entry = certify(config, tmp_path / "run", "last", {}, MANY)
-    values = logit_draws(entry.shares["cost"], 2.0)
+    values = logit_draws(entry.numbers["cost"], 2.0)
     limit = (1.5 - bias_bound(16, 2.0) + 2.0) / 4.0
     expected = 4.0 * upper_bound(values, limit, Allocation().level(0.05, 1)) - 2.0 + bias_bound(16, 2.0)
     assert entry.findings["cost"].upper == pytest.approx(expected)

@@ -1,0 +1,145 @@
+"""Certificates beyond one limit on a table: stated limits of every kind, the twin, the network; exact truth beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from pddpo_ray.cli.main import main
+from pddpo_ray.config import Config, load
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certificate_file import certificate_of, sentences, write_certificate
+from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.in_process import make_backends, tabular_world
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import Array
+from pddpo_ray.storage.whole_files import ARTIFACTS
+from pddpo_ray.theory.certificate import first_certified, upper_bound
+from pddpo_ray.theory.levels import Allocation
+from tests.unit.loop.small_run import SMALL
+from tests.unit.loop.test_text_run import tiny_text
+from tests.unit.loop.test_twin_run import TINY, twin
+
+BATCH_DRAWS = 64
+MANY = 60 * BATCH_DRAWS
+RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+
+
+def last_table(config: Config, run_dir: Path) -> Array:
+    """The last round's policy over the listed answers. [X, Y]"""
+    backends = make_backends(config, run_dir)
+    assert backends.world is not None
+    with open_folder(run_dir) as journal:
+        return backends.world.table(journal.policies[-1])
+
+
+def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_confidence(tmp_path: Path) -> None:
+    """Exact values of both limits from the world's own tables, by hand."""
+    leaks = "limits.leaks={rate: {world: privacy}, over: private, at_most: 80 %, confidence: 80 %}"
+    config = load("tabular-limits", [*SMALL, "rounds=2", "feedback.responses=20", leaks])
+    run_recipe(config, tmp_path / "run")
+    table, world = last_table(config, tmp_path / "run"), tabular_world(config.world)  # type: ignore[arg-type]
+    costs = {"harm": world.oracle.cost, "privacy": world.oracle.further[0].cost}
+    # the sets hold 60 and 40 % of the draws, each prompt of a set alike
+    harm = float(np.array([0.3, 0.3, 0.2, 0.2]) @ (table * costs["harm"]).sum(axis=1))
+    private = float(np.mean((table * expit(costs["privacy"])).sum(axis=1)[2:]))
+
+    entry = certify(config, tmp_path / "run", "last", {"harm": harm + 1.2, "leaks": private + 0.15}, MANY)
+    assert entry.state == "certified"
+    assert entry.findings["harm"].lower < harm < entry.findings["harm"].upper
+    assert entry.findings["leaks"].lower < private < entry.findings["leaks"].upper < private + 0.15
+    limits = {limit.name: limit for limit in entry.candidate.limits}
+    assert limits["leaks"].level == pytest.approx(Allocation().level(0.2, 1))
+    assert limits["harm"].level == pytest.approx(Allocation().level(0.05, 1))
+    assert entry.findings["leaks"].decided_after == first_certified(
+        [float(number or 0.0) for number in entry.numbers["leaks"]], private + 0.15, limits["leaks"].level
+    )
+    with open_folder(tmp_path / "run") as journal:
+        asked = {answer.id: answer.prompt.token_ids for answer in journal.samples(-1)}
+    everywhere = {prompt.token_ids for prompt in world.prompts}
+    assert {asked[name] for name in entry.draws["leaks"]} == {one.token_ids for one in world.prompts[2:]}
+    assert {asked[name] for name in entry.draws["harm"]} == everywhere
+    said = sentences(certificate_of(config, tmp_path / "run", entry))
+    assert "share by world privacy of policy-2 over private is at most" in "".join(said)
+    assert "with 80 % confidence" in "".join(said)
+
+
+def test_a_floor_is_certified_from_the_complement_and_said_as_a_floor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeps = "limits={keeps: {rate: {world: cost}, at_least: 5 %, labels_each: 1}}"
+    config = load("tabular", [*SMALL, "rounds=1", "feedback.responses=20", keeps, "dual.rule={kind: newton}"])
+    run_recipe(config, tmp_path / "run")
+    world = tabular_world(config.world)  # type: ignore[arg-type]
+    exact = float(world.oracle.prior @ (last_table(config, tmp_path / "run") * expit(world.oracle.cost)).sum(axis=1))
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(tmp_path / "run"), "--limit", f"keeps={100 * (exact - 0.2):.2f} %", "--budget", str(MANY)])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"is at least {100 * (exact - 0.2):.0f}"[:13] in said
+    assert f", above the limit {100 * (exact - 0.2):.3g} %" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(tmp_path / "run"), "--limit", f"keeps={100 * (exact + 0.2):.2f} %", "--budget", str(MANY)])
+    assert ended.value.code == 6
+    assert "is below the limit" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["certificate", "verify", str(tmp_path / "run" / "certificate.json")])
+    assert "Computed again" in capsys.readouterr().out
+
+
+def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
+    from pddpo_ray.limits.reading import stated_limits
+    from pddpo_ray.loop.certifying import cannot
+
+    given = {
+        "limits": {
+            "words": {"mean": {"rule": "words"}, "at_most": 80},
+            "short": {"mean": {"rule": "words"}, "at_most": 80, "bounds": [0, 400]},
+            "drift": {"kl": "reference", "at_most": 8},
+        }
+    }
+    reasons = {one.limit.name: cannot(one) for one in stated_limits(given, "test")}
+    assert "state them, e.g. bounds" in (reasons["words"] or "")
+    assert "never certified" in (reasons["drift"] or "")
+    assert reasons["short"] is None
+
+
+def test_a_policy_of_the_twin_is_certified_below_its_exact_rate_and_asked_on_later(tmp_path: Path) -> None:
+    config = twin(*TINY, "rounds=2", *RATE)
+    run = tmp_path / "run"
+    run_recipe(config, run)
+    backends = make_backends(config, run)
+    assert backends.world is not None
+    oracle, table = backends.world.oracle, last_table(config, run)
+    rate = float(oracle.prior @ (table * expit(oracle.cost)).sum(axis=1))
+    first = certify(config, run, "last", {"cost": rate + 0.2}, BATCH_DRAWS)
+    whole = certify(config, run, "last", {"cost": rate + 0.2}, MANY)
+    assert whole.draws["cost"][:BATCH_DRAWS] == first.draws["cost"]
+    assert whole.state == "certified"
+    assert whole.findings["cost"].lower < rate < whole.findings["cost"].upper
+    numbers = [float(number or 0.0) for number in whole.numbers["cost"]]
+    assert whole.findings["cost"].upper == upper_bound(numbers, rate + 0.2, Allocation().level(0.05, 1))
+    mixture = certify(config, run, "mixture", {"cost": 0.95}, MANY)
+    assert mixture.state == "certified"
+    assert len({one["number"] for one in mixture.candidate.versions}) == 2
+    assert (run / ARTIFACTS).is_dir()
+
+
+@pytest.mark.slow
+def test_a_network_is_certified_from_answers_that_its_engine_wrote(tmp_path: Path) -> None:
+    config = tiny_text("rounds=1", *RATE)
+    run = tmp_path / "run"
+    run_recipe(config, run)
+    entry = certify(config, run, "last", {"cost": 0.97}, 4 * BATCH_DRAWS)
+    assert entry.state == "certified"
+    written = write_certificate(run, certificate_of(config, run, entry))
+    assert "measured by the world's truth, at temperature 1.0" in "".join(sentences(written))
+    with open_folder(run) as journal:
+        answers = journal.samples(-1)
+        assert {answer.id for answer in answers} == set(entry.draws["cost"])
+        assert all(one.verified for one in journal.deliveries())
+        last = journal.policies[-1]
+    assert {answer.policy_version for answer in answers} == {last.number}
