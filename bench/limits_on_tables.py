@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.intervals import mean_interval
+from pddpo_ray.theory.intervals import mean_interval, student_half_width
 from pddpo_ray.theory.matrix_dual import (
     COVARIANCE_ROUNDS,
     CostEstimates,
@@ -168,7 +168,7 @@ def simulated(world: World, seed: int, arm: str, weights: Array | None = None) -
 
 def rates(worlds: int = 20) -> None:
     """Gap of a limit on a rate, learned from values and from comparisons."""
-    print("| limit | gap, values | gap, comparisons | difference, 95 % interval | excess, values | comparisons |")
+    print("| limit | gap, values | gap, comparisons | difference, 95 % by Student | excess, values | comparisons |")
     print("|---|---|---|---|---|---|")
     for limit in (0.01, 0.05, 0.3):
         found: dict[str, list[tuple[float, float]]] = {"values": [], "comparisons": []}
@@ -181,9 +181,11 @@ def rates(worlds: int = 20) -> None:
         values, comparisons = (np.array(found[arm]) for arm in ("values", "comparisons"))
         apart = mean_interval(comparisons[:, 0] - values[:, 0])
         assert apart is not None
+        assert apart.standard_error is not None
+        half = student_half_width(apart.standard_error, apart.count)
         print(
             f"| {100 * limit:g} % | {values[:, 0].mean():.3f} | {comparisons[:, 0].mean():.3f} |"
-            f" {apart.value:.3f} ({apart.low:.3f} to {apart.high:.3f}) |"
+            f" {apart.value:.3f} ({apart.value - half:.3f} to {apart.value + half:.3f}) |"
             f" {100 * values[:, 1].mean():+.2f} % | {100 * comparisons[:, 1].mean():+.2f} % |"
         )
 

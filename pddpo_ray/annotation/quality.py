@@ -18,9 +18,10 @@ from pddpo_ray.annotation.questions import screen_form
 from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, task, withdrawal
 from pddpo_ray.journal.database import reading
-from pddpo_ray.journal.schema import dual_step
+from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Array
+from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.intervals import clopper_pearson
 
 Units = Sequence[Sequence[Hashable]]
@@ -223,11 +224,15 @@ class Quality:
         return {"labels_per_hour": rate, "seconds_left": 3600 * status.missing / rate if rate else None}
 
     def effects(self) -> list[dict[str, Any]]:
-        """What each round's labels did: the cost estimate with its error, and the multiplier before and after."""
-        query = select(dual_step).where(dual_step.c.run == self._store.run).order_by(dual_step.c.round)
-        names = ("round", "constraint", "value", "standard_error", "multiplier_before", "multiplier_after")
-        with reading(self._store.engine) as connection:
-            return [{name: getattr(row, name) for name in names} for row in connection.execute(query)]
+        """What each round's labels did: the cost estimate with its 95 % interval (None: no interval is known), and the
+        multiplier before and after."""
+        found = []
+        for step in JournalReader(self._store.engine, self._store.run).dual_steps():
+            low, high = interval(step.estimate) or (None, None)
+            numbers = {"value": step.estimate.value, "low": low, "high": high}
+            moved = {"multiplier_before": step.multiplier_before, "multiplier_after": step.multiplier_after}
+            found.append({"round": step.round, "constraint": step.constraint, **numbers, **moved})
+        return found
 
     def export(self, round_id: str, after: int, limit: int) -> list[dict[str, Any]]:
         """Every stored action of a batch in order of arrival, withdrawn ones too; `after` continues a listing."""

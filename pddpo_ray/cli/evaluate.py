@@ -139,7 +139,7 @@ def _one_of(option: str, value: str, known: Sequence[str]) -> str:
 
 
 def _lines(asked_set: dict[str, Any]) -> list[list[str]]:
-    """One line per model: every measure with half of its interval, and its ratings."""
+    """One line per model: every measure with its interval, or its standard error where no bounds are stated."""
     measures: dict[str, dict[str, Any]] = asked_set["measures"]
     keys = list(dict.fromkeys(key for values in measures.values() for key in values))
     lines = [["", *keys, *(f"Elo, {name}" for name in asked_set["ratings"])]]
@@ -154,7 +154,8 @@ def _estimate(value: dict[str, Any] | None) -> str:
     if value is None:
         return "-"
     if value["low"] is None or value["high"] is None:
-        return _shown(value["value"])
+        error = value.get("standard_error")
+        return _shown(value["value"]) + ("" if error is None else f" (error {_shown(error)})")
     return f"{_shown(value['value'])} [{_shown(value['low'])}, {_shown(value['high'])}]"
 
 

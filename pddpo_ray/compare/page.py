@@ -23,15 +23,15 @@ INTRODUCTION = (
     "lower it. Helpfulness is the expected reward, harmlessness minus the expected cost. All of them are exact sums "
     "with the world's true scores, of the last policy unless the column says otherwise. The oracle on covered answers "
     "is the best policy that uses only answers of the offline pairs; it bounds methods on tables that do not explore, "
-    "and a network can get below it. ± is half of the 95 % interval over seeds.</p>"
+    "and a network can get below it. ± is one standard error over seeds.</p>"
 )
 JUDGED = (
     "<p>Real text has no truth: there is no f, g or gap here. Helpfulness is the mean score of a reward model, "
     "harmlessness minus that of a cost model, both of answers to prompts that no run has seen and as differences from "
     "the reference's answers to the same prompts, in logits. Both judges are small models of their own, trained on the "
     "pairs of those prompts alone. A policy agrees on the better (the safer) answer of such a pair where it raises its "
-    "probability more than the other's; 0.5 is chance. ± is half of the 95 % interval over questions, or pairs, of all "
-    "seeds together; it does not hold what other judges would say.</p>"
+    "probability more than the other's; 0.5 is chance. ± is one standard error over questions, or pairs, of all seeds "
+    "together; it does not hold what other judges would say.</p>"
 )
 
 
@@ -276,8 +276,8 @@ def _cell(mean: Mean | None, key: str, bold: bool = False) -> str:
     if mean is None:
         return number(None)
     text = number(mean.value, key)
-    if mean.half is not None and mean.half > 0:
-        text += f" <small>± {escape(short(mean.half))}</small>"
+    if mean.error is not None and mean.error > 0:
+        text += f" <small>± {escape(short(mean.error))}</small>"
     return f"<strong>{text}</strong>" if bold else text
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.compare.suite import MethodsTable, Suite, SweepTable
-from pddpo_ray.theory.intervals import student_half_width
 
 Row = Mapping[str, Any]
 Value = Callable[[Row], float | None]
@@ -21,10 +20,11 @@ Values = Callable[[Row], Sequence[float]]
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean over seeds; `half` is half of the 95 % t-interval (None with fewer than two seeds)."""
+    """Mean over seeds and its standard error (None with fewer than two): no bounds of these numbers are stated, so no
+    interval is."""
 
     value: float
-    half: float | None
+    error: float | None
     count: int
 
 
@@ -37,7 +37,7 @@ class Column:
     value: Value
     best: str = ""
     each: Values | None = None
-    """Its single observations, where a run has many: the interval is over those of all seeds together."""
+    """Its single observations, where a run has many: the error is over those of all seeds together."""
 
 
 def result(name: str) -> Value:
@@ -138,14 +138,13 @@ POINTS = {
 
 
 def mean_of(values: Sequence[float | None]) -> Mean | None:
-    """Mean with its 95 % t-interval; None without a number. mean_of([1, 2, 3]) = 2 ± 2.484"""
+    """Mean with its standard error; None without a number. mean_of([1, 2, 3]) = 2 ± 0.577"""
     known = np.array([value for value in values if value is not None and math.isfinite(value)], dtype=np.float64)
     if len(known) == 0:
         return None
     if len(known) == 1:
         return Mean(float(known[0]), None, 1)
-    half = student_half_width(float(known.std(ddof=1)) / math.sqrt(len(known)), len(known))
-    return Mean(float(known.mean()), half, len(known))
+    return Mean(float(known.mean()), float(known.std(ddof=1)) / math.sqrt(len(known)), len(known))
 
 
 def cells(rows: Sequence[Row], arm: str, columns: Sequence[Column]) -> list[Mean | None]:

@@ -228,7 +228,7 @@ def _of_set(
     for name, answers in spoken.items():
         replies = answers[asked.name]["answers"]
         counts = [[len(reply[0]) for reply in row] for row in replies]
-        measures[name] = measure.of_texts(asked, texts[name], counts)
+        measures[name] = measure.of_texts(asked, texts[name], counts, plan.decoding.max_tokens)
         if "reward" in scores:
             measures[name] |= measure.of_rewards(scores["reward"][name])
         if "cost" in scores:

@@ -17,13 +17,18 @@ from pddpo_ray.theory.intervals import Estimate, mean_interval, rate_interval
 Measures = dict[str, Any]
 
 
-def of_texts(asked: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Sequence[Sequence[int]]) -> Measures:
-    """Length and refusals. answers, tokens: per question the texts and their numbers of tokens."""
+def of_texts(
+    asked: EvaluationSet, answers: Sequence[Sequence[str]], tokens: Sequence[Sequence[int]], longest: int
+) -> Measures:
+    """Length and refusals. answers, tokens: per question the texts and their numbers of tokens, at most `longest`.
+
+    Words have no stated bound, so their mean has no interval; nor have scores of models and divergences.
+    """
     firsts = [replies[0] for replies in answers if replies]
     refused = rate_interval(sum(refusal(answer) for answer in firsts), len(firsts))
     groups = [index for index, replies in enumerate(answers) for _ in replies]
     return {
-        "length_tokens": _plain(mean_interval([count for counts in tokens for count in counts], groups)),
+        "length_tokens": _plain(mean_interval([count for counts in tokens for count in counts], groups, (0, longest))),
         "length_words": _plain(mean_interval([len(text.split()) for texts in answers for text in texts], groups)),
         # refusing a harmful request is no fault: the word over-refusal is kept for benign questions
         ("over_refusal" if asked.benign else "refusal"): _plain(refused),

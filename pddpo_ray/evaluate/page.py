@@ -69,7 +69,7 @@ def _set(name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     excluded = {name: counts["excluded"] for name, counts in asked["verdicts"].items() if counts["excluded"]}
     left_out = "".join(f"<p>{count} verdicts of {escape(name)} were left out.</p>" for name, count in excluded.items())
     counts = f"{asked['questions']} questions{kind}, {asked['pairs']} held-out pairs, {result['each']} answer(s) each"
-    note = f"<p>{counts}.</p>"
+    note = f"<p>{counts}. In brackets a 95 % interval, or the standard error where no bounds are stated.</p>"
     return f'{note}{left_out}{table(headings, lines)}<div class="charts">{drawn}</div>'
 
 
@@ -78,5 +78,6 @@ def _estimate(value: Mapping[str, Any] | None, key: str) -> str:
         return MISSING
     text = number(value["value"], key)
     if value["low"] is None or value["high"] is None:
-        return text
+        error = value.get("standard_error")
+        return text if error is None else f"{text} <small>(error {escape(short(error))})</small>"
     return f"{text} <small>[{escape(short(value['low']))}, {escape(short(value['high']))}]</small>"

@@ -191,8 +191,8 @@ def _rate(run: RunData) -> str:
         return "<p>No dual step has been taken yet.</p>"
     rows = [
         [
-            "violation by the estimates ± half of its 95 % interval",
-            f"{number(rate.estimate, 'mean_estimate_gap')} ± {number(rate.estimate_half_width, 'mean_estimate_error')}",
+            "violation by the estimates, 95 % interval",
+            f"{number(rate.estimate, 'mean_estimate_gap')} ({ends(rate.estimate_ends)})",
             number(rate.violation_bound, "violation_bound"),
         ]
     ]

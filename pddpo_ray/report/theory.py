@@ -47,7 +47,8 @@ class Rate:
     regret_bound: float | None
     own_rule: bool
     estimate: float
-    estimate_half_width: float
+    estimate_ends: tuple[float, float] | None
+    """95 % interval of the mean violation over the rounds; None: bounds unknown."""
 
 
 def ascent_bound(first: float, target: float, upper: float, etas: Sequence[float], cost_bound: float) -> float:
@@ -74,7 +75,6 @@ def rate_so_far(run: RunData) -> Rate | None:
     regret = optimum.f - sum(f_values) / len(f_values) if optimum is not None and f_values else None
     violation = sum(g_values) / len(g_values) if g_values else None
     gaps = [step.estimate.value - run.threshold for step in steps]
-    error = math.sqrt(sum(step.estimate.standard_error**2 for step in steps)) / len(steps)
     own_rule = _rule(run) in PROJECTED_RULES and all(step.eta > 0 for step in steps)
     bounds: tuple[float | None, float | None] = (None, None)
     first = steps[0].multiplier_before
@@ -86,7 +86,19 @@ def rate_so_far(run: RunData) -> Rate | None:
             ascent_bound(first, upper, upper, etas, cost_bound) / run.rho,
             ascent_bound(first, 0.0, upper, etas, cost_bound),
         )
-    return Rate(len(steps), violation, bounds[0], regret, bounds[1], own_rule, sum(gaps) / len(gaps), 1.96 * error)
+    return Rate(len(steps), violation, bounds[0], regret, bounds[1], own_rule, sum(gaps) / len(gaps), _mean_ends(run))
+
+
+def _mean_ends(run: RunData) -> tuple[float, float] | None:
+    """Interval of the mean violation: the rounds' answers together. What few labels an answer hide stays, it is no
+    noise that averages out."""
+    estimates = [step.estimate for step in run.steps]
+    error = math.sqrt(sum(one.standard_error**2 for one in estimates)) / len(estimates)
+    value = sum(one.value for one in estimates) / len(estimates)
+    answers, labels = sum(one.responses for one in estimates), min(one.labels_each for one in estimates)
+    whole = replace(estimates[-1], value=value, standard_error=error, responses=answers, labels_each=labels)
+    found = interval(whole)
+    return None if found is None else (found[0] - run.threshold, found[1] - run.threshold)
 
 
 def assumptions(run: RunData) -> list[Assumption]:

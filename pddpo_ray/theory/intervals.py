@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import brentq
 from scipy.stats import beta
 from scipy.stats import t as student
 
@@ -18,31 +19,80 @@ from pddpo_ray.records import Array
 class Estimate:
     """A number with its 95 % interval; `count` is the number of independent observations (prompts) behind it.
 
-    With fewer than two of them the interval is not known.
+    Without bounds that somebody stated no interval of a mean is known: a value that was not seen yet may be anywhere.
     """
 
     value: float
     low: float | None
     high: float | None
     count: int
+    standard_error: float | None = None
+    """Spread of the mean over samples of this size; no interval follows from it. None for one observation."""
 
 
-def mean_interval(values: ArrayLike, groups: Sequence[Hashable] | None = None) -> Estimate | None:
-    """Mean and t-interval; None without values. [n]
+def mean_interval(
+    values: ArrayLike,
+    groups: Sequence[Hashable] | None = None,
+    bounds: tuple[float, float] | None = None,
+    level: float = 0.95,
+) -> Estimate | None:
+    """Mean, its standard error and, within stated bounds, the interval of `bounded_interval`; None without values. [n]
 
-    Values of one group (answers to one prompt) are averaged first: they are not independent of each other.
-    mean_interval([1, 2, 3]) = 2, from -0.484 to 4.484
+    Values of one group (answers to one prompt) are averaged first: they are not independent of each other. Raises
+    ValueError for a value outside the bounds.
     """
     array = np.asarray(values, dtype=np.float64)
     if groups is not None:
         array = _group_means(array, groups)
     if array.size == 0:
         return None
-    if array.size == 1:
-        return Estimate(float(array[0]), None, None, 1)
-    half = student_half_width(float(array.std(ddof=1) / np.sqrt(array.size)), array.size)
-    mean = float(array.mean())
-    return Estimate(mean, mean - half, mean + half, int(array.size))
+    error = float(array.std(ddof=1) / np.sqrt(array.size)) if array.size > 1 else None
+    low = high = None
+    if bounds is not None:
+        low, high = bounded_interval(array, *bounds, level)
+    return Estimate(float(array.mean()), low, high, int(array.size), error)
+
+
+def bounded_interval(values: ArrayLike, low: float, high: float, level: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of independent values in [low, high], for one look. [n] -> ends
+
+    Values at the two ends alone are trials: Clopper-Pearson. Others are bet on, as certificates are, with stakes that
+    suit the mean and the variance of the values before (Waudby-Smith and Ramdas 2024, hedged capital). Raises
+    ValueError for a value outside the bounds.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if not low < high or not ((array >= low) & (array <= high)).all():
+        raise ValueError(f"values must lie within the stated bounds [{low:g}, {high:g}]")
+    units = np.clip((array - low) / (high - low), 0.0, 1.0)
+    if np.isin(units, (0.0, 1.0)).all():
+        ends = clopper_pearson(float(units.sum()), units.size, level)
+    else:
+        tail = (1.0 - level) / 2.0
+        ends = _low_by_bets(units, tail), 1.0 - _low_by_bets(1.0 - units, tail)
+    return low + (high - low) * ends[0], low + (high - low) * ends[1]
+
+
+MOST_STAKE = 0.75
+"""Share of what can be lost that is staked at most, so that no single value ruins the bets."""
+
+
+def _low_by_bets(units: Array, tail: float) -> float:
+    """Lower bound of the mean of values in [0, 1]: what smaller means lose by bets on "the mean is higher". [n] -> []
+
+    The stake on value i is sqrt(2 ln(1/tail) / (n s)), s the variance of the values before it.
+    """
+    before = np.arange(1, units.size + 1)
+    means = (0.5 + np.cumsum(units)) / (before + 1)
+    spreads = (0.25 + np.cumsum((units - means) ** 2)) / (before + 1)
+    known = np.concatenate([[0.25], spreads[:-1]])
+    stakes = np.sqrt(2.0 * math.log(1.0 / tail) / (units.size * known))
+
+    def missing(mean: float) -> float:
+        gains = np.minimum(stakes, MOST_STAKE / mean) * (units - mean)
+        return float(np.log1p(gains).sum()) + math.log(tail)
+
+    lowest = 1e-12
+    return 0.0 if missing(lowest) <= 0.0 else float(brentq(missing, lowest, 1.0))
 
 
 def student_half_width(standard_error: float, count: int, level: float = 0.95) -> float:
@@ -87,7 +137,9 @@ def rate_interval(successes: int, count: int) -> Estimate | None:
     """Share of successes with its exact binomial interval; None without trials. rate_interval(0, 10) = 0, to 0.308"""
     if count == 0:
         return None
-    return Estimate(successes / count, *clopper_pearson(successes, count), count)
+    share = successes / count
+    error = math.sqrt(share * (1.0 - share) / (count - 1)) if count > 1 else None
+    return Estimate(share, *clopper_pearson(successes, count), count, error)
 
 
 def _group_means(values: Array, groups: Sequence[Hashable]) -> Array:

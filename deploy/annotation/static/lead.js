@@ -83,7 +83,7 @@ function showDisagreements(found) {
 
 function showEffects(effects) {
   rows("effects", effects.map((one) => row(`${one.round} (${one.constraint})`, number(one.value),
-    `${number(one.value - 1.96 * one.standard_error)} … ${number(one.value + 1.96 * one.standard_error)}`,
+    one.low === null ? "no interval: bounds unknown" : `${number(one.low)} … ${number(one.high)}`,
     `${number(one.multiplier_before, 3)} → ${number(one.multiplier_after, 3)}`)), 4, "No round has closed yet.");
 }
 

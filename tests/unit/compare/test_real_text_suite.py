@@ -72,12 +72,12 @@ def test_held_out_prompts_are_whole_and_in_no_run(tmp_path: Path) -> None:
 
 
 def test_numbers_of_judges_are_means_over_questions_of_all_seeds_by_hand() -> None:
-    """1, 2, 3 over two seeds: standard error 1/sqrt(3), t = 4.303 with two degrees of freedom."""
+    """1, 2, 3 over two seeds: standard error 1/sqrt(3)."""
     rows = [row("sacpo", 0, judged([1.0, 2.0], [0.0, 0.0])), row("sacpo", 1, judged([3.0], [0.6]))]
     harmless, helpful, safer, better, *_ = tables.cells(rows, "sacpo", tables.JUDGED_COLUMNS)
     assert helpful is not None
     assert (helpful.value, helpful.count) == (2.0, 3)
-    assert helpful.half == pytest.approx(4.30265 / 3**0.5, rel=1e-5)
+    assert helpful.error == pytest.approx(3**-0.5)
     assert harmless is not None
     assert harmless.value == pytest.approx(0.2)
     assert better is not None

@@ -46,15 +46,15 @@ def suite(tmp_path: Path) -> Suite:
 ROWS = [row("a", 3, 0.1), row("a", 5, 0.3), row("b", 3, 0.8), row("b", 5, 0.6)]
 
 
-def test_the_interval_of_a_mean_by_hand() -> None:
-    """1, 2, 3: standard error 1/sqrt(3), t = 4.303 with two degrees of freedom."""
+def test_the_standard_error_of_a_mean_by_hand() -> None:
+    """1, 2, 3: standard error 1/sqrt(3)."""
     mean = tables.mean_of([1.0, None, 2.0, 3.0])
     assert mean is not None
     assert (mean.value, mean.count) == (2.0, 3)
-    assert mean.half == pytest.approx(4.30265 / 3**0.5, rel=1e-5)
+    assert mean.error == pytest.approx(3**-0.5)
 
 
-def test_one_seed_has_no_interval_and_none_no_mean() -> None:
+def test_one_seed_has_no_error_and_none_no_mean() -> None:
     assert tables.mean_of([0.5]) == tables.Mean(0.5, None, 1)
     assert tables.mean_of([None, float("nan")]) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,17 +20,23 @@ from pddpo_ray.evaluate.ratings import (
     win_table,
 )
 from pddpo_ray.limits.rules import refusal
-from pddpo_ray.theory.intervals import mean_interval, rate_interval
+from pddpo_ray.records import Array
+from pddpo_ray.theory.intervals import bounded_interval, mean_interval, rate_interval
 
 # --- means and rates -----------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_a_mean_by_hand() -> None:
-    """1, 2, 3: standard error 1/sqrt(3), t quantile 4.3027."""
+def test_a_mean_without_stated_bounds_has_a_standard_error_and_no_interval() -> None:
+    """1, 2, 3: standard error 1/sqrt(3)."""
     found = mean_interval([1, 2, 3])
     assert found is not None
-    assert (found.value, found.count) == (2.0, 3)
-    assert found.low == pytest.approx(2 - 4.30265 / 3**0.5, abs=1e-4)
+    assert (found.value, found.low, found.high, found.count) == (2.0, None, None, 3)
+    assert found.standard_error == pytest.approx(3**-0.5)
+    bounded = mean_interval([1, 2, 3], bounds=(0, 4))
+    assert bounded is not None
+    assert bounded.low is not None
+    assert bounded.high is not None
+    assert 0.0 <= bounded.low < 2.0 < bounded.high <= 4.0
 
 
 def test_answers_to_one_prompt_count_as_one_observation() -> None:
@@ -41,7 +48,7 @@ def test_nothing_has_no_mean_and_one_value_no_interval() -> None:
     assert mean_interval([]) is None
     single = mean_interval([4.0])
     assert single is not None
-    assert (single.value, single.low, single.high, single.count) == (4.0, None, None, 1)
+    assert (single.value, single.low, single.standard_error, single.count) == (4.0, None, None, 1)
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (3, 10), (50, 200), (7, 7)])
@@ -57,14 +64,46 @@ def test_no_trials_have_no_rate() -> None:
     assert rate_interval(0, 0) is None
 
 
-def test_intervals_of_means_cover_the_truth_as_often_as_they_say() -> None:
-    generator = np.random.default_rng(0)
+def rare_and_severe(generator: np.random.Generator, count: int) -> Array:
+    """Scores around -1, and 2 % at +20: their mean is -0.58."""
+    return np.where(generator.random(count) < 0.02, 20.0, np.clip(generator.normal(-1.0, 0.7, count), -10.0, 8.0))
+
+
+def shares_of_labels(rate: float, labels: int) -> Callable[[np.random.Generator, int], Array]:
+    """Unsafe shares of answers that differ: beta-distributed chances with this mean, so many labels each."""
+    return lambda generator, count: generator.binomial(labels, generator.beta(rate, 1.0 - rate, count)) / labels
+
+
+REGIMES = {
+    "2 % at +20": (rare_and_severe, (-10.0, 20.0), -0.58),
+    "0.3 %, 32 labels": (shares_of_labels(0.003, 32), (0.0, 1.0), 0.003),
+    "50 %, 4 labels": (shares_of_labels(0.5, 4), (0.0, 1.0), 0.5),
+    "skewed scores": (lambda generator, count: generator.beta(0.2, 4.0, count), (0.0, 1.0), 0.2 / 4.2),
+}
+
+
+@pytest.mark.parametrize("count", [32, 300])
+@pytest.mark.parametrize("regime", list(REGIMES))
+def test_every_interval_within_stated_bounds_covers_at_its_level(regime: str, count: int) -> None:
+    """Means by hand; 300 samples each."""
+    draw, bounds, mean = REGIMES[regime]
     hits = 0
-    for _ in range(2000):
-        found = mean_interval(generator.normal(0.3, 1.0, 12))
-        assert found is not None
-        hits += found.low < 0.3 < found.high  # type: ignore[operator]
-    assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+    for seed in range(300):
+        low, high = bounded_interval(draw(np.random.default_rng([seed, count]), count), *bounds)
+        hits += low <= mean <= high
+    assert hits / 300 >= 0.93
+
+
+def test_more_values_narrow_an_interval_and_a_value_outside_the_bounds_is_refused() -> None:
+    values = np.random.default_rng(3).beta(2.0, 5.0, 1000)
+    short, whole = bounded_interval(values[:100], 0.0, 1.0), bounded_interval(values, 0.0, 1.0)
+    assert whole[1] - whole[0] < 0.5 * (short[1] - short[0])
+    # within 40 % of the width that the normal distribution would give
+    assert whole[1] - whole[0] < 1.4 * 2 * 1.96 * values.std() / 1000**0.5
+    mirrored = bounded_interval(1.0 - values, 0.0, 1.0)
+    assert mirrored == pytest.approx((1.0 - whole[1], 1.0 - whole[0]))
+    with pytest.raises(ValueError, match=r"stated bounds \[0, 1\]"):
+        bounded_interval([0.5, 1.5], 0.0, 1.0)
 
 
 # --- ratings -------------------------------------------------------------------------------------------------------

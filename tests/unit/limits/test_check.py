@@ -235,11 +235,11 @@ def test_the_refusal_rule_agrees_with_people_on_prompts_that_it_was_not_chosen_o
     right = [refusal(row["response"]) == (row["label"] == "2_full_refusal") for row in clear]
     assert len(right) == 701
     assert np.mean(right) == pytest.approx(660 / 701)
-    interval = mean_interval(right, [row["prompt"] for row in clear])
+    interval = mean_interval(right, [row["prompt"] for row in clear], (0, 1))
     assert interval is not None
     assert interval.count == 156
-    assert interval.low == pytest.approx(0.921, abs=5e-4)
-    assert interval.high == pytest.approx(0.964, abs=5e-4)
+    assert interval.low == pytest.approx(0.904, abs=5e-4)
+    assert interval.high == pytest.approx(0.967, abs=5e-4)
 
 
 def test_a_source_sees_prompt_answer_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_a_certificate_is_computed_again_and_a_changed_one_is_refused(
         return path
 
     better = {"cost": {**good["findings"]["cost"], "upper": 0.01}}
-    other = {"cost": [1.0 - entry.numbers["cost"][0], *entry.numbers["cost"][1:]]}
+    other = {"cost": [1.0 - (entry.numbers["cost"][0] or 0.0), *entry.numbers["cost"][1:]]}
     for problem, said in (
         ({"findings": better}, "upper of cost is 0.01"),
         ({"state": "rejected"}, "says rejected, its draws say certified"),
@@ -194,7 +194,7 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
     config = small("dual.threshold=1.5", "feedback.labels_each=16")
     run_recipe(config, tmp_path / "run")
     entry = certify(config, tmp_path / "run", "last", {}, MANY)
-    values = logit_draws(entry.numbers["cost"], 2.0)
+    values = logit_draws([share or 0.0 for share in entry.numbers["cost"]], 2.0)
     limit = (1.5 - bias_bound(16, 2.0) + 2.0) / 4.0
     expected = 4.0 * upper_bound(values, limit, Allocation().level(0.05, 1)) - 2.0 + bias_bound(16, 2.0)
     assert entry.findings["cost"].upper == pytest.approx(expected)

@@ -124,6 +124,8 @@ def test_groups_of_values_are_averaged_and_none_is_left_out() -> None:
     found = mean_interval([1.0, 2.0, 6.0, 5.0], ["a", "b", "a", "c"])
     expected = mean_interval([3.5, 2.0, 5.0])
     assert found == expected
+    within = (0.0, 1.0)
+    assert mean_interval([0.0, 1.0, 1.0], "abc", within, 0.8) == mean_interval([0.0, 1.0, 1.0], None, within, 0.8)
     with pytest.raises(ValueError, match="zip"):
         mean_interval([1.0, 2.0, 6.0], ["a", "b"])
     assert student_half_width(0.5, 5, 0.8) == pytest.approx(0.5 * stats.t.ppf(0.9, 4))

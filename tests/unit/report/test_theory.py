@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,14 @@ def test_violation_and_regret_so_far_are_the_means_of_the_journal(finished_run: 
     assert rate.violation == pytest.approx(np.mean(g))
     assert rate.regret == pytest.approx(run.result["f_optimum"] - np.mean(f))
     assert rate.estimate == pytest.approx(np.mean([step.estimate.value for step in run.dual]))
-    assert rate.estimate_half_width == pytest.approx(1.96 * 0.06 / math.sqrt(6))
+    # six rounds of one standard error of 0.06; what their labels hide of the logits is as wide as in one round
+    assert rate.estimate_ends is not None
+    one = replace(run.steps[-1].estimate, value=rate.estimate)
+    pooled = interval(replace(one, standard_error=0.06 / math.sqrt(6), responses=6 * one.responses))
+    assert rate.estimate_ends == pytest.approx(pooled)
+    endless = interval(replace(one, standard_error=0.0, responses=10**9))
+    assert endless is not None
+    assert rate.estimate_ends[1] - rate.estimate_ends[0] > endless[1] - endless[0] > 0.0
     # eta = 1/8 in the fixture, rho = 1, C = 2: ((0 - 1)^2 / (2 * 6 / 8)) + 4 / 16
     assert rate.regret_bound == pytest.approx(1 / (2 * 6 / 8) + 0.25)
     assert rate.violation_bound == pytest.approx(1 / (2 * 6 / 8) + 0.25)
