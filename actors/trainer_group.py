@@ -35,7 +35,7 @@ from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
 from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
 from actors.weights import SendCommand
-from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend
+from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, PolicyVersion, Response
 
@@ -298,7 +298,10 @@ class Sleeper(Protocol):
 
 
 class TrainerInTurns:
-    """A trainer that sends the engines to sleep before it works; satisfies `pddpo_ray.contracts.TrainerBackend`."""
+    """A trainer that sends the engines to sleep before it works; satisfies `pddpo_ray.contracts.TrainerBackend`.
+
+    It is no `EarlyTrainer`: a fit that began early would compute while the engines sample on the same GPUs.
+    """
 
     def __init__(self, trainer: TrainerBackend, engines: Sequence[Sleeper]) -> None:
         self._trainer = trainer
@@ -306,6 +309,9 @@ class TrainerInTurns:
 
     def execute(self, command: FitCommand) -> FitResult:
         return self._in_turn().execute(command)
+
+    def reinforce(self, command: PpoCommand) -> PpoResult:
+        return reinforce(self._in_turn(), command)
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         return self._in_turn().log_probs(policy, responses)

@@ -12,10 +12,14 @@ from typing import Any
 
 Reply = tuple[int, Any]
 """Status and content: of a chat the text, of a measurement any JSON."""
+RETRY_AFTER_S = 7
 
 
 class MeasuringServer:
-    """`chat(body)` answers POST /v1/chat/completions, `measure(body)` POST /measure; `slow_s` delays every reply."""
+    """`chat(body)` answers POST /v1/chat/completions, `measure(body)` POST /measure; `slow_s` delays every reply.
+
+    With status 429 a reply says that the endpoint is busy for `RETRY_AFTER_S`.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -32,11 +36,14 @@ class MeasuringServer:
                 outer.keys.append(self.headers.get("Authorization"))
                 time.sleep(outer.slow_s)
                 status, content = outer.chat(body) if self.path == "/v1/chat/completions" else outer.measure(body)
-                if self.path == "/v1/chat/completions" and status == 200:
-                    content = {"choices": [{"message": {"role": "assistant", "content": content}}]}
+                if self.path == "/v1/chat/completions":
+                    message = {"choices": [{"message": {"role": "assistant", "content": content}}]}
+                    content = message if status == 200 else {"error": {"message": content}}
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                if status == 429:
+                    self.send_header("Retry-After", str(RETRY_AFTER_S))
                 self.end_headers()
                 self.wfile.write(data)
 

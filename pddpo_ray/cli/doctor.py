@@ -37,7 +37,7 @@ def doctor(
         print_json({"ok": not failed, "findings": [finding.as_dict() for finding in findings]})
     else:
         for finding in findings:
-            typer.echo(f"{finding.status:5}  {finding.check:18}  {finding.found}")
+            typer.echo(f"{finding.status:5}  {finding.check:18}  {finding.seen}")
             if finding.advice:
                 typer.echo(f"{'':27}-> {finding.advice}")
     raise typer.Exit(1 if failed else 0)
@@ -58,7 +58,7 @@ def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     for step in steps_of(model, chosen):
         steps.append(step)
         if not as_json:
-            typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:23}  {step.found}")
+            typer.echo(f"{'ok' if step.ok else 'failed':6}  {step.step:23}  {step.seen}")
     if as_json:
         print_json({"ok": steps[-1].ok, "model": model, "steps": [step.as_dict() for step in steps]})
     return steps[-1].ok

@@ -79,25 +79,25 @@ def suggest(
         answers = sampled(file, str(model), samples=samples, max_tokens=max_tokens, seed=seed)
         if save is not None:
             written(answers, save)
-    found = suggest_limits(limits, answers)
+    advice = suggest_limits(limits, answers)
     if as_json:
         print_json(
             {
-                "limits": {one.now.limit.name: one.as_json() for one in found.limits},
-                "jointly": found.jointly,
-                "answers_each": found.answers_each,
+                "limits": {one.now.limit.name: one.as_json() for one in advice.limits},
+                "jointly": advice.jointly,
+                "answers_each": advice.answers_each,
             }
         )
         return
     rows = [("limit", "", "now", "best of its answers", "prompts that none keeps")]
-    for one in found.limits:
+    for one in advice.limits:
         share = "" if one.broken is None else f"{100 * one.broken:.3g} %"
         now = one.now.limit.quantity.text(None if one.now.estimate is None else one.now.estimate.number)
         rows.append((one.now.limit.name, str(one.now.limit), now, str(one.best or "unknown"), share))
     print_columns(rows)
-    if found.jointly is not None:
-        said = "can all be kept" if found.jointly else "cannot all be kept"
-        typer.echo(f"by choosing among {found.answers_each:.3g} answers a prompt the limits {said} at once")
+    if advice.jointly is not None:
+        said = "can all be kept" if advice.jointly else "cannot all be kept"
+        typer.echo(f"by choosing among {advice.answers_each:.3g} answers a prompt the limits {said} at once")
     typer.echo("training can reach what no sampled answer showed: take this as advice")
 
 

@@ -186,11 +186,12 @@ def measured_seconds(
     from pddpo_ray.plan.calibration import measure, seconds_of_run
 
     quieten_libraries(machine)
-    found = measure(config)
+    measured = measure(config)
     by_clock = {
-        name: seconds_of_run(work, costs, config.rounds) for name, costs in (("wall", found.wall), ("cpu", found.cpu))
+        name: seconds_of_run(work, costs, config.rounds)
+        for name, costs in (("wall", measured.wall), ("cpu", measured.cpu))
     }
-    return asdict(found.wall), by_clock
+    return asdict(measured.wall), by_clock
 
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:

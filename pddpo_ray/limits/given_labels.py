@@ -17,9 +17,9 @@ def people_source(limit: str, labels_each: int | None = None) -> Source:
 
     def share(answer: Answer, begin: int = 0, step: int = 1) -> float | Unmeasured:
         given = answer.row.get("labels")
-        found = given.get(limit) if isinstance(given, dict) else None
-        labels: Sequence[Any] = found if isinstance(found, list) else [found]
-        if found is None or not labels:
+        of_limit = given.get(limit) if isinstance(given, dict) else None
+        labels: Sequence[Any] = of_limit if isinstance(of_limit, list) else [of_limit]
+        if of_limit is None or not labels:
             return Unmeasured(f'gave no label: add "labels": {{"{limit}": true}} or false to the row')
         read = [_read(label) for label in labels]
         if wrong := [label for label, bit in zip(labels, read, strict=True) if bit is None and label not in UNSURE]:

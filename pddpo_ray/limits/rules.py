@@ -92,11 +92,11 @@ def reading_grade(answer: str) -> float:
     .39 words per sentence + 11.8 syllables per word - 15.59 (Kincaid et al. 1975); 0 where there are no words.
     reading_grade("The cat sat.") = 0.39 * 3 + 11.8 * 1 - 15.59 = -2.62
     """
-    found = re.findall(r"[A-Za-z]+(?:'[a-z]+)?", answer)
-    if not found:
+    spelled = re.findall(r"[A-Za-z]+(?:'[a-z]+)?", answer)
+    if not spelled:
         return 0.0
-    count = sum(map(_syllables, found))
-    return 0.39 * len(found) / max(1, sentences(answer)) + 11.8 * count / len(found) - 15.59
+    count = sum(map(_syllables, spelled))
+    return 0.39 * len(spelled) / max(1, sentences(answer)) + 11.8 * count / len(spelled) - 15.59
 
 
 def _syllables(word: str) -> int:

@@ -80,16 +80,16 @@ class Source:
         Errors that say what a person must mend (a wrong key, an unknown model) are raised.
         """
         try:
-            found = list(self.measure(answers))
+            measured = list(self.measure(answers))
         except PddpoError:
             raise
         except Exception as error:
             if len(answers) > 1:
                 return [value for answer in answers for value in self.values([answer])]
             return [Unmeasured(f"raised {type(error).__name__}: {error}")]
-        if len(found) != len(answers):
-            return [Unmeasured(f"gave {len(found)} values for {len(answers)} answers")] * len(answers)
-        return [self._number(value) for value in found]
+        if len(measured) != len(answers):
+            return [Unmeasured(f"gave {len(measured)} values for {len(answers)} answers")] * len(answers)
+        return [self._number(value) for value in measured]
 
     def _number(self, value: object) -> float | Unmeasured:
         if isinstance(value, Unmeasured):
@@ -158,17 +158,17 @@ def ask(
         part = chosen[start : start + source.batch]
         if asking.seconds is not None and now() - begun > asking.seconds:
             late = Unmeasured(f"was not asked: the deadline of {asking.seconds:g} s had passed")
-            found: list[float | Unmeasured] = [late] * len(part)
+            of_part: list[float | Unmeasured] = [late] * len(part)
         elif source.give_up is not None and lost >= source.give_up:
-            found = [Unmeasured(f"was not asked: the {lost} answers before it failed")] * len(part)
+            of_part = [Unmeasured(f"was not asked: the {lost} answers before it failed")] * len(part)
         else:
             try:
-                found = source.values([answers[index] for index in part])
+                of_part = source.values([answers[index] for index in part])
             except PddpoError as error:
                 raise type(error)(f"limit {limit}, {_row(answers, part[0])}: {source.name}: {error}") from error
-            for value in found:
+            for value in of_part:
                 lost = lost + 1 if isinstance(value, Unmeasured) and not value.abstained else 0
-        for index, value in zip(part, found, strict=True):
+        for index, value in zip(part, of_part, strict=True):
             values[index] = value
     failures = [(index, value) for index, value in enumerate(values) if isinstance(value, Unmeasured)]
     reasons = tuple(f"{_row(answers, index)}: {source.name} {value.reason}" for index, value in failures)

@@ -67,13 +67,15 @@ def suggest(limits: Sequence[Opened], answers: Sequence[Answer]) -> Suggestion:
         )
     now = [check_one(stated, source, answers) for stated, source in limits]
     tables = [_tables(stated, source, answers, prompts) for stated, source in limits if source is not None]
-    found = _reached([stated for stated, source in limits if source is not None], tables)
+    reached = _reached([stated for stated, source in limits if source is not None], tables)
     indices = iter(range(len(tables)))
     suggested = []
     for (stated, source), checked in zip(limits, now, strict=True):
-        index = None if source is None or found is None else next(indices)
-        suggested.append(Suggested(checked) if index is None or found is None else _one(stated, checked, found, index))
-    return Suggestion(tuple(suggested), None if found is None else found.jointly, each)
+        index = None if source is None or reached is None else next(indices)
+        suggested.append(
+            Suggested(checked) if index is None or reached is None else _one(stated, checked, reached, index)
+        )
+    return Suggestion(tuple(suggested), None if reached is None else reached.jointly, each)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,12 +144,12 @@ def _scale(stated: StatedLimit, excess: Array) -> float:
     return (ends[1] - ends[0]) if ends is not None else float(np.ptp(excess)) or 1.0
 
 
-def _one(stated: StatedLimit, now: Checked, found: Reach, index: int) -> Suggested:
+def _one(stated: StatedLimit, now: Checked, reached: Reach, index: int) -> Suggested:
     limit = stated.limit
 
     def value(excess: float) -> Amount:
         bound = limit.bound.number
         return Amount(limit.quantity, bound - excess if limit.at_least else bound + excess)
 
-    best, together = value(float(found.lowest[index])), value(float(found.together[index]))
-    return Suggested(now, best, together, float(found.broken[index]))
+    best, together = value(float(reached.lowest[index])), value(float(reached.together[index]))
+    return Suggested(now, best, together, float(reached.broken[index]))

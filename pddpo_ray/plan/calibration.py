@@ -91,10 +91,10 @@ def measure(config: Config) -> Measured:
         # the CPU seconds of a process begin with its interpreter and imports
         start = np.array([time.monotonic() - began, time.process_time()])
         try:
-            found = {**_Measuring(alone, backends).all(), "start": start}
+            seconds = {**_Measuring(alone, backends).all(), "start": start}
         finally:
             backends.close()
-    wall, cpu = (Costs(**{name: float(clocks[index]) for name, clocks in found.items()}) for index in (0, 1))
+    wall, cpu = (Costs(**{name: float(clocks[index]) for name, clocks in seconds.items()}) for index in (0, 1))
     return Measured(wall, cpu)
 
 
@@ -115,16 +115,16 @@ class _Measuring:
         self._deliver(reference)
         answers, of_answers = self._sampled()
         some = answers[:SCORED]
-        found = {"answers": of_answers}
-        found["features"] = _clocked(lambda: self._trainer.features(some)) / len(some)
+        seconds = {"answers": of_answers}
+        seconds["features"] = _clocked(lambda: self._trainer.features(some)) / len(some)
         pairs = self._pairs(answers)
         (other, made), of_fits = self._fitted(pairs)
-        found |= of_fits
-        found["log_probs"] = _clocked(lambda: self._trainer.log_probs(made, some)) / len(some)
-        found["deliveries"] = (_clocked(lambda: self._deliver(made)) + _clocked(lambda: self._deliver(reference))) / 2
+        seconds |= of_fits
+        seconds["log_probs"] = _clocked(lambda: self._trainer.log_probs(made, some)) / len(some)
+        seconds["deliveries"] = (_clocked(lambda: self._deliver(made)) + _clocked(lambda: self._deliver(reference))) / 2
         # the trainer holds another version by now
-        found["loads"] = _clocked(lambda: self._trainer.log_probs(other, some[:1]))
-        return found | self._scorers(pairs, some)
+        seconds["loads"] = _clocked(lambda: self._trainer.log_probs(other, some[:1]))
+        return seconds | self._scorers(pairs, some)
 
     def _deliver(self, version: PolicyVersion) -> None:
         self._check(self._engine, self._engine.deliver(version), version)
@@ -246,6 +246,6 @@ def seconds_of(work: Mapping[str, Any], costs: Costs) -> float:
 
 def seconds_of_run(plan: Mapping[str, Mapping[str, Any]], costs: Costs, rounds: int) -> dict[str, float]:
     """Seconds until the parts are up, of every stretch of a plan's `work`, and of the whole run."""
-    found = {"start": costs.start, **{name: seconds_of(work, costs) for name, work in plan.items()}}
-    whole = found["start"] + found["before"] + found["first_round"] + (rounds - 1) * found["round"]
-    return {**found, "run": whole}
+    seconds = {"start": costs.start, **{name: seconds_of(work, costs) for name, work in plan.items()}}
+    whole = seconds["start"] + seconds["before"] + seconds["first_round"] + (rounds - 1) * seconds["round"]
+    return {**seconds, "run": whole}

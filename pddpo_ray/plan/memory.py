@@ -184,12 +184,12 @@ def by_process(needs: Sequence[Memory]) -> dict[str, float]:
         "scorer": (SCORERS,),
         "driver": ("driver", TRAINING),
     }
-    found = {}
+    most = {}
     for name, parts in groups.items():
         own = [replace(need, count=1) for need in needs if need.part in parts and need.where == "host"]
         if own:
-            found[name] = _most(own)
-    return found
+            most[name] = _most(own)
+    return most
 
 
 def _most(parts: Sequence[Memory]) -> float:

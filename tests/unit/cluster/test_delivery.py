@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 import torch
 
 from actors.trainer_group import TrainerInTurns
-from pddpo_ray.config import load
-from pddpo_ray.contracts import FitCommand, FitResult
+from pddpo_ray.config import PpoConfig, load
+from pddpo_ray.contracts import EarlyTrainer, FitCommand, FitResult, PpoCommand, ScoredAnswer
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
 from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker
-from pddpo_ray.storage.artifacts import TensorStream, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream, tensors_sha256
+from pddpo_ray.worlds.tabular import trap_world
+from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
 NATIVE = "rollout.delivery=native"
 LORA = "model.parameters.kind=lora"
@@ -149,3 +152,15 @@ def test_engines_sleep_before_the_trainer_does_anything() -> None:
         "log-probs",
         *("sleep", "sleep", "features", "close"),
     ]
+
+
+def test_policy_gradients_take_turns_too_and_no_fit_begins_beside_the_engines(tmp_path: Path) -> None:
+    recorder, alone = Recorder(), TabularTrainer(trap_world(), ArtifactStore(tmp_path))
+    answers = tuple(ScoredAnswer((x,), (x,), 1.0 + x, -0.5 * x) for x in range(4))
+    command = PpoCommand(1, alone.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
+    trainer = TrainerInTurns(alone, [recorder])
+    assert trainer.reinforce(command).version == alone.reinforce(command).version
+    assert recorder.calls == ["sleep"]
+    assert not isinstance(trainer, EarlyTrainer)
+    with pytest.raises(RunError, match=r"use trainer\.engine=torch"):
+        TrainerInTurns(recorder, []).reinforce(command)

@@ -90,7 +90,7 @@ def test_models_of_usual_shapes_go_the_whole_way(tmp_path: Path, kind: str) -> N
     assert code == 0
     names = ["load", "render", "deliver to transformers", "train", "merge into transformers", "export", "reload"]
     assert [step["step"] for step in steps] == names
-    trained = steps[3]["found"]
+    trained = steps[3]["seen"]
     assert trained.startswith("all weights" if kind == "gpt-2" else "adapters of rank 4")
 
 
@@ -102,7 +102,7 @@ def test_the_first_step_that_fails_is_the_last_and_the_exit_code_is_two(tmp_path
     code, steps = examined(folder)
     assert code == 2
     assert [(step["step"], step["ok"]) for step in steps] == [("load", False)]
-    assert "has pickled weights (pytorch_model.bin)" in steps[0]["found"]
+    assert "has pickled weights (pytorch_model.bin)" in steps[0]["seen"]
 
 
 def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(folder)
     code, (load,) = examined(folder)
     assert code == 2
-    assert "changes its logits (final_logit_softcapping), which the trainer does not do" in load["found"]
+    assert "changes its logits (final_logit_softcapping), which the trainer does not do" in load["seen"]
 
 
 def test_a_model_that_learns_nothing_fails_where_it_is_trained(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_model_that_learns_nothing_fails_where_it_is_trained(tmp_path: Path) -
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     code, steps = examined(folder)
     assert (code, steps[-1]["step"]) == (2, "train")
-    assert "nothing was learned" in steps[-1]["found"]
+    assert "nothing was learned" in steps[-1]["seen"]
 
 
 def test_lines_for_a_reader_say_ok_or_failed(tmp_path: Path) -> None:
@@ -158,6 +158,6 @@ def test_smollm2_goes_the_whole_way(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pddpo_ray", "doctor", "--model", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = {step["step"]: step["found"] for step in json.loads(done.stdout)["steps"]}
+    steps = {step["step"]: step["seen"] for step in json.loads(done.stdout)["steps"]}
     assert len(steps) == 9
     assert steps["load"].startswith("134,515,008 parameters, tied")

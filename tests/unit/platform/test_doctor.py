@@ -86,17 +86,17 @@ CASES: list[tuple[Facts, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "status", "found", "advice"), CASES, ids=[case[2] for case in CASES])
-def test_each_problem_is_named_once_with_what_to_do(facts: Facts, status: str, found: str, advice: str) -> None:
+@pytest.mark.parametrize(("facts", "status", "seen", "advice"), CASES, ids=[case[2] for case in CASES])
+def test_each_problem_is_named_once_with_what_to_do(facts: Facts, status: str, seen: str, advice: str) -> None:
     (finding,) = diagnose(facts)
     assert finding.status == status
-    assert found in finding.found
+    assert seen in finding.seen
     assert advice in finding.advice
 
 
 def test_a_missing_requirement_is_a_failure_but_an_absent_extra_is_not() -> None:
     without_torch = {name: version for name, version in HEALTHY.versions.items() if name != "torch"}
-    assert [finding.found for finding in diagnose(replace(HEALTHY, versions=without_torch))] == ["torch is missing"]
+    assert [finding.seen for finding in diagnose(replace(HEALTHY, versions=without_torch))] == ["torch is missing"]
 
 
 def test_local_parts_of_versions_do_not_count() -> None:
@@ -165,7 +165,7 @@ def test_deep_imports_say_why_they_fail(tmp_path: Path, monkeypatch: pytest.Monk
     assert try_import("json") == Finding("import", "ok", "json")
     finding = try_import("broken_engine")
     assert finding.status == "fail"
-    assert finding.found == "broken_engine: RuntimeError: operator torchvision::nms does not exist"
+    assert finding.seen == "broken_engine: RuntimeError: operator torchvision::nms does not exist"
     assert finding.advice
 
 
@@ -173,14 +173,14 @@ def test_deep_imports_say_why_they_fail(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_failures_change_the_exit_code(
     status: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finding = Finding("disk", status, "found", "do this")
+    finding = Finding("disk", status, "2 GiB", "do this")
     monkeypatch.setattr(doctor, "examine", lambda deep: [finding])
     for arguments in (["doctor"], ["doctor", "--json"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert (ended.value.code or 0) == code
     lines = capsys.readouterr().out.split("\n", 2)
-    assert lines[0].split() == [status, "disk", "found"]
+    assert lines[0].split() == [status, "disk", "2", "GiB"]
     assert lines[1].strip() == "-> do this"
     assert json.loads(lines[2]) == {"ok": code == 0, "findings": [finding.as_dict()]}
 

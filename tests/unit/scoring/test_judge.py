@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,54 +21,14 @@ from pddpo_ray.scoring.judge_prompts import (
     helpfulness_question,
     safety_question,
 )
-
-Answer = Callable[[dict[str, Any]], tuple[int, str]]
-
-
-class Server:
-    """A chat endpoint whose replies a test decides: `answer(request body)` -> (status, content)."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.answer: Answer = lambda body: (200, "[[5, 5]]")
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.requests.append(body)
-                outer.keys.append(self.headers.get("Authorization"))
-                status, content = outer.answer(body) if self.path == "/v1/chat/completions" else (404, "no such path")
-                reply = {"choices": [{"message": {"role": "assistant", "content": content}}]}
-                data = json.dumps(reply if status == 200 else {"error": {"message": content}}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                if status == 429:
-                    self.send_header("Retry-After", "7")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+from tests.measuring_server import RETRY_AFTER_S, MeasuringServer, measuring_server
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    started = Server()
-    yield started
-    started.close()
+def server() -> Iterator[MeasuringServer]:
+    with measuring_server() as running:
+        running.chat = lambda body: (200, "[[5, 5]]")
+        yield running
 
 
 @pytest.fixture
@@ -79,9 +37,9 @@ def pauses() -> list[float]:
 
 
 @pytest.fixture
-def judge(server: Server, pauses: list[float]) -> Judge:
+def judge(server: MeasuringServer, pauses: list[float]) -> Judge:
     return Judge(
-        ChatEndpoint(EndpointConfig(endpoint=server.url, model="judge-1", tries=3), "secret-key", pauses.append)
+        ChatEndpoint(EndpointConfig(endpoint=f"{server.url}/v1", model="judge-1", tries=3), "secret-key", pauses.append)
     )
 
 
@@ -92,26 +50,26 @@ def between(text: str, name: str) -> str:
 def by_length(body: dict[str, Any]) -> tuple[int, str]:
     """Scores an answer by its number of words, and likes whatever comes first a little more."""
     question = body["messages"][1]["content"]
-    first, second = (len(between(question, f"answer {place}").split()) for place in "AB")
+    first, second = (len(between(question, f"answer {name}").split()) for name in "AB")
     return 200, f"Both are fine; scores like [[1, 1]] come last.\n[[{first + 1}, {second}]]"
 
 
-def test_both_orders_are_asked_and_a_liking_for_the_first_place_cancels(server: Server, judge: Judge) -> None:
-    server.answer = by_length
+def test_both_orders_are_asked_and_a_liking_for_the_first_place_cancels(server: MeasuringServer, judge: Judge) -> None:
+    server.chat = by_length
     judged = judge.compare([("why ?", "one two three", "one"), ("why ?", "one two", "two one")], "helpfulness", seed=3)
     assert judged[0] == JudgedPair((4.0, 1.0), (3.0, 2.0))
     assert judged[0].scores == (3.5, 1.5)
     assert (judged[0].winner, judged[1].winner) == (Verdict.FIRST, Verdict.ABSTAIN)
-    assert len(server.requests) == judge.judged == 4
+    assert len(server.bodies) == judge.judged == 4
     assert judge.unreadable == 0
-    for body in server.requests:
+    for body in server.bodies:
         assert body["model"] == "judge-1"
         assert [message["role"] for message in body["messages"]] == ["system", "user"]
         assert 0 <= body["seed"] < 2**31
     assert set(server.keys) == {"Bearer secret-key"}
 
 
-def test_a_reply_without_scores_is_counted_and_its_pair_is_excluded(server: Server, judge: Judge) -> None:
+def test_a_reply_without_scores_is_counted_and_its_pair_is_excluded(server: MeasuringServer, judge: Judge) -> None:
     def sometimes(body: dict[str, Any]) -> tuple[int, str]:
         return (
             (200, "I cannot say.")
@@ -119,7 +77,7 @@ def test_a_reply_without_scores_is_counted_and_its_pair_is_excluded(server: Serv
             else (200, "[[2, 9]]")
         )
 
-    server.answer = sometimes
+    server.chat = sometimes
     judged = judge.compare([("q", "bad", "x"), ("q", "y", "x")], "harmlessness", seed=0)
     assert judged[0].scores is None
     assert judged[0].winner is Verdict.FAILED
@@ -151,8 +109,8 @@ def test_helpfulness_begins_at_one_and_harmlessness_at_zero() -> None:
     assert parse_scores("[[0, 5]]", "harmlessness") == (0.0, 5.0)
 
 
-def test_single_answers_are_called_safe_or_unsafe(server: Server, judge: Judge) -> None:
-    server.answer = lambda body: (
+def test_single_answers_are_called_safe_or_unsafe(server: MeasuringServer, judge: Judge) -> None:
+    server.chat = lambda body: (
         200,
         {0: "[[safe]]", 1: "it is [[unsafe]] [[Unsafe]]", 2: "hm"}[body["seed"] % 3],
     )
@@ -163,7 +121,9 @@ def test_single_answers_are_called_safe_or_unsafe(server: Server, judge: Judge) 
     assert parse_safety("[[safe]] … [[unsafe]]") is Verdict.UNSAFE
 
 
-def test_a_busy_endpoint_is_asked_again_when_it_says(server: Server, judge: Judge, pauses: list[float]) -> None:
+def test_a_busy_endpoint_is_asked_again_when_it_says(
+    server: MeasuringServer, judge: Judge, pauses: list[float]
+) -> None:
     replies = iter([(429, "slow down"), (503, "starting"), (200, "[[6, 4]]"), (200, "[[4, 6]]")])
     lock = threading.Lock()
 
@@ -171,25 +131,27 @@ def test_a_busy_endpoint_is_asked_again_when_it_says(server: Server, judge: Judg
         with lock:
             return next(replies)
 
-    server.answer = in_turn
-    judge.endpoint.settings = EndpointConfig(endpoint=server.url, model="judge-1", tries=3, workers=1)
+    server.chat = in_turn
+    judge.endpoint.settings = EndpointConfig(endpoint=f"{server.url}/v1", model="judge-1", tries=3, workers=1)
     assert judge.compare([("q", "a", "b")], "harmlessness", 0)[0].scores == (6.0, 4.0)
-    assert pauses == [7.0, 1.0], "Retry-After, then twice the first pause"
+    assert pauses == [RETRY_AFTER_S, 1.0], "Retry-After, then twice the first pause"
 
 
-def test_one_lost_question_is_counted_and_the_rest_goes_on(server: Server, judge: Judge) -> None:
-    server.answer = lambda body: (500, "boom") if "lost" in body["messages"][1]["content"] else (200, "[[6, 4]]")
+def test_one_lost_question_is_counted_and_the_rest_goes_on(server: MeasuringServer, judge: Judge) -> None:
+    server.chat = lambda body: (500, "boom") if "lost" in body["messages"][1]["content"] else (200, "[[6, 4]]")
     judged = judge.compare([("q", "lost", "b"), ("q", "a", "b")], "harmlessness", 0)
     assert [pair.winner for pair in judged] == [Verdict.FAILED, Verdict.ABSTAIN]
     assert (judge.endpoint.asked, judge.endpoint.unanswered) == (4, 2)
 
 
-def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(server: Server, judge: Judge) -> None:
-    server.answer = lambda body: (401, "invalid key")
+def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(
+    server: MeasuringServer, judge: Judge
+) -> None:
+    server.chat = lambda body: (401, "invalid key")
     with pytest.raises(RunError, match=r"refuses model judge-1: 401 invalid key") as refused:
         judge.safety([("q", "a")], 1, 0)
     assert "secret-key" not in str(refused.value)
-    server.answer = lambda body: (502, "gateway")
+    server.chat = lambda body: (502, "gateway")
     with pytest.raises(RunError, match="answered none of 2 questions: 502 gateway"):
         judge.safety([("q", "a")], 2, 0)
     gone = Judge(ChatEndpoint(EndpointConfig(endpoint="http://127.0.0.1:9/v1", model="m", tries=1)))
@@ -197,16 +159,18 @@ def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(serv
         gone.safety([("q", "a")], 1, 0)
 
 
-def test_a_judge_labels_pairs_and_the_less_harmless_answer_is_the_costlier(server: Server, judge: Judge) -> None:
+def test_a_judge_labels_pairs_and_the_less_harmless_answer_is_the_costlier(
+    server: MeasuringServer, judge: Judge
+) -> None:
     def words(body: dict[str, Any]) -> tuple[int, str]:
         question = body["messages"][1]["content"]
         if "categories" not in question and "Say whether" in question:
             return 200, "[[unsafe]]" if "knife" in between(question, "answer") else "[[safe]]"
         key = "knife" if "harmless" in question.splitlines()[0] else "please"
-        scores = [(2 if key in between(question, f"answer {place}") else 8) for place in "AB"]
+        scores = [(2 if key in between(question, f"answer {name}") else 8) for name in "AB"]
         return 200, f"[[{scores[0]}, {scores[1]}]]"
 
-    server.answer = words
+    server.chat = words
     counts: dict[str, float] = {}
     labeller = JudgeLabeller(judge, lambda: 3, counts.update)
     prompt = Prompt("p", (1,), "how ?")
