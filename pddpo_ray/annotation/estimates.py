@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import Mode, bias_allowance, clipped_logit
+from pddpo_ray.theory.measured_draws import corrected_by_people
 
 FromShares = Callable[[Array], CostEstimate]
 
@@ -88,8 +89,8 @@ def mixed_estimate(
 ) -> CostEstimate:
     """Mean of what people would say about all N items, from a model on all and people on some.
 
-    value = 1/N sum_i [ m_i + (s_i / pi_i) (y_i - m_i) ], with s_i = 1 where people were asked. E[s_i] = pi_i makes it
-    unbiased for mean(y) however wrong the model is; a good model only makes it less noisy (a difference estimator).
+    The value is the mean of `measured_draws.corrected_by_people`: unbiased for mean(y) however wrong the model is; a
+    good model only makes it less noisy (a difference estimator).
 
     The squared standard error has two parts: that of a mean of N answers had people seen them all, and that of having
     drawn r of the R items with a chance below 1,
@@ -104,14 +105,13 @@ def mixed_estimate(
     asked, chances = sample.asked, sample.chances
     if m.size < 2 or np.any(chances <= 0) or np.any(chances > 1):
         raise ValueError("two items or more are needed, each with a chance in (0, 1] of being shown to people")
-    weights = np.where(asked, 1.0 / chances, 0.0)
-    differences = np.where(asked, y, m) - m
-    value = float(m.mean() + weights @ differences / m.size)
+    value = float(corrected_by_people(m, y, asked, chances).mean())
     if not math.isfinite(value):
         raise ValueError("labels of people and the model's scores must be numbers")
+    weights = np.where(asked, 1.0 / chances, 0.0)
     centre = weights @ np.where(asked, y, 0.0) / m.size
     spread = float(weights @ np.where(asked, y - centre, 0.0) ** 2) / (m.size - 1)
-    variance = spread / m.size + _drawing_variance(differences, asked, chances)
+    variance = spread / m.size + _drawing_variance(y - m, asked, chances)
     number, error = int(m.size), math.sqrt(variance)
     return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max)
 

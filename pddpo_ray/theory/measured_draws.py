@@ -45,16 +45,22 @@ def scaled(values: ArrayLike, low: float, high: float) -> Array:
     return np.clip((array - low) / (high - low), 0.0, 1.0)
 
 
-def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: float) -> Array:
-    """f + (xi/q)(y - f) scaled to [0, 1]: its mean is that of people's values whatever the machine says. [n] x3 -> [n]
+def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, chance: ArrayLike) -> Array:
+    """f + (s/pi)(y - f) of each item: its mean is that of people's values whatever the machine says. [n] x3 -> [n]
 
-    `asked` are independent coins with probability `share` = q, tossed apart from both values; `people` is read only
-    where a coin fell, and NaN there (no answer) stays NaN.
+    s is 1 where people were asked, which had the chance pi in (0, 1], one for all or one each ([n] or []). `people` is
+    read only where they were asked, and NaN there (no answer) stays NaN.
     """
+    f, shown = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
+    y = np.where(shown, np.asarray(people, dtype=np.float64), f)
+    return f + (y - f) / np.asarray(chance, dtype=np.float64)
+
+
+def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: float) -> Array:
+    """`corrected_by_people` scaled to [0, 1]. `asked` are independent coins with probability `share` = q, tossed apart
+    from both values. [n] x3 -> [n]"""
     low, high = _with_people_range(share)
-    f, coins = np.asarray(machine, dtype=np.float64), np.asarray(asked, dtype=bool)
-    y = np.where(coins, np.asarray(people, dtype=np.float64), f)
-    return scaled(f + (y - f) / share, low, high)
+    return scaled(corrected_by_people(machine, people, asked, share), low, high)
 
 
 def limit_with_people(limit: float, share: float) -> float:
