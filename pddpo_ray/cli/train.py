@@ -165,7 +165,7 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
     if calibrate and not problem:
-        plan["seconds_of_one"], plan["seconds"] = measured_seconds(config, plan["work"], machine)
+        plan |= measured_plan(config, machine)
     if as_json:
         print_json(
             {"recipe": config.model_dump(mode="json"), "digest": config.digest(), "plan": plan, "short": problem}
@@ -179,19 +179,25 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
         raise UserError(problem)
 
 
-def measured_seconds(
-    config: Config, work: Mapping[str, Any], machine: Machine
-) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Wall seconds of one of each thing here, and those of each stretch of the run, by both clocks."""
+def measured_plan(config: Config, machine: Machine) -> dict[str, Any]:
+    """What measuring adds to a plan: the number of prompts and the work with them, wall seconds of one of each thing
+    here, and those of each stretch of the run, by both clocks."""
     from pddpo_ray.plan.calibration import measure, seconds_of_run
+    from pddpo_ray.plan.work import work
 
     quieten_libraries(machine)
     measured = measure(config)
+    counted = work(config, measured.prompts)
     by_clock = {
-        name: seconds_of_run(work, costs, config.rounds)
+        name: seconds_of_run(counted, costs, config.rounds)
         for name, costs in (("wall", measured.wall), ("cpu", measured.cpu))
     }
-    return asdict(measured.wall), by_clock
+    return {
+        "prompts": measured.prompts,
+        "work": counted,
+        "seconds_of_one": asdict(measured.wall),
+        "seconds": by_clock,
+    }
 
 
 def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: Path | None) -> None:

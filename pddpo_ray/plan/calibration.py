@@ -65,10 +65,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class Measured:
-    """The costs by either clock."""
+    """The costs by either clock, and what is known once the recipe's files are read."""
 
     wall: Costs
     cpu: Costs
+    prompts: int
+    """Different prompts of the run."""
 
 
 def measure(config: Config) -> Measured:
@@ -91,11 +93,11 @@ def measure(config: Config) -> Measured:
         # the CPU seconds of a process begin with its interpreter and imports
         start = np.array([time.monotonic() - began, time.process_time()])
         try:
-            seconds = {**_Measuring(alone, backends).all(), "start": start}
+            seconds, prompts = {**_Measuring(alone, backends).all(), "start": start}, len(backends.prompts)
         finally:
             backends.close()
     wall, cpu = (Costs(**{name: float(clocks[index]) for name, clocks in seconds.items()}) for index in (0, 1))
-    return Measured(wall, cpu)
+    return Measured(wall, cpu, prompts)
 
 
 class _Measuring:

@@ -11,7 +11,7 @@ from pddpo_ray.loop.machine import Machine
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.resources import device_of, placement
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.plan.work import time_rows, work, work_rows
+from pddpo_ray.plan.work import prompts_of, time_rows, work, work_rows
 
 
 def labels(config: Config) -> dict[str, float]:
@@ -52,6 +52,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "host_bytes": host_bytes(needs),
         "memory_by_process": by_process(needs),
         "stored_bytes": stored_bytes(config, shape),
+        "prompts": prompts_of(config),
         "work": work(config),
         "labels": labels(config),
         "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
@@ -92,7 +93,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         ("offline", f"{asked['offline']:,}", "there before the first round"),
         ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
     ]
-    worked = [("work", work_rows(plan["work"]))] if plan["parameters"] else []
+    worked = [(f"work ({plan['prompts']:,} prompts)", work_rows(plan["work"]))] if plan["parameters"] else []
     if "seconds" in plan:
         worked.append(("time on this machine, in one process", time_rows(plan["seconds_of_one"], plan["seconds"])))
     return [

@@ -1,8 +1,9 @@
 """How much a recipe computes and asks before its first round and in each round, as pure functions of the recipe.
 
-Answers are counted exactly, but for offline ones and those to prompts that come again in a later round, which may be
-fewer. Tokens are at most: an answer counts with its longest length. Two fits are counted in a round, one too many for
-methods with a single stage.
+Answers are counted exactly for the number of prompts that is given, but for baseline answers to prompts that come again
+in a later round, which are fewer. Files of real text may hold fewer prompts than the recipe asks for; their number is
+known once they are read. Tokens are at most: an answer counts with its longest length. Two fits are counted in a
+round, one too many for methods with a single stage.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pddpo_ray.config import Config, FitConfig, ModelFeedback, NoWorldConfig, TextWorldConfig
+from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, NoWorldConfig, TextWorldConfig
+from pddpo_ray.config.feedback import TrainedScores
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.worlds.text_family import grammar_of
@@ -52,19 +54,18 @@ class Work:
 
 
 def prompts_of(config: Config) -> int:
-    """Number of different prompts, at most; 0 for a table."""
+    """Number of different prompts, of files at most; 0 for a table."""
     match config.world:
-        case NoWorldConfig(prompt_count=count):
-            return count
+        case NoWorldConfig(prompts=files, prompt_count=count):
+            return count if files else min(count, config.offline.pairs)
         case TextWorldConfig() as text:
             return len(grammar_of(text).prompt_ids)
         case _:
             return 0
 
 
-def work_before(config: Config) -> Work:
-    """What is done once, before the first round."""
-    prompts = prompts_of(config)
+def work_before(config: Config, prompts: int) -> Work:
+    """What is done once, before the first round, with so many different prompts."""
     if config.policies != "language models":
         return Work()
     answers: dict[str, int] = {}
@@ -72,16 +73,17 @@ def work_before(config: Config) -> Work:
         answers["offline"] = prompts * offline_answers(config.offline.pairs, prompts)
         if config.offline.extra:
             answers["extra"] = prompts * offline_answers(config.offline.extra, prompts)
-    models, scorer_pairs = 0, 0
-    if isinstance(config.feedback, ModelFeedback):
-        models = (config.feedback.reward, config.feedback.cost).count(None)
-        pairs = config.offline.pairs if isinstance(config.world, NoWorldConfig) else config.scorers.pairs
-        scorer_pairs = models * _pairs_of(config.scorers.fit, round((1.0 - config.scorers.held_out) * pairs))
-        if models and isinstance(config.world, TextWorldConfig):
-            answers["scorers"] = prompts * 2 * -(-config.scorers.pairs // prompts)
-    once = Work(answers, scorers=models, scorer_pairs=scorer_pairs, deliveries=1)
+    models = _trained_scorers(config)
+    if models and isinstance(config.world, TextWorldConfig):
+        answers["scorers"] = prompts * 2 * -(-config.scorers.pairs // prompts)
+    by_method = config.algorithm == "safe-rlhf"
+    pairs = config.scorers.pairs if "scorers" in answers else config.offline.pairs
+    scorer_pairs = models * _scorer_pairs(config, pairs) + 2 * by_method * _scorer_pairs(config, config.offline.pairs)
+    answers |= _answers_of_the_reference(config, prompts)
+    once = Work(answers, scorers=models + 2 * by_method, scorer_pairs=scorer_pairs, deliveries=1)
     if not config.online:
         return once
+    once = _with_comparison(config, once)
     proposal = proposal_of(config, prompts)
     whitened = calibration_size(config, prompts)
     if proposal.baseline:
@@ -94,7 +96,54 @@ def work_before(config: Config) -> Work:
     return replace(once, features=baseline + whitened)
 
 
-def work_of_a_round(config: Config, first: bool = False) -> Work:
+def _trained_scorers(config: Config) -> int:
+    """Reward and cost models that label and are trained before the first round."""
+    match config.feedback:
+        case ModelFeedback(reward=reward, cost=cost):
+            return (reward, cost).count(None)
+        case MixedFeedback(model=TrainedScores(reward=reward, cost=cost)):
+            return (reward, cost).count(None)
+        case _:
+            return 0
+
+
+def _scorer_pairs(config: Config, pairs: int) -> int:
+    return _pairs_of(config.scorers.fit, round((1.0 - config.scorers.held_out) * pairs))
+
+
+def _answers_of_the_reference(config: Config, prompts: int) -> dict[str, int]:
+    """What methods want from the reference: answers for the explicit dual, a first batch or an estimate of its cost."""
+    method, algorithm = config.method, config.algorithm
+    by_policies = algorithm == "pecan" or (algorithm == "caid" and method.scores == "policies")
+    explicit = algorithm == "caid" or (algorithm in ("mocan", "pecan") and method.multiplier is None)
+    wanted = {"dual": prompts * method.answers} if explicit else {}
+    if algorithm == "safe-rlhf" or (explicit and by_policies):
+        wanted["cost"] = config.feedback.responses
+    return wanted
+
+
+def _with_comparison(config: Config, once: Work) -> Work:
+    """The rounds of offline PD-DPO that an online run on a text world makes first, if any."""
+    rounds, offline = config.offline.compare_rounds, config.offline
+    if not rounds or not isinstance(config.world, TextWorldConfig):
+        return once
+    trainer = config.trainer
+    reward, cost = (offline.compare_reward or trainer.first_reward), (offline.compare_cost or trainer.cost)
+    first = offline.compare_cost or trainer.first_cost
+    fitted = sum(_pairs_of(fit, offline.pairs) for fit in (reward, first)) + (rounds - 1) * _pairs_of(
+        cost, offline.pairs
+    )
+    return replace(
+        once,
+        answers={**once.answers, "comparison": rounds * config.feedback.responses},
+        fits=1 + rounds,
+        fitted_pairs=fitted,
+        prepared=2 * offline.pairs * (2 + rounds),
+        deliveries=once.deliveries + rounds,
+    )
+
+
+def work_of_a_round(config: Config, prompts: int, first: bool = False) -> Work:
     """What each round does; the first one's fits have settings of their own. Later ones are counted in the middle."""
     if config.policies != "language models":
         return Work()
@@ -122,7 +171,7 @@ def work_of_a_round(config: Config, first: bool = False) -> Work:
     )
     if not config.online:
         return once
-    proposal = proposal_of(config, prompts_of(config))
+    proposal = proposal_of(config, prompts)
     asked = config.explore.prompts
     answers["candidate"] = asked * (proposal.candidates - proposal.from_reference)
     if proposal.pool == 0 and proposal.from_reference:
@@ -144,11 +193,12 @@ def _pairs_of(fit: FitConfig, rows: int) -> int:
     return settings.steps * settings.batch_pairs
 
 
-def work(config: Config) -> dict[str, dict[str, Any]]:
-    """The work as plain values, for `--json`."""
+def work(config: Config, prompts: int | None = None) -> dict[str, dict[str, Any]]:
+    """The work as plain values, for `--json`; where the number of prompts is not known, with as many as may be."""
     longest = config.rollout.max_tokens
-    stretches = {"before": work_before(config), "first_round": work_of_a_round(config, first=True)}
-    stretches["round"] = work_of_a_round(config)
+    count = prompts_of(config) if prompts is None else prompts
+    stretches = {"before": work_before(config, count), "first_round": work_of_a_round(config, count, first=True)}
+    stretches["round"] = work_of_a_round(config, count)
     return {name: {**asdict(one), "tokens": one.tokens(longest)} for name, one in stretches.items()}
 
 

@@ -14,7 +14,7 @@ from pddpo_ray.plan.memory import ModelShape, memory
 from pddpo_ray.plan.printed import make_plan, plan_lines
 from pddpo_ray.plan.resources import bundles
 from pddpo_ray.plan.scale import cost_scale
-from pddpo_ray.plan.work import work_before
+from pddpo_ray.plan.work import prompts_of, work_before
 from pddpo_ray.records import Array, Prompt, Response
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -154,7 +154,7 @@ def test_o_pd_dpo_trains_with_the_values_of_pd_dpo(count: int) -> None:
 def test_nothing_that_would_take_hours_comes_before_the_first_round(name: str) -> None:
     """240,000 answers and 160,000 features came before round 1 when pools of 10,000 prompts were drawn whole."""
     config = load(name)
-    before = work_before(config)
+    before = work_before(config, prompts_of(config))
     assert before.answers == ({"calibration": 2048} if config.online else {})
     assert before.features == sum(before.answers.values())
     assert (before.log_probs, before.prepared, before.fits, before.scorers, before.scorer_pairs) == (0,) * 5

@@ -67,7 +67,10 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
         drawn = {number: Counter(sample.id.split("-")[1] for sample in journal.samples(number)) for number in range(4)}
     assert all(entry.verified and entry.canary_difference < 1e-4 for entry in deliveries if entry.canary_difference)
     assert {entry.delivery.version for entry in deliveries} == {0, 2, 4, 6}
+    with read_journal(tmp_path / "whole" / "run" / JOURNAL, "run-offline") as journal:
+        compared = [sample for number in range(1, 4) for sample in journal.samples(number)]
     planned = work(tiny_text())
+    assert len(compared) == planned["before"]["answers"].pop("comparison")
     assert drawn[0].pop("offline") <= planned["before"]["answers"].pop("offline")
     assert [drawn[number] for number in range(4)] == [
         planned[name]["answers"] for name in ("before", "first_round", "round", "round")
