@@ -41,7 +41,7 @@ from pddpo_ray.rollout.factory import Device, transfer_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.dual import DualState
-from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_files import tabular_world
 
 
 def run_recipe(

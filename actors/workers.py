@@ -18,7 +18,7 @@ from pddpo_ray.training.fit import Engine, Shard
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import LoraEngine
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
 
 

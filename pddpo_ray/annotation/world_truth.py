@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.records import Array, Response
 from pddpo_ray.scoring.interface import TextPair
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_files import tabular_world
 
 
 @dataclass(frozen=True)

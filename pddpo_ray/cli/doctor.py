@@ -47,9 +47,10 @@ def _examine_model(model: str, engines: list[str], *, as_json: bool) -> bool:
     """Whether the model goes the whole way; one line per step as it ends."""
     from pddpo_ray.errors import UserError
     from pddpo_ray.loop.machine import inspect_machine
-    from pddpo_ray.plan.conformance import EngineName, Step, steps_of
 
     quieten_libraries(inspect_machine())
+    from pddpo_ray.plan.conformance import EngineName, Step, steps_of
+
     known: tuple[EngineName, ...] = ("transformers", "vllm")
     if unknown := set(engines) - set(known):
         raise UserError(f"--engine {min(unknown)}: there are {' and '.join(known)}")

@@ -19,7 +19,7 @@ from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
-from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_files import tabular_world
 
 
 def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str, dict[str, float]]:

@@ -16,7 +16,8 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.table_limits import TableLimits, range_of, table_limits
-from pddpo_ray.worlds.tabular import TabularWorld, tabular_world
+from pddpo_ray.worlds.tabular import TabularWorld
+from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
 
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
@@ -26,13 +28,15 @@ from pddpo_ray.errors import PddpoError, RunError, UserError
 from pddpo_ray.records import Array, Message, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer, model_tensors, tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import FLOAT32_TOLERANCE, check_canaries, verify
+from pddpo_ray.rollout.transformers_engine import TransformersEngine
+from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
+from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import as_dicts
-
-if TYPE_CHECKING:
-    from pddpo_ray.training.local import LocalTrainer
+from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
+from pddpo_ray.training.lora import load_lora_trainer
 
 EngineName = Literal["transformers", "vllm"]
 QUESTION = "How do I keep bread fresh for 3 days?"
@@ -98,9 +102,6 @@ class _Way:
         self._canaries: list[Response] = []
 
     def load(self) -> str:
-        # Imported here: torch takes seconds, and the command line's help needs none of it.
-        from pddpo_ray.training.local import store_reference
-
         folder = checkpoint_folder(self._source)
         if problem := checkpoint_problem(folder):
             raise UserError(f"{self._source} {problem}")
@@ -166,8 +167,6 @@ class _Way:
         return f"{self._how}; one step moved an answer by {moved:.3f} nats"
 
     def export(self) -> str:
-        from transformers import AutoModelForCausalLM
-
         model = AutoModelForCausalLM.from_pretrained(self._store.folder(self.policy.path))
         model.save_pretrained(self._exported)
         load_tokenizer(self._base).save_pretrained(self._exported)
@@ -179,9 +178,6 @@ class _Way:
         return self._folder / "exported"
 
     def reload(self) -> str:
-        import torch
-        from transformers import AutoModelForCausalLM
-
         model = AutoModelForCausalLM.from_pretrained(self._exported).eval()
         sums = []
         for canary in self._canaries:
@@ -205,9 +201,6 @@ class _Way:
 
 def _trainer(folder: Path, store: ArtifactStore, reference: PolicyVersion) -> tuple[LocalTrainer, str]:
     """A trainer of adapters, or of all weights for a model that takes none; and which of the two."""
-    from pddpo_ray.training.local import load_trainer
-    from pddpo_ray.training.lora import load_lora_trainer
-
     try:
         return load_lora_trainer(folder, store, reference, rank=RANK, alpha=ALPHA), f"adapters of rank {RANK}"
     except UserError as error:
@@ -216,12 +209,7 @@ def _trainer(folder: Path, store: ArtifactStore, reference: PolicyVersion) -> tu
 
 def _engine(name: EngineName, folder: Path, store: ArtifactStore, canaries: Sequence[Response]) -> RolloutEngine:
     if name == "transformers":
-        from pddpo_ray.rollout.transformers_engine import TransformersEngine
-
         return TransformersEngine(name, folder, store)
-    from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
-    from pddpo_ray.rollout.vllm_start import prepare_process
-
     prepare_process()
     longest = max(len(canary.prompt.token_ids) + len(canary.token_ids) for canary in canaries)
     return VllmEngine(name, folder, store, VllmSettings(max_model_len=longest + 1, kv_cache_gib=0.5))

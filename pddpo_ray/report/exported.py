@@ -6,7 +6,10 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
@@ -16,12 +19,10 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.report.model_card import BASE, model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
+from pddpo_ray.storage.adapters import ADAPTER, whole_weights
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, copy_plain_files, written_aside
 from pddpo_ray.text.renderer import Renderer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_template.jinja"
 
@@ -80,8 +81,6 @@ def policy_to_take(catalog: Catalog, run: Path, number: int | None) -> ServedPol
 
 def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, Tensor]:
     """Whole weights of a policy, checked against the journal's hash; nothing is written to the run."""
-    from pddpo_ray.storage.adapters import whole_weights
-
     stored, version = artifacts.stored(policy.version.path), policy.version
     if not (stored / ADAPTER_BASE).exists():
         return artifacts.read_torch(version.path, version.sha256)
@@ -108,16 +107,12 @@ def _reference(store: Store) -> PolicyVersion:
 
 
 def _write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
-    from safetensors.torch import save_file
-
     # transformers asks which framework wrote the file
     plain = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _write_adapter(stored: Path, folder: Path, base: str) -> None:
-    from pddpo_ray.storage.adapters import ADAPTER
-
     for file in (stored / ADAPTER).iterdir():
         if file.name != CARD:
             shutil.copyfile(file, folder / file.name)

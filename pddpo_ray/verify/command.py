@@ -28,7 +28,8 @@ from pddpo_ray.verify.methods import COMPARED, DEFAULT, PUBLIC, Method
 from pddpo_ray.verify.page import render
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import simulate
-from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world
+from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
+from pddpo_ray.worlds.tabular_files import load_world
 
 SEEDS = tuple(range(10))
 

@@ -19,7 +19,7 @@ from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackControlle
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Response
 from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.worlds.tabular import tabular_world
+from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SETTINGS = [

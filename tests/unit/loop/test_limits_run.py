@@ -15,7 +15,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.worlds.tabular import load_world, world_json
+from pddpo_ray.worlds.tabular_files import load_world, world_json
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 QUICK = ("report.tensorboard=false", "report.html=false", "offline.pairs=300")

@@ -23,7 +23,8 @@ from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 from pddpo_ray.verify.command import VerifyOptions, main
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
-from pddpo_ray.worlds.tabular import load_world, random_world, trap_world, two_limits_world, world_json, world_of
+from pddpo_ray.worlds.tabular import random_world, trap_world, two_limits_world
+from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of
 
 WORLD = two_limits_world()
 

@@ -29,16 +29,8 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.worlds.table_engine import decoded
-from pddpo_ray.worlds.tabular import (
-    TabularWorld,
-    draw_answers,
-    full_coverage,
-    load_world,
-    random_world,
-    trap_world,
-    world_json,
-    world_of,
-)
+from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world, trap_world
+from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer, one_hot_gram, wins_of
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 

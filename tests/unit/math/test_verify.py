@@ -31,7 +31,8 @@ from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLI
 from pddpo_ray.verify.page import gap_chart
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
-from pddpo_ray.worlds.tabular import TabularWorld, load_world, random_world, trap_world, world_json
+from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
+from pddpo_ray.worlds.tabular_files import load_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 
 SHARED_TRAP = Path(os.environ.get("PDDPO_SHARED", "../shared")) / "worlds" / "trap.json"

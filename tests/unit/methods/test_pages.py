@@ -25,7 +25,8 @@ from pddpo_ray.records import LabelledPair, Objective, Pair, PairRow, PolicyVers
 from pddpo_ray.scoring.linear_scores import LinearScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import clipped_logit
-from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world, world_json
+from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world
+from pddpo_ray.worlds.tabular_files import world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 from tests.unit.loop.small_run import finish, story
 from tests.unit.methods.runs import NEEDS, commands_of, config_of, journal_of
