@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, RolloutEngine, Start
@@ -167,6 +166,8 @@ class _Way:
         return f"{self._how}; one step moved an answer by {moved:.3f} nats"
 
     def export(self) -> str:
+        from transformers import AutoModelForCausalLM
+
         model = AutoModelForCausalLM.from_pretrained(self._store.folder(self.policy.path))
         model.save_pretrained(self._exported)
         load_tokenizer(self._base).save_pretrained(self._exported)
@@ -178,6 +179,8 @@ class _Way:
         return self._folder / "exported"
 
     def reload(self) -> str:
+        from transformers import AutoModelForCausalLM
+
         model = AutoModelForCausalLM.from_pretrained(self._exported).eval()
         sums = []
         for canary in self._canaries:

@@ -18,8 +18,8 @@ from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.seeds import seed_of
+from tests.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
-from tests.unit.scoring.test_judge import Server
 
 
 def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
@@ -106,18 +106,15 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
-    server = Server()
-    server.answer = lambda body: (
-        200,
-        ("[[unsafe]]" if body["seed"] % 2 else "[[safe]]")
-        if "Say whether" in body["messages"][1]["content"]
-        else f"[[{2 + body['seed'] % 7}, 5]]",
-    )
-    feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}', responses: 6, labels_each: 3}}"
-    try:
+    with measuring_server() as server:
+        server.chat = lambda body: (
+            200,
+            ("[[unsafe]]" if body["seed"] % 2 else "[[safe]]")
+            if "Say whether" in body["messages"][1]["content"]
+            else f"[[{2 + body['seed'] % 7}, 5]]",
+        )
+        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6, labels_each: 3}}"
         result = run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
-    finally:
-        server.close()
     assert result["labels_safety"] == 18
     with journal(tmp_path / "run") as log:
         metrics = log.metrics()

@@ -24,9 +24,9 @@ from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 from pddpo_ray.training.local import store_reference
 from tests.chat_tokenizers import gpt_2, zephyr
+from tests.measuring_server import MeasuringServer, measuring_server
 from tests.small_real_text import SMALL_REAL_TEXT
 from tests.tiny_language_model import save_policy, word_tokenizer
-from tests.unit.scoring.test_judge import Server
 from tests.unit.scoring.test_loading import beaver
 from tests.unit.text.test_renderer import DIALOGUE, WITH_SYSTEM, spoken
 
@@ -62,18 +62,18 @@ def test_a_dialogue_out_of_a_run_is_read_back_turn_by_turn() -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    started = Server()
-    yield started
-    started.close()
+def server() -> Iterator[MeasuringServer]:
+    with measuring_server() as running:
+        running.chat = lambda body: (200, "[[5, 5]]")
+        yield running
 
 
-def test_a_judge_is_asked_the_question_once(pairs: list[LabelledPair], server: Server) -> None:
-    judge = Judge(ChatEndpoint(EndpointConfig(endpoint=server.url, model="judge")))
+def test_a_judge_is_asked_the_question_once(pairs: list[LabelledPair], server: MeasuringServer) -> None:
+    judge = Judge(ChatEndpoint(EndpointConfig(endpoint=f"{server.url}/v1", model="judge")))
     labeller = JudgeLabeller(judge, lambda: 1)
     labeller.compare([item.pair for item in pairs], seed=0)
     labeller.safety([pairs[0].pair.first], 1, seed=0)
-    asked = [request["messages"][-1]["content"] for request in server.requests]
+    asked = [request["messages"][-1]["content"] for request in server.bodies]
     assert len(asked) == 2 * 2 * 2 + 1
     for text in asked:
         assert text.count(f"[question]\n{QUESTION}\n[end of question]") == 1
