@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pddpo_ray.config import FitConfig, PpoConfig, SupportConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import (
@@ -398,6 +401,8 @@ class MeasuredCosts:
 
     costs: Array
     noise: Array
+    failed: NDArray[np.bool_]
+    """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
 
 
 Measure = Callable[[Sequence[Response], int], MeasuredCosts]

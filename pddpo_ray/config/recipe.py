@@ -99,6 +99,8 @@ class Config(Strict):
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
     limits: dict[str, dict[str, Any]] = Field({})
     """What must hold, by name (docs/limits.md); empty: one limit on the paper's cost, or `constraints`."""
+    judge: dict[str, Any] = Field({})
+    """`endpoint`, `model`, `key_env` and other options of judges in `limits` that name none themselves."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -218,7 +220,7 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]
-        for key in ("prompts", "limits"):
+        for key in ("prompts", "limits", "judge"):
             if not tree[key]:
                 del tree[key]
         # Runs from before these sections are runs with their defaults.
@@ -367,8 +369,10 @@ class Config(Strict):
                 f"algorithm {self.algorithm} holds one limit on the paper's cost (dual.threshold); `limits:` need"
                 f" {', '.join(STATED_LIMITS)}"
             )
-        if not isinstance(self.world, TabularWorldConfig) or not isinstance(self.feedback, WorldFeedback):
-            raise ValueError("training under `limits:` needs world.kind=tabular and feedback.kind=world today")
+        if isinstance(self.world, TabularWorldConfig) and not isinstance(self.feedback, WorldFeedback):
+            raise ValueError("training under `limits:` on a table needs feedback.kind=world")
+        if isinstance(self.world, NoWorldConfig) and any(one.source.kind == "world" for one in self.stated):
+            raise ValueError("limits: world.kind=none has no truth to measure with; name another source")
         if len(self.constraints) > 1 or self.dual.threshold != 0.0:
             raise ValueError("limits: say every limit there; leave `constraints` and `dual.threshold` out")
         rules = (NewtonRule, LogRule, FixedRule)
@@ -378,7 +382,7 @@ class Config(Strict):
             raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
         for one in self.stated:
             if one.limit.quantity.kind == "kl" or one.limit.quantity.versus or one.audited:
-                raise ValueError(f"{one.where}: a table holds rate, mean and logit, not kl, versus or audited_by")
+                raise ValueError(f"{one.where}: a run holds rate, mean and logit, not kl, versus or audited_by")
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
 

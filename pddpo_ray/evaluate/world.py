@@ -48,9 +48,10 @@ def world_view(config: Config, store: ArtifactStore) -> WorldView:
     if isinstance(config.world, TabularWorldConfig):
         return tabular_view(tabular_world(config.world), store, config)
     if isinstance(config.world, TextWorldConfig):
+        from pddpo_ray.loop.in_process_text import text_view
         from pddpo_ray.worlds.prepared_text import prepare_text_world
 
-        return prepare_text_world(config).view(store, config.dual.threshold)
+        return text_view(config, prepare_text_world(config), store)
     raise UserError("this run has no world whose truth is known: name its policies and a set (--set) instead")
 
 

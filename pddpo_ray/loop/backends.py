@@ -57,6 +57,8 @@ class Backends:
     """The recipe's stated limits, comparisons first; empty: one limit on the paper's cost, or `constraints`."""
     measure: Measure | None = None
     """Measures answers under those limits."""
+    measured_by: Mapping[str, str] = field(default_factory=dict)
+    """What decides the values of each limit's source, by the limit's name; a run goes on with the same ones alone."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

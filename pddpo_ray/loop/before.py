@@ -55,6 +55,17 @@ def record_reference(journal: Journal, backends: Backends) -> None:
         )
 
 
+def record_sources(journal: Journal, backends: Backends) -> None:
+    """What measures the limits. Raises UserError where the run was started with another version of a source."""
+    stored = journal.once("limit-sources", lambda: dict(backends.measured_by))
+    for limit, version in backends.measured_by.items():
+        if stored[limit] != version:
+            raise UserError(
+                f"limit {limit}: run {journal.run_id} was started with the source `{stored[limit]}`, and it is now "
+                f"`{version}`: no two meanings are mixed in one run; use the same one, or a new run folder"
+            )
+
+
 def check_reference(journal: Journal, backends: Backends, rollout: RolloutController) -> None:
     """Language models: the engines compute with the reference as the trainer does, known before any long work.
 

@@ -31,6 +31,7 @@ from pddpo_ray.loop.before import (
     offline_pairs,
     proposal_of,
     record_reference,
+    record_sources,
 )
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.exploring import ExplorationController
@@ -73,6 +74,8 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
     record_reference(journal, backends)
+    if backends.measured_by:
+        record_sources(journal, backends)
     check_reference(journal, backends, rollout)
     feedback = feedback_of(config, journal, backends, rollout)
     draw_pools(config, journal, backends, rollout, online)

@@ -10,12 +10,12 @@ import numpy as np
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.limits import held_limits
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.exact_evaluation import WorldView
-from pddpo_ray.worlds.table_limits import TableLimits, range_of, table_limits
+from pddpo_ray.worlds.table_limits import TableLimits, table_limits
 from pddpo_ray.worlds.tabular import TabularWorld
 from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
@@ -56,17 +56,8 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         offline=offline,
         features="one-hot",
         world=tabular_view(world, store, config),
-        held_limits=() if limits is None else held_limits(limits),
+        held_limits=() if limits is None else held_limits(limits.stated, limits.scales, limits.factors, world.prompts),
         measure=None if limits is None else limits.measure,
-    )
-
-
-def held_limits(limits: TableLimits) -> tuple[HeldLimit, ...]:
-    """The limits of a table as a run holds them."""
-    prompts = [prompt.token_ids for prompt in limits.world.prompts]
-    return tuple(
-        HeldLimit(one, range_of(one, limits.world.oracle.cost_max), dict(zip(prompts, factor.tolist(), strict=True)))
-        for one, factor in zip(limits.stated, limits.factors, strict=True)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,16 +12,25 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.contracts import RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.sources import Source
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.limits import held_limits
+from pddpo_ray.loop.measuring import SourceMeasures
 from pddpo_ray.records import Decoding, PolicyVersion
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
+from pddpo_ray.scoring.limit_sources import Surroundings, open_source
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
+from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
+from pddpo_ray.worlds.table_limits import TableLimits
+from pddpo_ray.worlds.text_limits import text_limits
+
+Sources = Sequence[Source | None]
 
 
 def text_backends(config: Config, store: ArtifactStore) -> Backends:
@@ -69,7 +79,7 @@ def text_world_backends(
 ) -> Backends:
     """What a run on texts needs besides a trainer and engines, which may live anywhere."""
     explore = config.explore
-    return Backends(
+    made = Backends(
         store=store,
         trainer=trainer,
         engines=engines,
@@ -81,6 +91,54 @@ def text_world_backends(
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
-        world=None if isinstance(prepared, PreparedRealText) else prepared.view(store, config.dual.threshold),
         recall=recall,
+    )
+    if isinstance(prepared, PreparedRealText):
+        if config.limits:
+            raise UserError("limits: training under them on files of real text is not possible yet; use a world")
+        return made
+    if not config.limits:
+        return replace(made, world=prepared.view(store, config.dual.threshold))
+    return _under_limits(config, store, prepared, made)
+
+
+def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[TableLimits, Sources]:
+    """The recipe's stated limits on a text world, and who measures them; None: the world's own truth.
+
+    Raises UserError for a source that cannot be had.
+    """
+    stated, around = config.stated, Surroundings(Path.cwd(), config.judge)
+    sources = [None if one.source.kind == "world" else open_source(one, around) for one in stated]
+    return text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max), sources
+
+
+def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
+    """A text world as evaluation sees it, under the recipe's limits."""
+    if not config.limits:
+        return prepared.view(store, config.dual.threshold)
+    return prepared.view_under(store, world_under_limits(config, prepared)[0].oracle(config.beta))
+
+
+def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
+    """The same under stated limits: who measures, which prompts count, and the truth.
+
+    Raises UserError where the world shows that the limits cannot be kept.
+    """
+    world, (truth, sources) = prepared.world, world_under_limits(config, prepared)
+    held = held_limits(truth.stated, truth.scales, truth.factors, world.prompts)
+    measures = SourceMeasures(
+        truth.stated,
+        sources,
+        [one.factors for one in held],
+        config.dual.cost_max,
+        truth=truth.measure,
+        outside=lambda answer: world.outcome(answer.token_ids) == len(world.grammar.answer_ids),
+    )
+    return replace(
+        made,
+        prior=truth.weights.tolist(),
+        world=prepared.view_under(store, truth.oracle(config.beta)),
+        held_limits=held,
+        measure=measures,
+        measured_by=measures.versions,
     )

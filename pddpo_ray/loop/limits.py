@@ -19,7 +19,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.joint_dual import JointDual
-from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Response
+from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.seeds import seed_of
@@ -47,6 +47,17 @@ class HeldLimit:
     @property
     def by_comparisons(self) -> bool:
         return self.stated.limit.quantity.kind == "logit"
+
+
+def held_limits(
+    stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
+) -> tuple[HeldLimit, ...]:
+    """Limits with the ranges of their measures [I] and P_s / P_0 of every prompt [I, X]."""
+    ids = [prompt.token_ids for prompt in prompts]
+    return tuple(
+        HeldLimit(one, scale, dict(zip(ids, row.tolist(), strict=True)))
+        for one, scale, row in zip(stated, scales, factors, strict=True)
+    )
 
 
 class LimitsController:
@@ -157,7 +168,12 @@ class LimitsController:
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1))
         self._journal.add_metrics(counts)
         listed = [[None if np.isnan(cost) else cost for cost in row] for row in measured.costs.tolist()]
-        return {"ids": [answer.id for answer in answers], "costs": listed, "noise": measured.noise.tolist()}
+        return {
+            "ids": [answer.id for answer in answers],
+            "costs": listed,
+            "noise": measured.noise.tolist(),
+            "failed": np.argwhere(measured.failed).tolist(),
+        }
 
     def _read_back(self) -> None:
         """Measured answers of the rounds that were finished before a restart."""
@@ -172,8 +188,13 @@ class LimitsController:
 
 
 def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:
-    costs = [[np.nan if cost is None else cost for cost in row] for row in payload["costs"]]
+    costs = np.array(payload["costs"], dtype=np.float64)  # null is nan
+    noise = np.array(payload["noise"])
+    failed = np.zeros(costs.shape, dtype=bool)
+    # in runs of versions before, every missing number was a failure
+    for row, column in payload.get("failed", np.argwhere(np.isnan(costs)).tolist()):
+        failed[row, column] = True
     return [
-        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, np.array(row), np.array(noise))
-        for (answer, draw, round_), row, noise in zip(asked, costs, payload["noise"], strict=True)
+        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, costs[row], noise[row], failed[row])
+        for row, (answer, draw, round_) in enumerate(asked)
     ]

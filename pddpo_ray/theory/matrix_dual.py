@@ -167,8 +167,9 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
     """E_x Cov_{y|x}(C) from measured answers, the noise of their labels taken out. costs [n, I] -> [I, I]
 
     Answers of one prompt give its covariance, prompts count by their answers less one. `label_noise` [n, I] is the
-    variance of each measured value about its expectation (`label_variance`; 0 for a rule). Where no prompt has two
-    answers the total covariance stands in, which is larger: steps are shorter then, and end at the same point.
+    variance of each measured value about its expectation (`label_variance`; 0 for a rule). A cost that was not measured
+    is nan: a covariance is then that of the answers with both costs. Where no prompt has two answers the total
+    covariance stands in, which is larger: steps are shorter then, and end at the same point.
     """
     values = np.asarray(costs, dtype=np.float64)
     groups: dict[Hashable, list[int]] = {}
@@ -176,17 +177,30 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
         groups.setdefault(prompt, []).append(index)
     several = [members for members in groups.values() if len(members) > 1]
     if not several:
-        return np.atleast_2d(np.cov(values, rowvar=False)) if len(values) > 1 else np.zeros((values.shape[1],) * 2)
-    total = np.zeros((values.shape[1], values.shape[1]))
-    for members in several:
-        centred = values[members] - values[members].mean(axis=0)
-        total += centred.T @ centred
-    covariance = total / sum(len(members) - 1 for members in several)
+        return _about_means(values, [list(range(len(values)))])
+    covariance = _about_means(values, several)
     if label_noise is not None:
         used = [index for members in several for index in members]
-        noise = np.asarray(label_noise, dtype=np.float64)[used].mean(axis=0)
+        known = np.isfinite(values[used])
+        noise = np.asarray(label_noise, dtype=np.float64)[used]
+        noise = np.where(known, noise, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
     return _positive(covariance)
+
+
+def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
+    """Mean product of two columns about the means of their groups, over rows in which both are known. -> [I, I]"""
+    total, freedom = np.zeros((2, values.shape[1], values.shape[1]))
+    for members in groups:
+        own = values[members]
+        known = np.isfinite(own)
+        counts = known.sum(axis=0)
+        centred = np.where(known, own, 0.0)
+        centred -= known * (centred.sum(axis=0) / np.maximum(counts, 1))
+        total += centred.T @ centred
+        both = known.astype(np.float64).T @ known
+        freedom += np.maximum(both - 1.0, 0.0)
+    return np.divide(total, freedom, out=np.zeros_like(total), where=freedom > 0)
 
 
 def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pddpo_ray.records import Array, PairRow
 from pddpo_ray.theory.matrix_dual import CostEstimates, within_covariance
+from pddpo_ray.theory.seeds import generator
 from pddpo_ray.theory.value_stage import value_targets
 
 Tokens = tuple[int, ...]
+PARTNERS = 32
+"""Other answers to its prompt that a measured answer is compared with at most: all pairs of n would be n^2 / 2."""
 Factors = Mapping[Tokens, Array]
 """P_s / P_0 of every limit, by the prompt's tokens. [I]"""
 
@@ -28,16 +33,21 @@ class MeasuredAnswer:
     costs: Array
     noise: Array
     """Variance of each cost's label noise."""
+    failed: NDArray[np.bool_]
+    """Which costs were asked for and could not be had; other costs without a number were not asked for. [I]"""
 
 
 def value_pairs(
-    measured: Sequence[MeasuredAnswer], multipliers: Array, factors: Factors, scale: float
+    measured: Sequence[MeasuredAnswer], multipliers: Array, factors: Factors, scale: float, *, partners: int = PARTNERS
 ) -> tuple[list[PairRow], list[float]]:
-    """All pairs of different answers to one prompt, and their margins sum_i lambda_i (C_i(chosen) - C_i(rejected)) / s.
+    """Pairs of different answers to one prompt, and their margins sum_i lambda_i (C_i(chosen) - C_i(rejected)) / s.
 
     Equal answers are one answer with the mean of their costs. A pair of answers that were measured n and m times weighs
     n m / (all of the prompt's measurements), so that least squares over a table ends at those means. `factors` are
     P_s / P_0 by prompt [I]. Answers without a number under a limit that acts on their prompt make no pair.
+
+    Of a prompt with many answers each is paired with about `partners` others, drawn evenly; a pair then weighs more by
+    as much as fewer were drawn, so that the loss is that of all pairs on average.
     """
     groups: dict[Tokens, dict[Tokens, list[MeasuredAnswer]]] = {}
     for one in measured:
@@ -51,15 +61,29 @@ def value_pairs(
         acting = (factor > 0) & (multipliers > 0)
         means = [np.mean([np.where(acting, one.costs, 0.0) for one in same], axis=0) for same in answers.values()]
         listed, total = list(answers.items()), sum(map(len, answers.values()))
-        for a in range(len(listed)):
-            for b in range(a + 1, len(listed)):
-                (chosen, first), (rejected, second) = listed[a], listed[b]
-                newest = max(one.round for one in (*first, *second))
-                weight = len(first) * len(second) / total
-                rows.append(PairRow(f"values-{len(rows)}", prompt, chosen, rejected, newest, weight))
-                target = 0.0 if scale == 0 else value_targets(multipliers * factor, means[a], means[b], scale)
-                margins.append(float(target))
+        chosen_pairs, share = _drawn_pairs(len(listed), partners, prompt)
+        for a, b in chosen_pairs:
+            (chosen, first), (rejected, second) = listed[a], listed[b]
+            newest = max(one.round for one in (*first, *second))
+            weight = len(first) * len(second) / total / share
+            rows.append(PairRow(f"values-{len(rows)}", prompt, chosen, rejected, newest, weight))
+            target = 0.0 if scale == 0 else value_targets(multipliers * factor, means[a], means[b], scale)
+            margins.append(float(target))
     return rows, margins
+
+
+def _drawn_pairs(count: int, partners: int, prompt: Tokens) -> tuple[list[tuple[int, int]], float]:
+    """Pairs of `count` answers and their share of all: each answer with those beside it on a circle drawn by seed."""
+    reach = partners // 2
+    if count - 1 <= 2 * reach:
+        return list(combinations(range(count), 2)), 1.0
+    circle = generator("value pairs", *prompt, count).permutation(count).tolist()
+    pairs = [
+        (min(a, b), max(a, b))
+        for step in range(1, reach + 1)
+        for a, b in zip(circle, circle[step:] + circle[:step], strict=True)
+    ]
+    return pairs, 2.0 * reach / (count - 1)
 
 
 def with_repeated_noise(newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
@@ -84,13 +108,15 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
 
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
-    the set's own answers. Standard errors count draws, not answers. An answer without a number counts as `worst` [I],
-    the highest cost that there is; where that is not known (nan) it is left out. Raises ValueError where a set has no
-    answer.
+    the set's own answers. Standard errors count draws, not answers. An answer whose source gave no number counts as
+    `worst` [I], the highest cost that there is; where that is not known (nan), and where the source was not asked, it
+    is left out. Raises ValueError where a set has no answer.
     """
     weights = np.array([factors[one.prompt] for one in measured])
-    costs = np.array([np.where(np.isfinite(one.costs), one.costs, worst) for one in measured])
+    costs = np.array([np.where(one.failed, worst, one.costs) for one in measured])
     known = np.isfinite(costs)
+    # what acts nowhere on a prompt is known to cost nothing there
+    on_all = np.where(weights == 0, 0.0, weights * costs)
     weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)
     total = weights.sum(axis=0)
     if (total == 0).any():
@@ -102,5 +128,5 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     count = len(residuals)
     errors = np.sqrt(count / max(count - 1, 1) * (residuals**2).sum(axis=0)) / total
     noise = weights**2 * np.array([one.noise for one in measured])
-    covariance = within_covariance(weights * filled, draws.tolist(), noise)
+    covariance = within_covariance(on_all, draws.tolist(), noise)
     return CostEstimates(means, errors, covariance)

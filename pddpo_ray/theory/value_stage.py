@@ -25,6 +25,9 @@ from pddpo_ray.records import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
+VALUE_RIDGE = 4.0
+"""A normal prior's ridge for squared losses, in ridges of the same prior for logistic ones: one label's variance is at
+most 1/4, and a share changes by at most 1/4 per logit, so (1/4) / (1/4)^2."""
 Numbers = TypeVar("Numbers", NDArray[np.float64], "Tensor")
 
 
@@ -53,6 +56,13 @@ def centred_losses(log_ratios: Numbers, costs: Numbers, *, temperature: float) -
     """
     rest = costs + temperature * log_ratios
     return (rest - rest.mean()) ** 2
+
+
+def least_squares(rows: Array, targets: Array, *, weights: Array, ridge: float) -> Array:
+    """argmin over w of sum weight (row . w - target)^2 + ridge |w|^2. [n, p], [n], [n] -> [p]"""
+    weighed = rows * weights[:, None]
+    gram = rows.T @ weighed + ridge * np.eye(rows.shape[1])
+    return np.asarray(np.linalg.solve(gram, weighed.T @ targets))
 
 
 def table_scores(

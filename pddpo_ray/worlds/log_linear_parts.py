@@ -19,6 +19,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, Decoding, PairRow, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.mle import unbounded_logistic
+from pddpo_ray.theory.value_stage import VALUE_RIDGE, least_squares
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, Indices, LogLinear, slot_sizes
 from pddpo_ray.worlds.table_engine import TableEngine, decoded
@@ -53,6 +54,7 @@ class LogLinearTrainer:
     The loss is that of every stage, softplus(-(temperature (h(chosen) - h(rejected)) + margin)) with
     h = (theta - theta of the base) . phi, so temperature * (theta - theta of the base) are the weights of a
     Bradley-Terry score: `ridge` is 1 / variance of their prior. It is convex, so the start of a fit does not matter.
+    The stage on values has the square of the same logit as its loss, and its own share of that ridge.
     """
 
     def __init__(self, policies: LogLinear, sentences: Sentences, store: ArtifactStore, ridge: float) -> None:
@@ -69,12 +71,16 @@ class LogLinearTrainer:
         rows = self._differences(command.rows)
         weights = np.array([row.weight for row in command.rows])
         margins = np.array(objective.margins) if objective.margins else np.zeros(len(rows))
-        score = unbounded_logistic(rows, ridge=self._ridge, margins=margins, weights=weights)
+        if objective.values:
+            score = least_squares(rows, -margins, weights=weights, ridge=VALUE_RIDGE * self._ridge)
+        else:
+            score = unbounded_logistic(rows, ridge=self._ridge, margins=margins, weights=weights)
         theta = self.theta(objective.base) + score / objective.temperature
         path, sha256 = self._store.write_tensors(command.result, {THETA: theta})
         logits = rows @ score + margins
+        losses = logits**2 if objective.values else np.logaddexp(0.0, -logits)
         metrics = {
-            "fit/loss": float(weights @ np.logaddexp(0.0, -logits) / weights.sum()),
+            "fit/loss": float(weights @ losses / weights.sum()),
             "fit/seconds": time.perf_counter() - began,
             "fit/pairs": float(len(rows)),
         }

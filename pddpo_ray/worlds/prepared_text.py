@@ -30,6 +30,7 @@ from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
+from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.reference import SCORES, ReferenceSpec, answer_log_probs, cached_reference
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, WorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_family import grammar_of, reference_spread
@@ -73,6 +74,11 @@ class PreparedTextWorld:
             )
             for index, answer in enumerate(answers)
         ]
+
+    def view_under(self, store: ArtifactStore, oracle: Oracle) -> WorldView:
+        """The same for the problem under limits that a recipe states in place of the world's own."""
+        rest = len(self.world.grammar.answer_ids)
+        return WorldView(oracle, self._tables(store), self.world.covered, rest=rest, stages_of_costs=False)
 
     def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
         """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
@@ -131,6 +137,8 @@ def _fits_the_recipe(config: Config, family: DrawnFamilyConfig, grammar: Grammar
             f"the world's longest answer has {longest} tokens and rollout.max_tokens={config.rollout.max_tokens} would "
             f"cut it off; set rollout.max_tokens={longest}"
         )
+    if config.limits:
+        return  # they take the place of the family's own
     rate = isinstance(family.limit, RateLimitConfig)
     if rate != (config.feedback.signal == "unsafe_rate"):
         wanted = "feedback.signal=unsafe_rate" if rate else "world.family.limit.kind=rate"

@@ -1,8 +1,8 @@
-"""Limits on a table: what is measured, the exact problem under several limits, and labels drawn from the truth."""
+"""Limits on a world that can be enumerated: the exact problem under all of them, and labels drawn from the truth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,9 +24,14 @@ from pddpo_ray.worlds.tabular import TabularWorld
 
 @dataclass(frozen=True, eq=False)
 class TableLimits:
-    """The limits of a recipe on a table. Costs are as `quantities.Limit.cost` has them: less is better."""
+    """The limits of a recipe on a world. Costs are as `quantities.Limit.cost` has them: less is better."""
 
-    world: TabularWorld
+    base: Oracle
+    """The world's own problem."""
+    cell: Callable[[Response], tuple[int, int]]
+    """Where an answer stands in the tables."""
+    cost_max: float
+    """Logits lie in [-cost_max, cost_max]."""
     stated: tuple[StatedLimit, ...]
     costs: Array
     """Expected cost of every answer under each limit, on its own prompt set. [I, X, Y]"""
@@ -34,18 +39,26 @@ class TableLimits:
     """P_s(x) / P_0(x). [I, X]"""
     weights: Array
     """P_0. [X]"""
+    label_noise: float = 0.0
+    """Share of the labels that say the opposite."""
+
+    @property
+    def scales(self) -> list[float]:
+        """Length of the range of each measure's values."""
+        return [range_of(one, self.cost_max) for one in self.stated]
 
     def measure(self, answers: Sequence[Response], seed: int) -> MeasuredCosts:
-        """Costs as the world's labellers give them, with the variance of their noise. -> [n, I] each
+        """Costs as the world's labellers give them, with the variance of their noise; nan of other sources. [n, I] each
 
         Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
         """
-        costs, noise = np.zeros((2, len(answers), len(self.stated)))
+        costs, noise = np.full((len(answers), len(self.stated)), np.nan), np.zeros((len(answers), len(self.stated)))
         for column, stated in enumerate(self.stated):
-            for row, answer in enumerate(answers):
-                truth = float(self.costs[(column, *self.world.cell(answer))])
-                costs[row, column], noise[row, column] = self._drawn(stated, truth, seed, answer)
-        return MeasuredCosts(costs, noise)
+            if stated.source.kind == "world":
+                for row, answer in enumerate(answers):
+                    truth = float(self.costs[(column, *self.cell(answer))])
+                    costs[row, column], noise[row, column] = self._drawn(stated, truth, seed, answer)
+        return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool))
 
     def _drawn(self, stated: StatedLimit, truth: float, seed: int, answer: Response) -> tuple[float, float]:
         """One answer's measured cost and the variance of its noise."""
@@ -53,17 +66,18 @@ class TableLimits:
         if kind == "mean":
             return truth, 0.0
         chance = float(expit(truth)) if kind == "logit" else truth
+        chance = self.label_noise + (1.0 - 2.0 * self.label_noise) * chance
         # one draw of a count: as many labels as asked
         share = generator_of(seed, "measure", stated.limit.name, answer.id).binomial(count, min(chance, 1.0)) / count
         if kind == "logit":
-            bound = self.world.oracle.cost_max
+            bound = self.cost_max
             return float(clipped_logit([share], bound)[0]), float(logit_noise(np.array([share]), count, bound)[0])
         return share, float(label_variance([share], count)[0])
 
     def oracle(self, beta: float) -> Oracle:
         """The exact problem: costs on P_0 in ranges of their measures. Raises UserError where it has no solution."""
         scaled = [cost * factor[:, None] for cost, factor in zip(self.costs, self.factors, strict=True)]
-        scales = [range_of(one, self.world.oracle.cost_max) for one in self.stated]
+        scales = self.scales
         bounds = [one.limit.cost_limit / scale for one, scale in zip(self.stated, scales, strict=True)]
         tables = [table / scale for table, scale in zip(scaled, scales, strict=True)]
         further = tuple(
@@ -71,13 +85,11 @@ class TableLimits:
             for one, table, bound in zip(self.stated[1:], tables[1:], bounds[1:], strict=True)
         )
         self._refuse_what_cannot_be_kept(scales)
-        return replace(
-            self.world.oracle, prior=self.weights, cost=tables[0], threshold=bounds[0], beta=beta, further=further
-        )
+        return replace(self.base, prior=self.weights, cost=tables[0], threshold=bounds[0], beta=beta, further=further)
 
     def _refuse_what_cannot_be_kept(self, scales: Sequence[float]) -> None:
         excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
-        there = self.world.oracle.reference > 0
+        there = self.base.reference > 0
         found = reach(excess, self.weights, scales=scales, factors=self.factors, answers=there)
         for stated, lowest in zip(self.stated, found.lowest, strict=True):
             if lowest >= 0:
@@ -112,19 +124,27 @@ def range_of(stated: StatedLimit, cost_max: float) -> float:
 
 def table_limits(world: TabularWorld, stated: Sequence[StatedLimit], sets: PromptSets | None) -> TableLimits:
     """Raises UserError for a source that no table has, and for prompts that it does not have."""
-    prompts, count = world.shape[0], len(stated)
-    weights, factors = world.oracle.prior, np.ones((count, prompts))
-    if sets is not None:
-        indices = [int(str(prompt)) for prompt in sets.prompts]
-        if max(indices) >= prompts or min(indices) < 0:
-            raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
-        weights = np.zeros(prompts)
-        weights[indices] = sets.weights
-        factors = np.zeros((count, prompts))
-        for row, one in enumerate(stated):
-            factors[row, indices] = sets.factor(one.limit.quantity.over)
+    weights, factors = on_prompts(stated, sets, world.oracle.prior)
     costs = np.stack([_cost_table(world, one) for one in stated])
-    return TableLimits(world, tuple(stated), costs, factors, weights)
+    return TableLimits(world.oracle, world.cell, world.oracle.cost_max, tuple(stated), costs, factors, weights)
+
+
+def on_prompts(stated: Sequence[StatedLimit], sets: PromptSets | None, prior: Array) -> tuple[Array, Array]:
+    """P_0 of a world's prompts and every limit's P_s / P_0. `prior` [X] where there are no sets. -> [X], [I, X]
+
+    Raises UserError for prompts that the world does not have.
+    """
+    prompts, count = len(prior), len(stated)
+    if sets is None:
+        return prior, np.ones((count, prompts))
+    indices = [int(str(prompt)) for prompt in sets.prompts]
+    if max(indices) >= prompts or min(indices) < 0:
+        raise UserError(f"prompts: the world has the prompts 0 to {prompts - 1}, not {max(indices)}")
+    weights, factors = np.zeros(prompts), np.zeros((count, prompts))
+    weights[indices] = sets.weights
+    for row, one in enumerate(stated):
+        factors[row, indices] = sets.factor(one.limit.quantity.over)
+    return weights, factors
 
 
 def _cost_table(world: TabularWorld, stated: StatedLimit) -> Array:
@@ -143,10 +163,13 @@ def _cost_table(world: TabularWorld, stated: StatedLimit) -> Array:
     if name not in tables:
         known = ", ".join(tables) or "none"
         raise UserError(f"{stated.where}: this world has no {kind} called `{name}`; it has {known}")
-    table = np.asarray(tables[name])
+    return costs_of(stated, np.asarray(tables[name]), f"the world's `{name}`")
+
+
+def costs_of(stated: StatedLimit, measure: Array, name: str) -> Array:
+    """A table of a limit's measure as costs. Raises UserError where it leaves its bounds. [X, Y] -> [X, Y]"""
     low, high = stated.limit.quantity.low, stated.limit.quantity.high
-    if (low is not None and table.min() < low) or (high is not None and table.max() > high):
-        raise UserError(
-            f"{stated.where}: the world's `{name}` runs from {table.min():g} to {table.max():g}, beyond bounds"
-        )
-    return np.vectorize(stated.limit.cost)(table).astype(np.float64)
+    if (low is not None and measure.min() < low) or (high is not None and measure.max() > high):
+        raise UserError(f"{stated.where}: {name} runs from {measure.min():g} to {measure.max():g}, beyond bounds")
+    zero = stated.limit.cost(0.0)
+    return np.asarray(zero + (stated.limit.cost(1.0) - zero) * measure, dtype=np.float64)

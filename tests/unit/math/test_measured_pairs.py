@@ -23,7 +23,8 @@ def answer(
     prompt: int, text: int, *costs: float, round_: int = 1, draw: str = "", noise: float = 0.0
 ) -> MeasuredAnswer:
     draw = draw or f"{prompt}-{text}-{costs}"
-    return MeasuredAnswer(round_, (prompt,), (text,), draw, np.array(costs), np.full(len(costs), noise))
+    failed = np.isnan(costs)
+    return MeasuredAnswer(round_, (prompt,), (text,), draw, np.array(costs), np.full(len(costs), noise), failed)
 
 
 def test_equal_answers_are_one_with_their_mean_and_pairs_weigh_their_counts() -> None:

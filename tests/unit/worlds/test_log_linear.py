@@ -16,7 +16,7 @@ from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Promp
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.objectives import preference_loss
+from pddpo_ray.theory.objectives import preference_loss, value_loss
 from pddpo_ray.worlds.grammar import Grammar, Phrase, Slot
 from pddpo_ray.worlds.log_linear import Block, LogLinear, given_the_grammar, phrase_blocks, saturated_block
 from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences, decoded_by_slot
@@ -119,14 +119,15 @@ def test_answers_without_a_common_feature_are_one_prior_deviation_apart() -> Non
 # --- fits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["reward", "cost"])
+@pytest.mark.parametrize("stage", ["reward", "cost", "values"])
 def test_a_fit_ends_where_the_gradient_of_the_loss_and_the_prior_vanishes(stage: str, tmp_path: Path) -> None:
     """The loss is the one that networks are trained with, differentiated by torch."""
     trainer, rows = trainer_of(tmp_path), some_rows()
     base = fitted(trainer, Objective("reward", trainer.reference, BETA), rows[:10], 1)
     margins = tuple(np.random.default_rng(4).normal(0.0, 0.3, len(rows)).tolist())
     temperature = BETA if stage == "reward" else cost_temperature(BETA, 0.6)
-    objective = Objective(stage, base, temperature, margins=margins)  # type: ignore[arg-type]
+    values = stage == "values"
+    objective = Objective("reward" if stage == "reward" else "cost", base, temperature, margins=margins, values=values)
     theta = torch.tensor(trainer.theta(fitted(trainer, objective, rows, 2)), requires_grad=True)
     made = policies()
     start, sentences = torch.tensor(trainer.theta(base)), Sentences(GRAMMAR)
@@ -134,14 +135,15 @@ def test_a_fit_ends_where_the_gradient_of_the_loss_and_the_prior_vanishes(stage:
         torch.tensor(made.features(*sentences.cells([(row.prompt, ids) for row, ids in texts])))
         for texts in ([(row, row.chosen) for row in rows], [(row, row.rejected) for row in rows])
     )
-    losses, _ = preference_loss(
+    losses, _ = (value_loss if values else preference_loss)(
         chosen @ (theta - start),
         rejected @ (theta - start),
         temperature=temperature,
         margins=torch.tensor(margins),
         weights=torch.tensor([row.weight for row in rows]),
     )
-    prior = 0.5 * 0.25 * (temperature * (theta - start)).square().sum()
+    # the square of a normal prior, of a label's variance of 1/4 against a quarter of a share per logit
+    prior = (4.0 if values else 0.5) * 0.25 * (temperature * (theta - start)).square().sum()
     (losses.sum() + prior).backward()  # type: ignore[no-untyped-call]
     assert theta.grad is not None
     assert float(theta.grad.abs().max()) < 1e-8

@@ -1,0 +1,123 @@
+"""Answers measured in a run by the limits' own sources, within their budgets and deadlines.
+
+Answers to one prompt that were drawn together are measured together or not at all, so that a budget leaves pairs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pddpo_ray.contracts import Measure, MeasuredCosts
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
+from pddpo_ray.records import Array, Response
+from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
+from pddpo_ray.theory.matrix_dual import label_variance
+from pddpo_ray.theory.seeds import generator_of
+
+logger = logging.getLogger(__name__)
+
+Tokens = tuple[int, ...]
+
+
+class SourceMeasures:
+    """Satisfies contracts.Measure. `sources` are None where `truth`, the world's labellers, measures.
+
+    `acting` has P_s / P_0 of each limit by the prompt's tokens: where it is 0, or the prompt is not known, the limit
+    asks nothing. `outside` says which answers are no text of the world's grammar: they have the worst value there is.
+    """
+
+    def __init__(
+        self,
+        stated: Sequence[StatedLimit],
+        sources: Sequence[Source | None],
+        acting: Sequence[Mapping[Tokens, float]],
+        cost_max: float,
+        *,
+        truth: Measure | None = None,
+        outside: Callable[[Response], bool] = lambda answer: False,
+    ) -> None:
+        self._stated, self._sources, self._acting = tuple(stated), tuple(sources), tuple(acting)
+        self._cost_max, self._truth, self._outside = cost_max, truth, outside
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What decides the values of each limit's source, by the limit's name."""
+        return {
+            stated.limit.name: str(stated.source) if source is None else source.version
+            for stated, source in zip(self._stated, self._sources, strict=True)
+        }
+
+    def __call__(self, answers: Sequence[Response], seed: int) -> MeasuredCosts:
+        """Costs of all answers under all limits. Raises RunError where more fail than may."""
+        shape = (len(answers), len(self._stated))
+        found = MeasuredCosts(np.full(shape, np.nan), np.zeros(shape), np.zeros(shape, dtype=bool))
+        drawn = None if self._truth is None else self._truth(answers, seed)
+        for column, source in enumerate(self._sources):
+            rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
+            if source is None:
+                assert drawn is not None
+                found.costs[rows, column] = drawn.costs[rows, column]
+                found.noise[rows, column] = drawn.noise[rows, column]
+            else:
+                self._ask(column, source, answers, rows, seed, found)
+        return found
+
+    def _ask(
+        self, column: int, source: Source, answers: Sequence[Response], rows: list[int], seed: int, found: MeasuredCosts
+    ) -> None:
+        """Fills one limit's column for the rows that its budget reaches."""
+        stated = self._stated[column]
+        name, ends = stated.limit.name, stated.limit.cost_range
+        chosen = within_budget(name, [answers[row].prompt.id for row in rows], stated.asking.answers, seed)
+        asked = [rows[index] for index in chosen]
+        inside = [row for row in asked if not self._outside(answers[row])]
+        for row in set(asked) - set(inside):
+            found.costs[row, column] = np.nan if ends is None else ends[1]
+            found.failed[row, column] = ends is None
+        handed = [_answer(answers[row], stated) for row in inside]
+        measured = ask(name, source, handed, replace(stated.asking, answers=None), seed=seed)
+        for reason in measured.reasons:
+            logger.warning("limit %s: no number for %s (%d of %d)", name, reason, measured.failed, measured.asked)
+        for row, value in zip(inside, measured.values, strict=True):
+            if isinstance(value, float):
+                found.costs[row, column], found.noise[row, column] = self._cost(stated, value)
+            elif isinstance(value, Unmeasured):
+                found.failed[row, column] = True
+
+    def _cost(self, stated: StatedLimit, value: float) -> tuple[float, float]:
+        """A measured value as a cost, and the variance of its label noise."""
+        each, kind = stated.asking.labels_each or 1, stated.limit.quantity.kind
+        if kind == "logit":
+            noise: Array = logit_noise(np.array([value]), each, self._cost_max)
+            return float(clipped_logit([value], self._cost_max)[0]), float(noise[0])
+        return stated.limit.cost(value), float(label_variance([value], each)[0]) if kind == "rate" else 0.0
+
+
+def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: int) -> list[int]:
+    """Which answers a budget measures, as an even draw of neighbours with the same prompt. [n] -> ascending"""
+    draws: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        if draws and len(draws[-1]) == 1 and prompts[draws[-1][0]] == prompt:
+            draws[-1].append(index)
+        else:
+            draws.append([index])
+    if budget is None or budget >= len(prompts):
+        return list(range(len(prompts)))
+    taken: list[int] = []
+    for number in generator_of(seed, "draws of a limit", limit).permutation(len(draws)):
+        if len(taken) + len(draws[number]) <= budget:
+            taken += draws[number]
+    return sorted(taken)
+
+
+def _answer(answer: Response, stated: StatedLimit) -> Answer:
+    """What a source is handed in a run."""
+    row = {"id": answer.id, "prompt": answer.prompt.text, "response": answer.text}
+    if stated.limit.quantity.over is not None:
+        row["set"] = stated.limit.quantity.over
+    return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, where=f"answer {answer.id}")

@@ -1,0 +1,120 @@
+"""Runs under stated limits on a text world, by the log-linear twin and by a network: exact truth, restarts, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.errors import UserError
+from pddpo_ray.evaluate.world import evaluate_run
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from tests.unit.loop.small_run import story
+
+LIMITS = (
+    "prompts={home: {indices: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14], share: 60 %},"
+    " outside: {indices: [15, 16, 17, 18, 19, 20, 21, 22, 23], share: 40 %}}",
+    "limits={harm: {logit: {world: cost}, at_most: 0, labels_each: 8},"
+    " length: {mean: {rule: words}, at_most: 30, bounds: [0, 40]},"
+    " unsafe: {rate: {world: cost}, over: outside, at_most: 45 %}}",
+    "dual={rho: null, rule: {kind: newton, damping: 0.5}}",
+    "world.family={kind: drawn}",
+)
+SMALL = (
+    "feedback.responses=24", "offline.pairs=96", "offline.compare_rounds=0", "explore.calibration=96",
+    "explore.prompts=8", "explore.picks=2", "rollout.candidates=4", "rollout.canaries=2", "report.tensorboard=false",
+    "report.html=false",
+)  # fmt: skip
+
+
+def twin(*overrides: str) -> Config:
+    return load("text-world-twin", [*LIMITS, *SMALL, "rounds=2", *overrides])
+
+
+def network(*overrides: str) -> Config:
+    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    engine = (
+        "cluster={mode: in-process}",
+        "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
+    )
+    return load("text-world", [*LIMITS, *engine, *SMALL, "rounds=2", "explore.rank=16", *fits, *overrides])
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def broken_off(config: Config, folder: Path, round_: int, phase: str) -> None:
+    def cut(event: Any) -> None:
+        if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (round_, phase):
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        run_recipe(config, folder, progress=cut)
+
+
+def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_power_cut(tmp_path: Path) -> None:
+    broken_off(twin(), tmp_path / "cut" / "run", 2, "measure-answers")
+    result = run_recipe(twin(), tmp_path / "cut" / "run", resume=True)
+    whole = run_recipe(twin(), tmp_path / "whole" / "run")
+    assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
+    assert result["limits"] == whole["limits"]
+    unsafe, length = result["limits"]["unsafe"], result["limits"]["length"]
+    assert (unsafe["limit"], length["unit"]) == ("at most 45 % over outside", "words")
+    assert unsafe["value_reference"] > 0.45
+    assert 5 < length["value_last"] < 30
+    assert length["multiplier_next"] < unsafe["multiplier_next"]
+    assert result["gap_last"] < result["gap_reference"]
+    with open_folder(tmp_path / "whole" / "run") as journal:
+        steps = [entry.payload for entry in journal.phases(like="joint")]
+        assert journal.phases(0, "limit-sources")[0].payload["length"].startswith("rule words ")
+        exact = evaluate_run(twin(), tmp_path / "whole" / "run", journal)
+    assert any("unsafe" in line and "by harm" in line for step in steps for line in step["moved"])
+    assert exact["policy-2"]["gap"] == pytest.approx(result["gap_last"], abs=1e-12)
+
+
+@pytest.mark.slow
+def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) -> None:
+    broken_off(network(), tmp_path / "cut" / "run", 2, "measure-answers")
+    result = run_recipe(network(), tmp_path / "cut" / "run", resume=True)
+    run_recipe(network(), tmp_path / "whole" / "run")
+    broken, unbroken = story(tmp_path / "cut" / "run"), story(tmp_path / "whole" / "run")
+    for ours, theirs in zip(broken.pop("exact"), unbroken.pop("exact"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    assert broken == unbroken
+    assert set(result["limits"]) == {"harm", "length", "unsafe"}
+    with open_folder(tmp_path / "whole" / "run") as journal:
+        made = [entry.version.name for entry in journal.versions() if entry.round == 2]
+    assert made == ["reward-2", "policy-2-1", "policy-2"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["limits.unsafe.at_most=0.1 %"], "no policy of this world keeps at most 0.1 % over outside"),
+        (["limits.unsafe.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
+        (["limits.drift={kl: reference, at_most: 8}"], "a run holds rate, mean and logit, not kl"),
+        (["prompts.home.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
+        (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit on the paper's"),
+    ],
+)
+def test_what_a_text_world_cannot_hold_is_refused_in_one_line(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refused:
+        run_recipe(twin(*overrides), tmp_path / "run")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_with_the_sources_it_was_started_with_alone(tmp_path: Path) -> None:
+    (tmp_path / "gloves.txt").write_text("gloves\n")
+    limit = "limits.gloves={rate: {regex: %s}, at_most: 95 %%}" % (tmp_path / "gloves.txt")
+    broken_off(twin(limit), tmp_path / "run", 1, "measure-answers")
+    (tmp_path / "gloves.txt").write_text("mittens\n")
+    with pytest.raises(UserError, match="limit gloves: run .* was started with the source `regex .* no two meanings"):
+        run_recipe(twin(limit), tmp_path / "run", resume=True)

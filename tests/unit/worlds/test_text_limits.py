@@ -1,0 +1,99 @@
+"""Limits of every kind on a text world against the truth that limit_truth enumerates, and labels by their distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.local_sources import rule_source
+from pddpo_ray.limits.reading import StatedLimit, stated_limit
+from pddpo_ray.records import Response
+from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
+from pddpo_ray.worlds.limit_truth import TrueLimit, measured_texts, under_limits
+from pddpo_ray.worlds.table_limits import TableLimits
+from pddpo_ray.worlds.text_limits import text_limits
+from tests.unit.worlds.test_drawn_text import world_of
+
+SETS = prompt_sets(
+    {"home": [*range(12), 12, 13], "outside": list(range(12, 24))}, {"home": 0.7, "outside": 0.3}
+)  # two prompts are in both
+
+
+def stated(name: str, **given: Any) -> StatedLimit:
+    return stated_limit(name, given, "recipe", list(SETS.names))
+
+
+THREE = (
+    stated("harm", logit={"world": "cost"}, at_most=0, labels_each=20),
+    stated("short", mean={"rule": "words"}, at_least=13, bounds=[0, 40], over="home"),
+    stated("unsafe", rate={"world": "cost"}, over="outside", at_most="45 %"),
+)
+
+
+def limits_of(three: tuple[StatedLimit, ...] = THREE, sets: PromptSets | None = SETS) -> TableLimits:
+    sources = [None if one.source.kind == "world" else rule_source(one.where, one.source.what) for one in three]
+    return text_limits(world_of(0), three, sources, sets, 2.0)
+
+
+def test_the_exact_problem_is_the_one_that_the_truth_about_limits_enumerates() -> None:
+    """Another way to the same numbers: costs in their own units there, in ranges of the measures here."""
+    world, limits = world_of(0), limits_of()
+    words = measured_texts(
+        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, rest=0.0
+    )
+    tables = (world.logits, words, expit(world.logits))
+    truths = [TrueLimit(one.limit, table) for one, table in zip(THREE, tables, strict=True)]
+    theirs, ours = under_limits(world.oracle, truths, SETS), limits.oracle(world.oracle.beta)
+    assert ours.optimum.f == pytest.approx(theirs.optimum.f, abs=1e-9)
+    np.testing.assert_allclose(ours.optimum.policy, theirs.optimum.policy, atol=1e-8)
+    scales = np.array(limits.scales)
+    np.testing.assert_array_equal(scales, [4.0, 40.0, 1.0])
+    multipliers = np.array([ours.optimum.multiplier, *ours.optimum.further_multipliers])
+    np.testing.assert_allclose(
+        multipliers / scales, [theirs.optimum.multiplier, *theirs.optimum.further_multipliers], atol=1e-7
+    )
+    policy = ours.policy(0.3)
+    g = np.array([ours.g(policy), *ours.further_g(policy)]) * scales
+    np.testing.assert_allclose(g, [theirs.g(policy), *theirs.further_g(policy)], atol=1e-10)
+
+
+def test_labels_have_the_truths_distribution_and_rules_are_left_to_their_source() -> None:
+    world, limits = world_of(0), limits_of()
+    prompt, text = world.prompts[15], world.grammar.answer_ids[7]
+    answers = [Response(f"a{index}", prompt, text, "", 1, 0) for index in range(4000)]
+    found = limits.measure(answers, seed=5)
+    chance = float(expit(world.logits[15, 7]))
+    rates = found.costs[:, 2]
+    assert set(rates.tolist()) == {0.0, 1.0}
+    assert rates.mean() == pytest.approx(chance, abs=4 * np.sqrt(chance * (1 - chance) / 4000))
+    assert np.isnan(found.costs[:, 1]).all()
+    assert not found.failed.any()
+    np.testing.assert_array_equal(limits.measure(answers[::-1], seed=5).costs[::-1, 2], rates)
+
+
+def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
+    world = world_of(0, label_noise=0.2)
+    limits = text_limits(world, THREE[2:], [None], SETS, 2.0)
+    answers = [Response(f"a{index}", world.prompts[15], world.grammar.answer_ids[7], "", 1, 0) for index in range(4000)]
+    chance = 0.2 + 0.6 * float(expit(world.logits[15, 7]))
+    assert limits.measure(answers, 1).costs.mean() == pytest.approx(chance, abs=4 * 0.5 / np.sqrt(4000))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": {"world": "privacy"}, "at_most": 0.1}, "no rate called `privacy`; it has the rates and logits cost"),
+        ({"mean": {"world": "cost"}, "at_most": 1, "bounds": [0, 2]}, "no mean called `cost`"),
+        ({"mean": {"rule": "words"}, "at_most": 12}, "a mean needs `bounds: [low, high]` in a run"),
+        ({"mean": {"rule": "words"}, "at_most": 8, "bounds": [0, 10]}, "rule words runs from"),
+    ],
+)
+def test_what_the_world_cannot_measure_is_said(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        limits_of((stated("one", **given),))
+    assert message in str(refused.value)
+    assert "recipe: limits.one" in str(refused.value)
