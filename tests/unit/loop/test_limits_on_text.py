@@ -1,4 +1,4 @@
-"""Runs under stated limits on a text world, by the log-linear twin and by a network: exact truth, restarts, refusals."""
+"""Runs under stated limits on a text world, by the log-linear twin and a network: exact truth, restarts, refusals."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def test_a_run_goes_on_with_the_sources_it_was_started_with_alone(tmp_path: Path
     limit = "limits.gloves={rate: {regex: %s}, at_most: 95 %%}" % (tmp_path / "gloves.txt")
     broken_off(twin(limit), tmp_path / "run", 1, "measure-answers")
     (tmp_path / "gloves.txt").write_text("mittens\n")
-    with pytest.raises(UserError, match="limit gloves: run .* was started with the source `regex .* no two meanings"):
+    with pytest.raises(UserError, match=r"limit gloves: run .* was started with the source `regex .* no two meanings"):
         run_recipe(twin(limit), tmp_path / "run", resume=True)

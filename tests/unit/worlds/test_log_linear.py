@@ -139,7 +139,7 @@ def test_a_fit_ends_where_the_gradient_of_the_loss_and_the_prior_vanishes(stage:
         chosen @ (theta - start),
         rejected @ (theta - start),
         temperature=temperature,
-        margins=torch.tensor(margins),
+        margins=torch.tensor(margins, dtype=torch.float64),
         weights=torch.tensor([row.weight for row in rows]),
     )
     # the square of a normal prior, of a label's variance of 1/4 against a quarter of a share per logit

@@ -1,4 +1,4 @@
-"""Limits of every kind on a text world against the truth that limit_truth enumerates, and labels by their distribution."""
+"""Limits of every kind on a text world against the truth that limit_truth enumerates, and the labels drawn from it."""
 
 from __future__ import annotations
 
