@@ -131,7 +131,7 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
         sources,
         [one.factors for one in held],
         config.dual.cost_max,
-        truth=truth.measure,
+        labels=truth.measure,
         outside=lambda answer: world.outcome(answer.token_ids) == len(world.grammar.answer_ids),
     )
     return replace(

@@ -25,7 +25,7 @@ Tokens = tuple[int, ...]
 
 
 class SourceMeasures:
-    """Satisfies contracts.Measure. `sources` are None where `truth`, the world's labellers, measures.
+    """Satisfies contracts.Measure. `sources` are None where `labels`, those of a world, measure.
 
     `acting` has P_s / P_0 of each limit by the prompt's tokens: where it is 0, or the prompt is not known, the limit
     asks nothing. `outside` says which answers are no text of the world's grammar: they have the worst value there is.
@@ -38,11 +38,11 @@ class SourceMeasures:
         acting: Sequence[Mapping[Tokens, float]],
         cost_max: float,
         *,
-        truth: Measure | None = None,
+        labels: Measure | None = None,
         outside: Callable[[Response], bool] = lambda answer: False,
     ) -> None:
         self._stated, self._sources, self._acting = tuple(stated), tuple(sources), tuple(acting)
-        self._cost_max, self._truth, self._outside = cost_max, truth, outside
+        self._cost_max, self._labels, self._outside = cost_max, labels, outside
 
     @property
     def versions(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class SourceMeasures:
         """Costs of all answers under all limits. Raises RunError where more fail than may."""
         shape = (len(answers), len(self._stated))
         found = MeasuredCosts(np.full(shape, np.nan), np.zeros(shape), np.zeros(shape, dtype=bool))
-        drawn = None if self._truth is None else self._truth(answers, seed)
+        drawn = None if self._labels is None else self._labels(answers, seed)
         for column, source in enumerate(self._sources):
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:

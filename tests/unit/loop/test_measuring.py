@@ -131,7 +131,7 @@ def test_a_worlds_own_labels_fill_the_columns_without_a_source() -> None:
         shape = (len(given), 2)
         return MeasuredCosts(np.full(shape, 0.5 + seed), np.full(shape, 0.1), np.zeros(shape, dtype=bool))
 
-    both = SourceMeasures([world, limit()], [None, source], [EVERYWHERE, EVERYWHERE], 2.0, truth=truth)
+    both = SourceMeasures([world, limit()], [None, source], [EVERYWHERE, EVERYWHERE], 2.0, labels=truth)
     found = both(answers("a", "b c"), 1)
     np.testing.assert_array_equal(found.costs, [[1.5, 1.0], [1.5, 2.0]])
     np.testing.assert_array_equal(found.noise, [[0.1, 0.0], [0.1, 0.0]])
