@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.limits.recipe_form import typed_limits
 from pddpo_ray.loop.outcome import decide
 from pddpo_ray.records import CostEstimate, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.releases import Releases
@@ -47,7 +48,7 @@ class ServedRun:
             self.journal.add_samples("cost", self._answers(version, seed=100 + k))
             estimate = CostEstimate(cost, 0.1, responses=8, labels_each=4)
             self.journal.add_dual_step("cost", estimate, 0.1 * k, 0.1 * k + 0.05, 0.1)
-            decide(self.journal, NoScorer(), {"cost": 0.0}, k)
+            decide(self.journal, NoScorer(), typed_limits({}), k)
 
     def add_reference(self) -> None:
         version = self._version(0, "reference", seed=100)

@@ -31,7 +31,9 @@ from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
+from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit, stated_limits
+from pddpo_ray.limits.recipe_form import in_stage_order, typed_limits
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
 if TYPE_CHECKING:
@@ -163,7 +165,12 @@ class Config(Strict):
         if not self.limits:
             return ()
         document = {"limits": self.limits, **({"prompts": self.prompts} if self.prompts else {})}
-        return tuple(sorted(stated_limits(document, "recipe"), key=lambda one: one.limit.quantity.kind != "logit"))
+        return in_stage_order(stated_limits(document, "recipe"))
+
+    @property
+    def typed_limits(self) -> tuple[Limit, ...]:
+        """Every limit of the run with its quantity, whether the recipe has `limits:` or the form of version 0.1."""
+        return typed_limits(self.model_dump(mode="json"))
 
     @property
     def prompt_sets(self) -> PromptSets | None:
@@ -274,7 +281,7 @@ class Config(Strict):
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
             raise ValueError(f"explore.loss=xpo is a variant of algorithm o-pd-dpo, not of {self.algorithm}")
-        if self.feedback.signal == "unsafe_rate" and not 0 < self.dual.threshold < 1:
+        if self.feedback.signal == "unsafe_rate" and not self.limits and not 0 < self.dual.threshold < 1:
             raise ValueError(
                 f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
             )

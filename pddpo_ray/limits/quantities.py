@@ -58,6 +58,14 @@ class Quantity:
             return f"{100 * number:.3g} %"
         return f"{number:.4g} {self.unit}".rstrip()
 
+    def text_within(self, number: float, half_width: float | None) -> str:
+        """With half of an interval: `4.2 ± 0.6 %`, `118 ± 3.1 tokens`."""
+        if half_width is None:
+            return self.text(number)
+        if self.kind == "rate":
+            return f"{100 * number:.3g} ± {100 * half_width:.2g} %"
+        return f"{number:.3g} ± {half_width:.2g} {self.unit}".rstrip()
+
 
 @dataclass(frozen=True)
 class Amount:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy.special import expit
 
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
@@ -15,6 +16,7 @@ from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.exact_evaluation import WorldView
+from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.table_limits import TableLimits, table_limits
 from pddpo_ray.worlds.tabular import TabularWorld
 from pddpo_ray.worlds.tabular_files import tabular_world
@@ -83,4 +85,12 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
         raise UserError(f"constraints: the world has no cost called {unknown[0]}; {costs}")
     further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
     oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
+    if config.feedback.signal == "unsafe_rate":
+        return WorldView(of_rates(oracle), table, world.covered, cost_of=world.cost, logits=oracle.cost)
     return WorldView(oracle, table, world.covered, cost_of=world.cost)
+
+
+def of_rates(oracle: Oracle) -> Oracle:
+    """The same problem with chances of a label "unsafe" in place of the costs, for limits that are rates."""
+    further = tuple(replace(limit, cost=expit(limit.cost)) for limit in oracle.further)
+    return replace(oracle, cost=expit(oracle.cost), cost_max=1.0, further=further)

@@ -17,8 +17,10 @@ import numpy as np
 from pddpo_ray.config import Policies
 from pddpo_ray.journal import Journal, JournalReader, VersionEntry
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.limits.estimate import LimitEstimate
+from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.preferences import reward_rows
-from pddpo_ray.records import Array, LabelledPair, PolicyVersion, Response
+from pddpo_ray.records import Array, CostEstimate, LabelledPair, PolicyVersion, Response, Verdict
 from pddpo_ray.serving.releases import REFUSE, RELEASE, RULE, Releases
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 from pddpo_ray.theory.agreement import agreement
@@ -26,20 +28,10 @@ from pddpo_ray.theory.output import ReleaseDecision, release_decision
 
 RUN = "RUN"
 """Stands for the run's folder where a path must stay right when the folder moves."""
-
-
-@dataclass(frozen=True)
-class LimitEstimate:
-    """What the labels say about one limit: `estimate` and its `standard_error` on the scale of `limit`."""
-
-    name: str
-    limit: float
-    estimate: float
-    standard_error: float
-
-    def __str__(self) -> str:
-        estimate = f"estimated {self.estimate:.3f}, standard error {self.standard_error:.3f}"
-        return f"{self.name}: {estimate}, limit {self.limit:g}"
+UNSAFE_RATE = "cost/unsafe_rate"
+"""Metric of a round, behind the limit's prefix."""
+SCALE = "cost/scale"
+"""Metric of a round, likewise: the length of the measure's range, in which exact violations of stated limits are."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ class Outcome:
 
 def outcome_of(
     journal: JournalReader,
-    thresholds: Mapping[str, float],
+    stated: Sequence[Limit],
     run_dir: Path,
     *,
     policies: Policies,
@@ -124,7 +116,7 @@ def outcome_of(
     number = now.current
     about = number if number is not None else max(decided, default=None)
     reason = now.reasons.get(about, "") if about is not None else "no round is finished"
-    limits = estimates_of(journal, thresholds, about)
+    limits = estimates_of(journal, stated, about)
     version = _policy_of_round(journal.versions(), number)
     if version is None:
         return Outcome(None, None, None, reason, limits, len(decided))
@@ -135,16 +127,29 @@ def outcome_of(
     return Outcome(number, version.version.name, by, reason, limits, len(decided), *about_weights)
 
 
-def estimates_of(
-    journal: JournalReader, thresholds: Mapping[str, float], number: int | None
-) -> tuple[LimitEstimate, ...]:
+def estimates_of(journal: JournalReader, stated: Sequence[Limit], number: int | None) -> tuple[LimitEstimate, ...]:
     """What the labels of a round say about every limit."""
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == number}
+    known = journal.metrics().get(number, {}) if number is not None else {}
     return tuple(
-        LimitEstimate(name, limit, estimates[name].value, estimates[name].standard_error)
-        for name, limit in thresholds.items()
-        if name in estimates
+        LimitEstimate.of(limit, estimates[limit.name], known.get(f"{prefix}{UNSAFE_RATE}"))
+        for prefix, limit in with_prefixes(stated)
+        if limit.name in estimates
     )
+
+
+def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:
+    """Limits with what stands in front of the names of their metrics: nothing for the first one."""
+    return [("" if index == 0 else f"{limit.name}/", limit) for index, limit in enumerate(stated)]
+
+
+def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) -> None:
+    """Keeps the share of labels that say unsafe, which is shown beside every logit. A closing of rounds."""
+    for prefix, limit in with_prefixes(stated):
+        labels = journal.safety(number, limit.name) if limit.quantity.kind == "logit" else []
+        said = [label for one in labels for label in one.labels if label in (Verdict.SAFE, Verdict.UNSAFE)]
+        if said:
+            journal.add_metrics({f"{prefix}{UNSAFE_RATE}": said.count(Verdict.UNSAFE) / len(said)})
 
 
 def statement(journal: JournalReader) -> str:
@@ -182,11 +187,11 @@ class Scorer(Protocol):
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array: ...
 
 
-def decide(journal: Journal, scorer: Scorer, thresholds: Mapping[str, float], round_: int) -> ReleaseDecision:
+def decide(journal: Journal, scorer: Scorer, stated: Sequence[Limit], round_: int) -> ReleaseDecision:
     """Whether this round's policy may be released; the first run of it is the one that counts. A closing of rounds."""
 
     def apply() -> dict[str, object]:
-        decision = _decision(journal, scorer, thresholds, round_)
+        decision = _decision(journal, scorer, stated, round_)
         journal.add_release(RELEASE if decision.released else REFUSE, round_, RULE, decision.reason)
         return {"released": decision.released, "reason": decision.reason}
 
@@ -194,24 +199,32 @@ def decide(journal: Journal, scorer: Scorer, thresholds: Mapping[str, float], ro
     return ReleaseDecision(payload["released"], payload["reason"])
 
 
-def _decision(journal: JournalReader, scorer: Scorer, thresholds: Mapping[str, float], round_: int) -> ReleaseDecision:
+def _decision(journal: JournalReader, scorer: Scorer, stated: Sequence[Limit], round_: int) -> ReleaseDecision:
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == round_}
-    missing = [name for name in thresholds if name not in estimates]
-    if missing or not thresholds:
+    missing = [limit.name for limit in stated if limit.name not in estimates]
+    if missing or not stated:
         return ReleaseDecision(False, f"no estimate of this round's {', '.join(missing) or 'cost'}")
     reasons = []
-    for name, threshold in thresholds.items():
-        decision = release_decision(estimates[name], threshold)
+    for limit in stated:
+        decision = _asked(estimates[limit.name], limit)
         if not decision.released:
             return decision
         reasons.append(decision.reason)
     before, now = _accuracies(journal, scorer, round_)
-    name, threshold = next(iter(thresholds.items()))
-    decision = release_decision(estimates[name], threshold, accuracy=now, accuracy_before=before)
+    decision = _asked(estimates[stated[0].name], stated[0], accuracy=now, accuracy_before=before)
     if not decision.released:
         return decision
     kept = "" if now is None else f"; held-out reward accuracy {now:.3f}, {before:.3f} before"
     return ReleaseDecision(True, "; ".join(reasons) + kept)
+
+
+def _asked(estimate: CostEstimate, limit: Limit, **accuracies: float | None) -> ReleaseDecision:
+    """The rule for one limit, in words of the limit's unit."""
+
+    def written(cost: float) -> str:
+        return limit.quantity.text(limit.cost(cost))
+
+    return release_decision(estimate, limit.cost_limit, written=written, **accuracies)
 
 
 def _accuracies(journal: JournalReader, scorer: Scorer, round_: int) -> tuple[float | None, float | None]:

@@ -43,8 +43,8 @@ from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
+from pddpo_ray.loop.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
 from pddpo_ray.loop.outcome import decide as decide_release
-from pddpo_ray.loop.outcome import outcome_of
 from pddpo_ray.loop.provenance import provenance_of, sitting
 from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
@@ -103,6 +103,8 @@ class RoundFinished:
     total: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     message: str | None = None
+    limits: tuple[str, ...] = ()
+    """What the round's labels say about every limit, in its own unit."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def run_recipe(
             evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
             outcome = outcome_of(
-                journal, config.thresholds, run_dir, policies=config.policies, temperature=config.policy.temperature
+                journal, config.typed_limits, run_dir, policies=config.policies, temperature=config.policy.temperature
             )
             result = result_of(config, journal, outcome, backends.world, evaluation, offline, backends.held_limits)
             result["provenance"] = provenance_of(config, journal)
@@ -182,24 +184,28 @@ def drive(
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
     _add_seconds(journal, WALL, time.monotonic() - began)
     began = time.monotonic()
+    stated = config.typed_limits
+    named = with_prefixes(stated)
 
     def close_round(number: int) -> None:
         nonlocal began
         if evaluation is not None and (every_round or number == config.rounds):
             evaluation.close_round(number)
+        note_unsafe_rates(journal, stated, number)
         if every_round:
             # The offline comparison, which is evaluated once, releases nothing.
-            decision = decide_release(journal, parts.trainer, config.thresholds, number)
+            decision = decide_release(journal, parts.trainer, stated, number)
             logger.info("round %d %s: %s", number, "released" if decision.released else "kept back", decision.reason)
         now = time.monotonic()
         seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
-        limit = next(iter(config.thresholds.values()))
-        journal.add_metrics({**seconds, WALL: now - began, "cost/limit": limit})
+        scales = {f"{prefix}{SCALE}": one.scale for (prefix, _), one in zip(named, backends.held_limits, strict=False)}
+        journal.add_metrics({**seconds, **scales, WALL: now - began, "cost/limit": stated[0].cost_limit})
         began = now
         metrics = journal.metrics().get(number, {})
         if parts.dual.message:
             logger.warning("%s: %s", name, parts.dual.message)
-        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message))
+        said = tuple(one.brief for one in estimates_of(journal, stated, number))
+        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said))
 
     journal.closing.append(close_round)
     method.run(parts, sizes_of(config, config.rounds), backends.reference)

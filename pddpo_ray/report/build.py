@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.report.run_data import RunData, read_run
+from pddpo_ray.limits.quantities import Amount
+from pddpo_ray.report.run_data import RunData, ShownLimit, read_run
 from pddpo_ray.report.sections import SECTIONS
 from pddpo_ray.report.shell import page
-from pddpo_ray.report.text import ends, escape, number, seconds, short
+from pddpo_ray.report.text import both_ends, escape, number, seconds
 from pddpo_ray.storage.whole_files import write_whole
-from pddpo_ray.theory.cost_estimate import interval
 
 
 def build_report(run_dir: Path, journal: str | Path | None = None, out: Path | None = None) -> Path:
@@ -41,7 +41,7 @@ def header(run: RunData) -> str:
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
         f"{_outcome(run)}"
-        f'<section class="cards">{_limit(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
+        f'<section class="cards">{_limits(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
     )
 
 
@@ -64,10 +64,10 @@ def _outcome(run: RunData) -> str:
     outcome = run.outcome
     which = "The released policy" if outcome.round is not None else "The last policy that the rule was asked about"
     limits = "".join(
-        f"<li>{escape(limit.name)}: estimated {number(limit.estimate, f'outcome/{limit.name}/estimate')}, "
-        f"standard error {number(limit.standard_error, f'outcome/{limit.name}/standard_error')}; the limit is "
-        f"{number(limit.limit)}</li>"
-        for limit in outcome.limits
+        f"<li>{escape(one.name)}: estimated {number(one.estimate, key, shown=one.measured)}; the limit is"
+        f" {escape(one.stated)}</li>"
+        for one in outcome.limits
+        for key in [f"outcome/{one.name}/estimate"]
     )
     known = f"<p>{which}, by the labels of its own round:</p><ul>{limits}</ul>" if limits else ""
     ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
@@ -83,30 +83,46 @@ def _card(title: str, big: str, *lines: str) -> str:
     return f'<div class="card"><h3>{title}</h3><p class="big">{big}</p>{body}</div>'
 
 
-def _limit(run: RunData) -> str:
-    title = "Does the last policy keep the limit?"
-    steps = run.steps
+VERDICTS = {
+    True: '<span class="good">estimated to be kept</span>',
+    False: '<span class="bad">estimated to be broken</span>',
+    None: '<span class="open">too close to call</span>',
+}
+
+
+def _limits(run: RunData) -> str:
+    """A card for every limit, in its own unit."""
+    return "".join(_limit(run, limit, alone=len(run.limits) == 1) for limit in run.limits)
+
+
+def _limit(run: RunData, limit: ShownLimit, *, alone: bool) -> str:
+    title = "Does the last policy keep the limit?" if alone else f"Does the last policy keep {escape(limit.name)}?"
+    steps = run.steps_of(limit)
     if not steps:
-        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {short(run.threshold)}.")
-    estimate, limit, round_ = steps[-1].estimate, run.threshold, steps[-1].round
-    found = interval(estimate)
-    verdict = (
-        '<span class="good">estimated below it</span>'
-        if found is not None and found[1] <= limit
-        else '<span class="bad">estimated above it</span>'
-        if found is not None and found[0] > limit
-        else '<span class="open">too close to call</span>'
-    )
-    g = run.exact("g")
-    side = "" if g is None else "above the limit by" if g > 0 else "below the limit by"
+        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {escape(limit.limit)}.")
+    said, key, round_ = run.estimate(limit, steps[-1]), f"{limit.prefix}said", steps[-1].round
+    estimated = number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate))
+    between = both_ends((said.low, said.high), limit.text, key, round_)
+    stated = number(said.limit, f"{key}/limit", shown=str(limit.limit))
+    unsafe = None if said.unsafe_rate is None else f"{100 * said.unsafe_rate:.3g} %"
     return _card(
         title,
-        verdict,
-        f"Estimated cost {number(estimate.value, 'cost/estimate', round_)}, 95 % interval "
-        f"{ends(found, 'cost', round_)}; the limit is "
-        f"{number(limit, 'threshold')}.",
-        "" if g is None else f"By the true costs, which no method sees, it is {side} {number(abs(g), 'violation')}.",
+        VERDICTS[said.kept],
+        f"Estimated {estimated}, 95 % interval {between}; the limit is {stated}.",
+        "" if unsafe is None else f"Unsafe rate {number(said.unsafe_rate, f'{key}/unsafe_rate', round_, unsafe)}.",
+        _truth(limit, run.value(limit, "last")),
     )
+
+
+def _truth(limit: ShownLimit, value: float | None) -> str:
+    """How far the last policy is from the limit by the true scores, in the limit's unit."""
+    if value is None:
+        return ""
+    apart = limit.limit.violation(Amount(limit.limit.quantity, value))
+    exact = number(value, f"{limit.prefix}exact/value", shown=limit.text(value))
+    by = number(abs(apart), f"{limit.prefix}violation", shown=limit.text(abs(apart)))
+    does = "breaks" if apart > 0 else "keeps"
+    return f"By the true scores, which no method sees, it has {exact} and {does} the limit by {by}."
 
 
 def _gap(run: RunData) -> str:

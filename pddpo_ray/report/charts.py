@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from typing import Literal
 from xml.etree import ElementTree
 
 import matplotlib
@@ -125,15 +126,26 @@ def line_chart(
     return figure(title, detail, chart.svg, keys)
 
 
-def plane(title: str, detail: str, dots: Sequence[Dot], path: Line | None, x_label: str, y_label: str) -> str:
-    """Dots and a path in a plane whose right half (x >= 0) keeps the limit."""
+def plane(
+    title: str,
+    detail: str,
+    dots: Sequence[Dot],
+    path: Line | None,
+    x_label: str,
+    y_label: str,
+    *,
+    edge: float = 0.0,
+    good: Literal["right", "left"] = "right",
+) -> str:
+    """Dots and a path in a plane; on the good side of the edge, a value of x, the limit is kept."""
     if not dots:
         return ""
     steps = list(path.points) if path else []
     xs, ys = zip(*[(dot.x, dot.y) for dot in dots], *steps, strict=True)
-    with _chart(title, _frame(xs, [0.0], room=0.1), _frame(ys, room=0.14), x_label, y_label) as chart:
-        chart.axes.axvspan(0.0, chart.x[1], color=COLORS["good"], alpha=0.08, linewidth=0)
-        chart.axes.axvline(0.0, color=COLORS["good"], dashes=(3, 3), linewidth=1)
+    with _chart(title, _frame(xs, [edge], room=0.1), _frame(ys, room=0.14), x_label, y_label) as chart:
+        kept = (edge, chart.x[1]) if good == "right" else (chart.x[0], edge)
+        chart.axes.axvspan(*kept, color=COLORS["good"], alpha=0.08, linewidth=0)
+        chart.axes.axvline(edge, color=COLORS["good"], dashes=(3, 3), linewidth=1)
         if path:
             chart.axes.plot(*zip(*steps, strict=True), color=_ink(path.color), linewidth=1.2, alpha=0.5)
             tips = [f"{path.name}, {k} of {len(steps)}: {short(x)}, {short(y)}" for k, (x, y) in enumerate(steps, 1)]

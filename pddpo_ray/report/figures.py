@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pddpo_ray.loop.result import WALL
 from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
-from pddpo_ray.report.run_data import RunData
-from pddpo_ray.theory.cost_estimate import interval
+from pddpo_ray.report.run_data import RunData, ShownLimit
 
 POLICY, MIXTURE, OPTIMUM, OFFLINE, COVERED, REFERENCE, ENGINE = 1, 2, 3, 4, 5, 6, 7
 POINT_STYLE = {
@@ -91,7 +90,8 @@ CURVES = (
 
 def figures(run: RunData) -> list[str]:
     """All charts of the page, in reading order."""
-    drawn = [_gap(run), _plane(run), _multiplier(run), _cost(run), _off_grammar(run)]
+    planes, costs = zip(*[(_plane(run, limit), _cost(run, limit)) for limit in run.limits], strict=True)
+    drawn = [_gap(run), *planes, _multiplier(run), *costs, _off_grammar(run)]
     drawn += [curves.draw(run) for curves in CURVES]
     return [picture for picture in [*drawn, _time(run)] if picture]
 
@@ -111,22 +111,32 @@ def _gap(run: RunData) -> str:
     ).draw(run)
 
 
-def _plane(run: RunData) -> str:
+def _plane(run: RunData, limit: ShownLimit) -> str:
+    """One limit and helpfulness, exact where the world is known: a small picture for each limit."""
     dots = [
-        Dot(name, -point.g, point.f, color, mark)
+        Dot(name, limit.axis(value), f, color, mark)
         for key, (name, color, mark) in POINT_STYLE.items()
-        if (point := run.point(key)) is not None
+        if (value := run.value(limit, key)) is not None and (f := run.f(key)) is not None
     ]
-    g = dict(run.series("exact/g_policy"))
-    path = [(-g[number], f) for number, f in run.series("exact/f_policy") if number in g]
+    g = dict(run.series(f"{limit.prefix}exact/g_policy"))
+    path = [(limit.axis(limit.amount(g[number])), f) for number, f in run.series("exact/f_policy") if number in g]
+    side = "right" if limit.limit.at_least else "left"
     return plane(
-        "Harmlessness and helpfulness",
-        "Right of the dashed edge the limit is kept; higher is more helpful.",
+        f"Helpfulness and {limit.name}",
+        f"The limit is {limit.limit}: {side} of the dashed edge it is kept. Higher is more helpful. Exact values.",
         dots,
         Line("policies, round by round", path, POLICY) if len(path) > 1 else None,
-        x_label="harmlessness −g (limit minus expected cost)",
+        x_label=_named(limit),
         y_label="helpfulness f",
+        edge=limit.axis(limit.limit.bound.number),
+        good="right" if limit.limit.at_least else "left",
     )
+
+
+def _named(limit: ShownLimit) -> str:
+    """`leaks over private, %`"""
+    over = limit.limit.quantity.over
+    return ", ".join(filter(None, [limit.name + (f" over {over}" if over else ""), limit.unit]))
 
 
 def _multiplier(run: RunData) -> str:
@@ -154,20 +164,24 @@ def _multiplier(run: RunData) -> str:
     )
 
 
-def _cost(run: RunData) -> str:
-    steps, limit = run.steps, run.threshold
-    known = [found for step in steps if (found := interval(step.estimate)) is not None]
-    # a chart has an interval in every round or in none: a run has one signal
-    band = [(low - limit, high - limit) for low, high in known] if len(known) == len(steps) else []
-    lines = [Line("estimate from labels", [(s.round, s.estimate.value - limit) for s in steps], POLICY, band=band)]
-    if steps and steps[-1].estimate.mode != "unsafe_rate":
-        lines.append(Line("exact", run.series("exact/g_policy"), OPTIMUM, dashed=True))
+def _cost(run: RunData, limit: ShownLimit) -> str:
+    """What each round's labels say about one limit, in its unit, and the truth where it is known."""
+    said = [(float(step.round), run.estimate(limit, step)) for step in run.steps_of(limit)]
+    ends = [
+        (limit.axis(one.low), limit.axis(one.high)) for _, one in said if one.low is not None and one.high is not None
+    ]
+    # a chart has an interval in every round or in none: a limit has one measure
+    band = ends if len(ends) == len(said) else []
+    lines = [Line("estimate", [(round_, limit.axis(one.estimate)) for round_, one in said], POLICY, band=band)]
+    exact = [(float(number), limit.axis(limit.amount(g))) for number, g in run.series(f"{limit.prefix}exact/g_policy")]
+    lines.append(Line("exact", exact, OPTIMUM, dashed=True))
+    kept = "Above" if limit.limit.at_least else "Below"
     return line_chart(
-        "Cost above the limit",
-        "Cost of each round's policy minus the limit: its estimate with a 95 % interval. Below 0 the limit is kept.",
-        lines,
-        levels=[Level("limit", 0.0, OFFLINE)],
-        y_label="cost − limit",
+        f"Estimates of {limit.name}",
+        f"By the labels of each round, with a 95 % interval. {kept} the dashed line the limit is kept: {limit.limit}.",
+        lines if said else [],
+        levels=[Level("limit", limit.axis(limit.limit.bound.number), OFFLINE)],
+        y_label=_named(limit),
     )
 
 

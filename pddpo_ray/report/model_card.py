@@ -70,10 +70,10 @@ def _use(base: str | None, adapter: bool) -> str:
 
 def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str:
     rows = [
-        f"| {_plain(limit.name)} | {limit.limit:g} | {limit.estimate:.4g} | {limit.standard_error:.2g} |"
-        for limit in estimates_of(journal, config.thresholds, policy.round)
+        f"| {_plain(one.name)} | {_plain(one.stated)} | {_plain(one.measured)} |"
+        for one in estimates_of(journal, config.typed_limits, policy.round)
     ]
-    table = "\n".join(["| limit on | at most | estimate | standard error |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| limit on | limit | estimate, 95 % interval |", "|---|---|---|", *rows])
     return f"## Limits\n\nBy the labels of the policy's own round:\n\n{table}\n\n{statement(journal)}"
 
 

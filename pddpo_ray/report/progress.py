@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,8 @@ class State:
     """Phases of the current round with their seconds."""
     values: dict[str, float] = field(default_factory=dict)
     """Newest value of every metric."""
+    limits: tuple[str, ...] = ()
+    """What the newest round says about every limit."""
     durations: list[float] = field(default_factory=list)
     """Seconds of the rounds that this process finished."""
 
@@ -60,9 +62,9 @@ class State:
             self.finished_phases.append((event.phase, event.seconds))
             self.phase = ""
 
-    def close_round(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+    def close_round(self, number: int, total: int, metrics: Mapping[str, float], limits: Sequence[str] = ()) -> None:
         """Takes in a finished round."""
-        self.total, self.done = total, number
+        self.total, self.done, self.limits = total, number, tuple(limits)
         self.values |= metrics
         if WALL in metrics:
             self.durations.append(metrics[WALL])
@@ -101,8 +103,9 @@ class Progress:
         elif isinstance(event, PhaseChanged):
             state.advance(event.event, self._clock())
         elif isinstance(event, RoundFinished):
-            state.close_round(event.round, event.total, event.metrics)
-            self._say(f"{event.run} {RoundLine(event.round, event.total, event.metrics, event.metrics.get(WALL))}")
+            state.close_round(event.round, event.total, event.metrics, event.limits)
+            took = event.metrics.get(WALL)
+            self._say(f"{event.run} {RoundLine(event.round, event.total, event.metrics, took, event.limits)}")
             if event.message:
                 self._say(f"{event.run}: {event.message}")
         elif isinstance(event, RunFinished):
@@ -137,7 +140,7 @@ class LiveProgress(Progress):
         done = " · ".join(f"{name} {seconds(took)}" for name, took in state.finished_phases[-3:])
         phase = f"{state.phase} {seconds(now - state.phase_since)} …" if state.phase else ""
         lines: list[RenderableType] = [grid, Text("  " + "  ".join(filter(None, [done, phase])), style="dim")]
-        numbers = str(RoundLine(state.done, total or state.done, state.values)).partition(" · ")[2]
+        numbers = str(RoundLine(state.done, total or state.done, state.values, limits=state.limits)).partition(" · ")[2]
         if numbers:
             lines.append(Text(f"  {numbers}"))
         return Group(*lines)
@@ -165,8 +168,9 @@ def make_progress(console: Console | None = None, *, clock: Callable[[], float] 
 class RoundLine:
     """One finished round as one line of a log; numbers that a run does not have are left out.
 
-    round 7/16 · multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310 (helpfulness 0.420, violation
-    −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s      (on one line)
+    round 7/16 · multiplier 0.831 → 0.795 · cost -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 48 %)
+    · gap 0.310 (helpfulness 0.420, violation −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910
+    · 3,120 tokens/s · 8.4 s      (on one line)
 
     ± is half of the estimate's 95 % interval.
     """
@@ -175,12 +179,14 @@ class RoundLine:
     total: int
     values: Mapping[str, float] = field(default_factory=dict)
     took: float | None = None
+    limits: Sequence[str] = ()
+    """Every limit's estimate in its own unit."""
 
     def __str__(self) -> str:
         parts = [
             f"round {self.number}/{self.total}",
             self._fill("multiplier {dual/multiplier}") + self._fill(" → {dual/next}"),
-            self._fill("cost {cost/estimate}") + self._half_width() + self._fill(" (limit {cost/limit})"),
+            *self.limits,
             self._fill("gap {exact/gap_policy} (helpfulness {exact/f_policy}, violation {exact/g_policy})"),
             self._fill("off-grammar {exact/off_support}") if self.values.get("exact/off_support") else "",
             self._fill("slope of reward {fit/slope_reward}, of cost {fit/slope_cost}"),
@@ -195,10 +201,6 @@ class RoundLine:
         if not all(math.isfinite(self.values.get(name, math.nan)) for name in names):
             return ""
         return re.sub(r"{(.+?)}", lambda match: short(self.values[match[1]]), text)
-
-    def _half_width(self) -> str:
-        low, high = self.values.get("cost/low", math.nan), self.values.get("cost/high", math.nan)
-        return f" ± {short((high - low) / 2)}" if math.isfinite(high - low) else ""
 
 
 TENSORBOARD = "tensorboard"

@@ -18,7 +18,10 @@ from pddpo_ray.config import Policies
 from pddpo_ray.journal import DeliveryEntry, DualEntry, JournalReader, PhaseEntry, VersionEntry, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.outcome import Outcome, outcome_of
+from pddpo_ray.limits.estimate import LimitEstimate
+from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.limits.recipe_form import typed_limits
+from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
 from pddpo_ray.loop.result import read_result
 from pddpo_ray.records import Response, Verdict
 
@@ -33,6 +36,37 @@ class Point:
     f: float
     g: float
     gap: float | None = None
+
+
+@dataclass(frozen=True)
+class ShownLimit:
+    """A limit of the run and how its metrics are read."""
+
+    limit: Limit
+    prefix: str
+    """In front of the names of its metrics; empty for the first limit."""
+    scale: float = 1.0
+    """Exact violations are in units of this length of the measure."""
+
+    @property
+    def name(self) -> str:
+        return self.limit.name
+
+    def amount(self, g: float) -> float:
+        """The expected measure of a policy with the exact violation g, in the limit's unit."""
+        return self.limit.cost(self.limit.cost_limit + self.scale * g)
+
+    def text(self, value: float | None) -> str:
+        """A number of the limit's quantity, e.g. `42.7 %`."""
+        return self.limit.quantity.text(value)
+
+    def axis(self, value: float) -> float:
+        """The number as an axis shows it: a rate in percent."""
+        return 100.0 * value if self.limit.quantity.kind == "rate" else value
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.limit.quantity.kind == "rate" else self.limit.quantity.unit
 
 
 @dataclass(frozen=True)
@@ -91,14 +125,46 @@ class RunData:
         return self.finished >= self.total and bool(self.result)
 
     @property
+    def limits(self) -> list[ShownLimit]:
+        """Every limit of the run, the first being the one whose metrics have no name in front."""
+        return [
+            ShownLimit(limit, prefix, self.last(f"{prefix}{SCALE}") or 1.0)
+            for prefix, limit in with_prefixes(typed_limits(self.recipe))
+        ]
+
+    def steps_of(self, limit: ShownLimit) -> list[DualEntry]:
+        """Its dual steps, in order of rounds."""
+        return [step for step in self.dual if step.constraint == limit.name]
+
+    def estimate(self, limit: ShownLimit, step: DualEntry) -> LimitEstimate:
+        """What a round's labels say about a limit, in its unit."""
+        rate = self.metrics.get(step.round, {}).get(f"{limit.prefix}{UNSAFE_RATE}")
+        return LimitEstimate.of(limit.limit, step.estimate, rate)
+
+    def value(self, limit: ShownLimit, policy: str) -> float | None:
+        """Exact expected measure of a policy (reference, last, mixture, optimum, ...) in the limit's unit."""
+        stated = _number((self.result.get("limits") or {}).get(limit.name, {}).get(f"value_{policy}"))
+        if stated is not None:
+            return stated
+        further = (self.result.get("constraints") or {}).get(limit.name, {})
+        g = _number(further.get(f"g_{policy}")) if limit.prefix else _number(self.result.get(f"g_{policy}"))
+        newest = {"last": "policy", "mixture": "mixture"}.get(policy)
+        g = self.last(f"{limit.prefix}exact/g_{newest}") if g is None and newest else g
+        return None if g is None else limit.amount(g)
+
+    def stated(self, limit: ShownLimit, key: str) -> Any:
+        """A value of result.json about one limit; None where it has none."""
+        return (self.result.get("limits") or self.result.get("constraints") or {}).get(limit.name, {}).get(key)
+
+    @property
     def threshold(self) -> float:
         """d, the limit of the (first) expected cost."""
-        return next(iter(limits_of(self.recipe).values()))
+        return typed_limits(self.recipe)[0].cost_limit
 
     @property
     def constraint(self) -> str:
         """Name of the (first) constraint."""
-        return next(iter(limits_of(self.recipe)))
+        return typed_limits(self.recipe)[0].name
 
     @property
     def steps(self) -> list[DualEntry]:
@@ -134,6 +200,10 @@ class RunData:
         """A point by name; None where f or g is not known."""
         f, g = _number(self.result.get(f"f_{name}")), _number(self.result.get(f"g_{name}"))
         return None if f is None or g is None else Point(name, f, g, self.gap(name))
+
+    def f(self, name: str) -> float | None:
+        """Helpfulness of a policy by name."""
+        return _number(self.result.get(f"f_{name}"))
 
     def gap(self, name: str) -> float | None:
         """Gap of a point by name; the optimum's is 0."""
@@ -179,20 +249,13 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             after=_one_per_prompt(_of_newest(opened), shown),
             outcome=outcome_of(
                 opened,
-                limits_of(opened.recipe),
+                typed_limits(opened.recipe),
                 run_dir,
                 policies=_policies(opened.recipe),
                 temperature=opened.recipe.get("policy", {}).get("temperature", 1.0),
             ),
             result=read_result(run_dir),
         )
-
-
-def limits_of(recipe: Mapping[str, Any]) -> dict[str, float]:
-    """Limit of every constraint, in the recipe's order."""
-    usual = (recipe.get("dual") or {}).get("threshold") or 0.0
-    stated = {item["name"]: item.get("threshold") for item in recipe.get("constraints") or ({"name": "cost"},)}
-    return {str(name): float(usual if limit is None else limit) for name, limit in stated.items()}
 
 
 def _policies(recipe: Mapping[str, Any]) -> Policies:

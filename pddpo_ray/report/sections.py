@@ -9,10 +9,10 @@ import yaml
 
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
-from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import ends, escape, number, seconds, table
+from pddpo_ray.report.run_data import RunData, ShownLimit
+from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
 from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
-from pddpo_ray.theory.cost_estimate import interval, interval_warning
+from pddpo_ray.theory.cost_estimate import interval_warning
 
 Section = tuple[str, str, Callable[[RunData], str]]
 
@@ -47,40 +47,52 @@ def endpoints(run: RunData) -> str:
 
 
 def limits(run: RunData) -> str:
-    """Estimate, multiplier and, where they are known, exact values of every constraint, where there are several."""
-    newest = {step.constraint: step for step in run.dual}
-    if len(newest) < 2:
+    """Estimate, multiplier, price and, where they are known, exact values of every limit, each in its own unit."""
+    newest = [(limit, steps[-1]) for limit in run.limits if (steps := run.steps_of(limit))]
+    if not newest:
         return ""
     rows = []
-    for name in sorted(newest, key=lambda name: name != run.constraint):
-        step = newest[name]
-        own = "" if name == run.constraint else f"{name}/"
-        known = (run.result.get("constraints") or {}).get(name) or {}
+    for limit, step in newest:
+        said, name = run.estimate(limit, step), limit.name
+        exact = [
+            number(value, f"{name}/value_{policy}", shown=None if value is None else limit.text(value))
+            for policy in ("last", "mixture")
+            for value in [run.value(limit, policy)]
+        ]
         rows.append(
             [
                 escape(name),
-                number(known.get("threshold"), f"{name}/threshold"),
-                f"{number(step.estimate.value, f'{name}/estimate')} ({ends(interval(step.estimate))})",
+                number(said.limit, f"{name}/limit", shown=str(limit.limit)),
+                number(said.estimate, f"{name}/estimate", step.round, said.measured),
                 number(step.multiplier_after, f"{name}/multiplier"),
-                number(known.get("multiplier_optimum"), f"{name}/multiplier_optimum"),
-                number(run.last(f"{own}exact/g_policy"), f"{name}/g_last"),
-                number(known.get("g_mixture"), f"{name}/g_mixture"),
+                number(_known_optimum(run, limit), f"{name}/multiplier_optimum"),
+                *exact,
             ]
         )
-    headings = [
-        "limit on",
-        "limit",
-        "last estimate, 95 % interval",
-        "next λ",
-        "λ*",
-        "exact g, last",
-        "exact g, mixture",
-    ]
+    headings = ["limit on", "limit", "last estimate, 95 % interval", "next λ", "λ*", "exact, last", "exact, mixture"]
     note = (
-        "<p>Each limit has a multiplier of its own and a training stage of its own, one after the other. The cards "
-        "above are about the first limit; the gap counts the violations of all.</p>"
+        "<p>λ is what one unit of the measure is worth in units of the reward; that of the best possible policy is λ*. "
+        "The gap counts the violations of all limits.</p>"
     )
-    return note + table(headings, rows)
+    return note + table(headings, rows) + _prices(run)
+
+
+def _known_optimum(run: RunData, limit: ShownLimit) -> float | None:
+    value = run.multiplier_optimum if not limit.prefix and not run.result.get("limits") else None
+    return run.stated(limit, "multiplier_optimum") if value is None else value
+
+
+def _prices(run: RunData) -> str:
+    """What each limit costs, and the run's policies to choose from instead."""
+    prices = [price["text"] for limit in run.limits if (price := run.stated(limit, "price"))]
+    if not prices:
+        return ""
+    said = "".join(f"<li>{escape(text)}</li>" for text in prices)
+    note = (
+        "<p>f* is concave in the limit, so a multiplier times a change is the most that the change gains. The interval "
+        "is the spread of the multiplier over the last half of the rounds; what the fits get wrong is not in it.</p>"
+    )
+    return f"<h3>What the limits cost</h3>{note}<ul>{said}</ul>"
 
 
 def answers(run: RunData) -> str:
@@ -283,13 +295,14 @@ _BRIEF = (
 
 def _round_steps(run: RunData, round_: int) -> str:
     rows = []
-    for step in run.dual:
-        if step.round == round_:
+    for limit in run.limits:
+        for step in (one for one in run.steps_of(limit) if one.round == round_):
+            said, key = run.estimate(limit, step), f"{limit.prefix}said"
             rows.append(
                 [
                     escape(step.constraint),
-                    number(step.estimate.value, "cost/estimate", round_),
-                    ends(interval(step.estimate), "cost", round_),
+                    number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate)),
+                    both_ends((said.low, said.high), limit.text, key, round_),
                     f"{number(step.estimate.responses)} × {number(step.estimate.labels_each)}",
                     f"{number(step.multiplier_before, 'dual/multiplier', round_)} → "
                     f"{number(step.multiplier_after, 'dual/next', round_)}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 import unicodedata
+from collections.abc import Callable, Sequence
 
 MISSING = "–"
 NOTHING = 1e-12
@@ -79,6 +80,17 @@ def ends(found: tuple[float, float] | None, key: str = "", round_: int | None = 
         return "no interval: bounds unknown"
     names = (f"{key}/low", f"{key}/high") if key else ("", "")
     return " to ".join(number(value, name, round_) for value, name in zip(found, names, strict=True))
+
+
+def both_ends(
+    found: Sequence[float | None], written: Callable[[float], str], key: str, round_: int | None = None
+) -> str:
+    """Both ends of a limit's interval in its own unit, named `key`/low and /high; or why there is none."""
+    low, high = found
+    if low is None or high is None:
+        return "no interval: bounds unknown"
+    named = (("low", low), ("high", high))
+    return " to ".join(number(end, f"{key}/{name}", round_, written(end)) for name, end in named)
 
 
 def table(headings: list[str], rows: list[list[str]], *, kind: str = "") -> str:

@@ -73,7 +73,7 @@ def rate_so_far(run: RunData) -> Rate | None:
     g_values = [value for _, value in run.series("exact/g_policy")]
     f_values = [value for _, value in run.series("exact/f_policy")]
     regret = optimum.f - sum(f_values) / len(f_values) if optimum is not None and f_values else None
-    violation = sum(g_values) / len(g_values) if g_values else None
+    violation = run.limits[0].scale * sum(g_values) / len(g_values) if g_values else None
     gaps = [step.estimate.value - run.threshold for step in steps]
     own_rule = _rule(run) in PROJECTED_RULES and all(step.eta > 0 for step in steps)
     bounds: tuple[float | None, float | None] = (None, None)

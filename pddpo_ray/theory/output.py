@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pddpo_ray.records import CostEstimate
@@ -27,15 +28,23 @@ class ReleaseDecision:
 
 
 def release_decision(
-    estimate: CostEstimate, threshold: float, *, accuracy: float | None = None, accuracy_before: float | None = None
+    estimate: CostEstimate,
+    threshold: float,
+    *,
+    accuracy: float | None = None,
+    accuracy_before: float | None = None,
+    written: Callable[[float], str] = "{:.4g}".format,
 ) -> ReleaseDecision:
-    """Released when c~ + 1.64 se <= d and held-out reward accuracy fell by at most 2 points."""
+    """Released when c~ + 1.64 se <= d and held-out reward accuracy fell by at most 2 points.
+
+    `written` writes a cost in the unit that its limit is stated in.
+    """
     bound = estimate.value + STANDARD_ERRORS * estimate.standard_error
-    said = f"estimated {estimate.constraint} plus {STANDARD_ERRORS} standard errors is {bound:.4g}"
+    said = f"estimated {estimate.constraint}, {STANDARD_ERRORS} standard errors to the worse, is {written(bound)}"
     if not bound <= threshold:
-        return ReleaseDecision(False, f"{said}, above the limit {threshold:.4g}")
+        return ReleaseDecision(False, f"{said}, beyond the limit {written(threshold)}")
     if accuracy is not None and accuracy_before is not None and accuracy < accuracy_before - ACCURACY_DROP:
         return ReleaseDecision(
             False, f"held-out reward accuracy fell from {accuracy_before:.3f} to {accuracy:.3f}, by more than 2 points"
         )
-    return ReleaseDecision(True, f"{said}, within the limit {threshold:.4g}")
+    return ReleaseDecision(True, f"{said}, within the limit {written(threshold)}")

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.worlds.tabular_files import load_world, world_json
+from pddpo_ray.report.build import build_report
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.worlds.tabular_files import load_world, tabular_world, world_json
+from tests.unit.report.page import Page
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 QUICK = ("report.tensorboard=false", "report.html=false", "offline.pairs=300")
@@ -212,3 +215,25 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     assert "limits" not in settings
     assert "prompts" not in settings
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
+
+
+# --- version 0.1 ----------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> None:
+    """Its exact value is the chance of a label "unsafe" and not the logit: here summed by hand from the world."""
+    rate = ["feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rho=4.0"]
+    config = load("tabular", [*QUICK, *rate, "rounds=2", "feedback.responses=64"])
+    result = run_recipe(config, tmp_path / "run")
+    assert isinstance(config.world, TabularWorldConfig)
+    world = tabular_world(config.world)
+    with open_folder(tmp_path / "run") as journal:
+        entry = next(e for e in reversed(journal.versions()) if e.stage == "cost")
+        store = ArtifactStore(tmp_path / "run" / "artifacts")
+        table = np.exp(store.read_tensors(entry.version.path, entry.version.sha256)["log_probs"])
+    true = float(np.sum(world.oracle.prior[:, None] * table / (1 + np.exp(-world.oracle.cost))))
+    assert result["g_last"] + 0.3 == pytest.approx(true, abs=1e-9)
+    assert result["outcome"]["limits"][0]["kind"] == "rate"
+    text = Page.of(build_report(tmp_path / "run")).text
+    assert "the limit is at most 30 %" in text
+    assert f"it has {100 * true:.3g} % and" in text

@@ -35,7 +35,7 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
     config, run_dir = small(*KEPT, rounds=1), tmp_path / "run"
     result = run_recipe(config, run_dir)
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        outcome = outcome_of(journal, config.thresholds, run_dir, policies="tables")
+        outcome = outcome_of(journal, config.typed_limits, run_dir, policies="tables")
         (step,), policy = journal.dual_steps(), journal.policies[-1]
     assert Outcome.from_json(json.loads((run_dir / RESULT).read_text())["outcome"]) == outcome
     assert (outcome.round, outcome.policy, outcome.by, outcome.asked) == (1, "policy-1", "rule", 1)
@@ -49,7 +49,8 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
     out = capsys.readouterr().out
     assert out.startswith("Released: policy-1, the policy of round 1, by the release rule.\n  cost: estimated ")
     assert "was asked once. An estimate is no certificate" in out
-    assert "%" not in out
+    assert re.search(r"unsafe rate \d", out)
+    assert "95 %" not in out
     (path,) = re.findall(r'load_file\("(.*)"\)', out)
     stored = load_file(path)
     assert stored
@@ -66,7 +67,9 @@ def test_a_run_without_a_release_says_why_and_what_to_do(tmp_path: Path, capsys:
     show_result(config, result, tmp_path / "run", None)
     out = capsys.readouterr().out
     assert re.match(
-        r"No policy is released: estimated cost plus 1.64 standard errors is \S+, above the limit -0.55\.", out
+        r"No policy is released: estimated cost, 1.64 standard errors to the worse, is \S+ logit, "
+        r"beyond the limit -0.55 logit\.",
+        out,
     )
     assert "more rounds (a new run with rounds=4)" in out
 
@@ -78,7 +81,7 @@ def test_a_release_by_hand_leads_with_the_persons_name(tmp_path: Path) -> None:
     Releases(Store(engine, run_of(run_dir))).release(1, by="ana", reason="a trial", force=True)
     engine.dispose()
     with read_journal(run_dir / JOURNAL, "run") as journal:
-        outcome = outcome_of(journal, config.thresholds, run_dir, policies="tables")
+        outcome = outcome_of(journal, config.typed_limits, run_dir, policies="tables")
     assert outcome.headline == "Released: policy-1, the policy of round 1, by ana (a trial)."
 
 

@@ -15,6 +15,7 @@ from tensorboard.compat.proto.event_pb2 import Event as Record
 
 from pddpo_ray.config import load
 from pddpo_ray.journal import JournalEvent, read_journal
+from pddpo_ray.loop.outcome import estimates_of
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.report.progress import LiveProgress, Progress, RoundLine, State, TensorBoardLog, make_progress, watching
 
@@ -22,9 +23,6 @@ METRICS = {
     "dual/multiplier": 0.831,
     "dual/next": 0.795,
     "cost/estimate": -0.041,
-    "cost/low": -0.103,
-    "cost/high": 0.021,
-    "cost/limit": 0.0,
     "exact/f_policy": 0.42,
     "exact/g_policy": -0.0204,
     "exact/gap_policy": 0.31,
@@ -36,17 +34,21 @@ METRICS = {
 }
 
 
+LIMITS = ("harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %)", "leaks 43 ± 5 % (at most 50 %)")
+
+
 def test_round_line_by_hand() -> None:
-    assert str(RoundLine(7, 16, METRICS, 8.4)) == (
-        "round 7/16 · multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310 (helpfulness 0.420, "
+    assert str(RoundLine(7, 16, METRICS, 8.4, LIMITS)) == (
+        "round 7/16 · multiplier 0.831 → 0.795 · harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %) · "
+        "leaks 43 ± 5 % (at most 50 %) · gap 0.310 (helpfulness 0.420, "
         "violation −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s"
     )
 
 
 def test_round_line_leaves_out_what_a_run_does_not_know() -> None:
     known = {name: METRICS[name] for name in ("dual/multiplier", "dual/next", "cost/estimate")}
-    line = RoundLine(1, 4, {**known, "cost/limit": 0.05, "fit/slope_cost": float("nan")})
-    assert str(line) == "round 1/4 · multiplier 0.831 → 0.795 · cost −0.041 (limit 0.050)"
+    line = RoundLine(1, 4, {**known, "fit/slope_cost": float("nan")})
+    assert str(line) == "round 1/4 · multiplier 0.831 → 0.795"
     assert str(RoundLine(1, 4)) == "round 1/4"
 
 
@@ -81,7 +83,7 @@ def test_panel_shows_round_phase_numbers_and_time_left() -> None:
     progress = make_progress(console, clock=lambda: now[0])
     assert isinstance(progress, LiveProgress)
     progress(RunStarted("demo", "o-pd-dpo", 16, 16))
-    progress(RoundFinished("demo", 7, 16, METRICS))
+    progress(RoundFinished("demo", 7, 16, METRICS, limits=LIMITS[:1]))
     progress(PhaseChanged("demo", JournalEvent("round-started", 8)))
     progress(PhaseChanged("demo", JournalEvent("phase-finished", 8, "fit-reward", 6.1)))
     progress(PhaseChanged("demo", JournalEvent("phase-started", 8, "fit-cost")))
@@ -98,7 +100,7 @@ def test_panel_shows_round_phase_numbers_and_time_left() -> None:
         "fit-cost 1 min 30 s",
     ):
         assert part in text
-    assert "multiplier 0.831 → 0.795 · cost −0.041 ± 0.062 (limit 0) · gap 0.310" in text
+    assert "multiplier 0.831 → 0.795 · harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %)" in text
     assert "3,120 tokens/s" in text
 
 
@@ -136,10 +138,13 @@ def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) 
         run_recipe(config, tmp_path / "run", progress=progress)
     with read_journal(tmp_path / "run" / "journal.sqlite", "run") as journal:
         metrics = journal.metrics()
+        limits = {
+            number: [one.brief for one in estimates_of(journal, config.typed_limits, number)] for number in (1, 2)
+        }
     scalars = read_scalars(tmp_path / "run" / "tensorboard")
     for number in (1, 2):
         values = metrics[number]
-        assert f"run {RoundLine(number, 2, values, values['time/wall'])}" in out.getvalue().splitlines()
+        assert f"run {RoundLine(number, 2, values, values['time/wall'], limits[number])}" in out.getvalue().splitlines()
         for name in ("dual/multiplier", "cost/estimate", "exact/f_policy", "exact/gap_mixture"):
             assert scalars[number, name] == pytest.approx(values[name], rel=1e-6)
 

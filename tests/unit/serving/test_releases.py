@@ -66,7 +66,8 @@ def test_a_round_that_fails_the_rule_stays_unreleased(store: Store) -> None:
     now = Releases(store).now()
     assert now.current == 3
     assert [now.state(k) for k in (1, 2, 3, 4)] == ["superseded", "refused", "released", "undecided"]
-    assert now.reasons[2] == "estimated cost plus 1.64 standard errors is 0.564, above the limit 0"
+    said = "estimated cost, 1.64 standard errors to the worse, is 0.564 logit, beyond the limit 0 logit"
+    assert now.reasons[2] == said
     with pytest.raises(UserError, match=r"round 2 was refused .* --force"):
         Releases(store).release(2, by="ana")
     assert Releases(store).release(2, by="ana", force=True).current == 2

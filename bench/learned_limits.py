@@ -1,0 +1,227 @@
+"""Limits learned from labels: a rate from measured values against comparisons, and the dual against a grid of weights.
+
+    python -m bench.learned_limits rates tables      # 60 worlds, limits of 1, 5 and 30 %
+    python -m bench.learned_limits rates twin        # 20 worlds
+    python -m bench.learned_limits grid tables       # three limits, 27 fixed weight vectors at the same budget each
+    python -m bench.learned_limits grid twin
+
+Learners are the ones of runs (bench/limit_worlds.py), with the joint Newton step, over simulated labels and without a
+bonus. Both arms of `rates` spend equal numbers of labels on the cost, before the rounds and in each of them. A figure
+is the mean over the last rounds. The world seeds from 2000 on had been used for nothing before these studies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from bench.limit_worlds import BETA, SCORE_MAX, Indices, Labels, World, table_world, twin_world
+from pddpo_ray.records import Array
+from pddpo_ray.theory.intervals import student_half_width
+from pddpo_ray.theory.matrix_dual import (
+    COVARIANCE_ROUNDS,
+    CostEstimates,
+    LimitState,
+    NewtonRule,
+    newton_step,
+    within_covariance,
+)
+
+SEEDS = 2000
+"""The first world's seed."""
+LAST = 10
+"""A figure is the mean over so many last rounds."""
+UPPER = 40.0
+"""Upper end of a rate's multiplier, in the reward's unit; of a logit's a quarter of it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Rounds, offline pairs, pairs and answers of a round. A compared pair costs one label about the cost, measuring
+    both of its answers two."""
+
+    rounds: int
+    offline: int
+    pairs: int
+    asked: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a study runs."""
+
+    world: Callable[[int, tuple[float, ...]], World]
+    budget: Budget
+    worlds: int
+    grid_worlds: int
+
+
+SETTINGS = {
+    "tables": Setting(table_world, Budget(rounds=40, offline=600, pairs=32, asked=256), 60, 20),
+    "twin": Setting(twin_world, Budget(rounds=24, offline=1200, pairs=64, asked=256), 20, 10),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Loss of f and g [I], mean over the last rounds; labels spent on costs."""
+
+    loss: float
+    excess: Array
+    labels: int
+
+
+def compared(world: World, labels: Labels, chances: Array, count: int, arm: str, draws: np.random.Generator) -> None:
+    """`count` pairs, one answer from `chances`, one from the reference, compared for reward. For as many labels about
+    the cost, all of them are compared, or both answers of every second one are measured."""
+    logits = np.log(world.costs[0]) - np.log1p(-world.costs[0])
+    prompts = draws.integers(0, len(world.reward), count)
+    for number, x in enumerate(prompts):
+        a, b = (int(draws.choice(chances.shape[1], p=table[x])) for table in (chances, world.reference))
+        asked = [(labels.reward, world.reward)] + ([(labels.cost, logits)] if arm == "comparisons" else [])
+        for pairs, scores in asked:
+            first = draws.random() < expit(scores[x, a] - scores[x, b])
+            pairs.append((int(x), a, b) if first else (int(x), b, a))
+        if arm == "comparisons":
+            labels.spent += 1
+        elif number % 2 == 0:
+            both = np.array([a, b])
+            labels.measure(np.array([x, x]), both, _labels(world, np.array([x, x]), both, draws))
+
+
+def _labels(world: World, prompts: Indices, answers: Indices, draws: np.random.Generator) -> Array:
+    """One label of every answer under every limit. -> [n, I]"""
+    return (draws.random((len(prompts), len(world.costs))) < world.costs[:, prompts, answers].T).astype(np.float64)
+
+
+def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array | None = None) -> Run:
+    """One run; `weights` [I] fixes the multipliers."""
+    draws = np.random.default_rng([seed, 5])
+    limits = len(world.limits)
+    labels = Labels((len(world.reward), world.reward.shape[1]), limits)
+    compared(world, labels, world.reference, budget.offline, arm, draws)
+    states = tuple(LimitState(str(i), 1.0, UPPER, float(limit)) for i, limit in enumerate(world.limits))
+    multiplier, covariances = 1.0, list[Array]()
+    losses, excess = [], []
+    best = world.f(world.dual.policy(world.optimum))
+    for _ in range(budget.rounds):
+        base = np.log(world.reference) + world.learner.compared(labels.reward, 2.0) / BETA
+        lambdas = np.array([state.multiplier for state in states]) if weights is None else weights
+        cost = world.learner.compared(labels.cost, SCORE_MAX) if arm == "comparisons" else None
+        price = world.learner.measured(labels, lambdas) if cost is None else multiplier * cost
+        policy = softmax(base - price / BETA, axis=1)
+        losses.append(best - world.f(policy))
+        excess.append(world.g(policy))
+        prompts = np.repeat(draws.integers(0, len(world.reward), budget.asked // 2), 2)
+        answers = np.array([draws.choice(policy.shape[1], p=policy[x]) for x in prompts])
+        drawn = _labels(world, prompts, answers, draws)
+        if cost is None:
+            labels.measure(prompts, answers, drawn)
+            covariances.append(_covariance(labels, prompts, answers, drawn))
+            recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
+            if weights is None:
+                rule = NewtonRule(BETA, 0.5 * UPPER / np.sqrt(budget.rounds))
+                states, _ = newton_step(states, CostEstimates(drawn.mean(axis=0), np.zeros(limits), recent), rule)
+        else:
+            labels.spent += drawn.size
+            multiplier = _moved(multiplier, policy, cost, float(drawn.mean() - world.limits[0]), budget.rounds)
+        compared(world, labels, policy, budget.pairs, arm, draws)
+    return Run(float(np.mean(losses[-LAST:])), np.mean(excess[-LAST:], axis=0), labels.spent)
+
+
+def _covariance(labels: Labels, prompts: Indices, answers: Indices, drawn: Array) -> Array:
+    """Covariance of the costs within prompts; the noise of a label is what repeated labels of its answer show."""
+    counts = np.maximum(labels.counts[prompts, answers], 2.0)[:, None]
+    means = labels.sums[:, prompts, answers].T / counts
+    groups = np.repeat(np.arange(len(prompts) // 2), 2).tolist()
+    return within_covariance(drawn, groups, means * (1.0 - means) * counts / (counts - 1.0))
+
+
+def _moved(multiplier: float, policy: Array, cost: Array, excess: float, rounds: int) -> float:
+    """Damped Newton for the multiplier of fitted logits: a rate's slope in it is -Cov(rate, logit) / beta."""
+    mean = np.sum(policy * cost, axis=1, keepdims=True)
+    slope = max(float(np.mean(np.sum(policy * expit(cost) * (cost - mean), axis=1))), 1e-3)
+    trust = 0.5 * (UPPER / 4.0) / np.sqrt(rounds)
+    return float(np.clip(multiplier + np.clip(0.5 * BETA * excess / slope, -trust, trust), 0.0, UPPER / 4.0))
+
+
+# --- the two studies ------------------------------------------------------------------------------------------------
+
+
+def rates(where: str) -> None:
+    """Gap of a limit on a rate, learned from values and from comparisons."""
+    setting = SETTINGS[where]
+    print(
+        "| limit | gap, values | gap, comparisons | difference, 95 % interval | excess, values | comparisons | labels |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for limit in (0.01, 0.05, 0.3):
+        found: dict[str, list[tuple[float, float, int]]] = {"values": [], "comparisons": []}
+        for seed in range(SEEDS, SEEDS + setting.worlds):
+            world = setting.world(seed, (limit,))
+            for arm, gaps in found.items():
+                run = simulated(world, setting.budget, seed, arm)
+                gaps.append((gap_of(world, run), float(run.excess[0]), run.labels))
+        values, comparisons = (np.array(found[arm]) for arm in ("values", "comparisons"))
+        assert (values[:, 2] == comparisons[:, 2]).all()
+        print(
+            f"| {100 * limit:g} % | {values[:, 0].mean():.3f} | {comparisons[:, 0].mean():.3f} |"
+            f" {_apart(comparisons[:, 0] - values[:, 0])} |"
+            f" {100 * values[:, 1].mean():+.2f} % | {100 * comparisons[:, 1].mean():+.2f} % | {values[0, 2]:,.0f} |",
+            flush=True,
+        )
+
+
+def _apart(differences: Array) -> str:
+    """Mean over worlds with its 95 % interval by Student."""
+    count = len(differences)
+    mean, half = differences.mean(), student_half_width(float(differences.std(ddof=1)) / np.sqrt(count), count)
+    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+
+
+ALLOWED = 0.02
+"""A run keeps its limits when no exact g is more than this above 0."""
+
+
+def grid(where: str) -> None:
+    """Three limits at once: the dual, and 27 fixed weight vectors with as many labels each."""
+    setting = SETTINGS[where]
+    levels = (0.5, 2.0, 8.0)
+    print("| world | lambda* | gap, dual | its largest excess | vectors that keep all limits | best gap of these |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for seed in range(SEEDS, SEEDS + setting.grid_worlds):
+        world = setting.world(seed, (0.05, 0.1, 0.3))
+        dual = simulated(world, setting.budget, seed, "values")
+        tried = [
+            simulated(world, setting.budget, seed, "values", np.array(vector)) for vector in product(levels, repeat=3)
+        ]
+        kept = [gap_of(world, run) for run in tried if (run.excess <= ALLOWED).all()]
+        rows.append((gap_of(world, dual), float(dual.excess.max()), len(kept), min(kept, default=np.nan)))
+        own, worst, count, best = rows[-1]
+        shown = "none" if np.isnan(best) else f"{best:.3f}"
+        optimum = ", ".join(f"{value:.2f}" for value in world.optimum)
+        print(f"| {seed} | {optimum} | {own:.3f} | {100 * worst:+.2f} % | {count} of 27 | {shown} |", flush=True)
+    own, worst, counts, best = np.array(rows).T
+    both = np.isfinite(best)
+    print(
+        f"\n{len(rows)} worlds. The dual keeps all limits (to {100 * ALLOWED:g} %) in {int((worst <= ALLOWED).sum())};"
+        f" mean gap {own.mean():.3f}. Of 27 vectors {counts.mean():.1f} keep all on average ({counts.min():.0f} to"
+        f" {counts.max():.0f}), none in {int((~both).sum())} worlds. Where some do, the best of them, chosen by the"
+        f" truth, has mean gap {best[both].mean():.3f}, the dual {own[both].mean():.3f}: difference"
+        f" {_apart((best - own)[both])}."
+    )
+
+
+def gap_of(world: World, run: Run) -> float:
+    """Loss of f, and every violation at twice the sum of the optimal multipliers."""
+    return run.loss + 2.0 * float(world.optimum.sum()) * float(np.maximum(run.excess, 0.0).sum())
+
+
+if __name__ == "__main__":
+    {"rates": rates, "grid": grid}[sys.argv[1]](sys.argv[2])
