@@ -1,10 +1,11 @@
 """Planned against measured on SmolLM2: `python -m bench.plan_of_smollm2 [--cluster in-process|ray] [--out FILE]`.
 
 `pddpo train ... --dry-run --calibrate --json` says what a run takes, and the same run is made at once: two rounds with
-adapters, reward and cost models trained from the reference before them. Compared are wall seconds of every stretch, CPU
-seconds of all processes, tokens, bytes of artifacts, and the most memory that a process held. On a machine that does
-other work too the CPU seconds are what says something. Memory counts as often as it is mapped, so pages that several
-processes share count for each. Exit code 1 where a row is off by more than a quarter.
+adapters, reward and cost models trained from the reference before them. Compared are wall and CPU seconds of every
+stretch, tokens, bytes of artifacts, and the most memory that each process held. On a machine that does other work too
+the CPU seconds are what says something; on Ray they are shown only, because the plan's are those of one process. Memory
+of a process counts with the pages that it shares with others, that of Ray's many small processes counts them once. Exit
+code 1 where a row is off by more than a quarter.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ SETTINGS = (
     ),
 )
 ON_RAY = "cluster={mode: ray, cpus: 4}"
+LOOK_S = 0.2
+LOOKS_PER_SHARE = 10
+"""Dividing shared pages is dear for the kernel: not at every look."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Watch:
 
     def __init__(self, pid: int) -> None:
         self._root = pid
+        self._shares: dict[int, int] = {}
+        self._spent: list[tuple[float, float]] = []
         self._held: dict[int, tuple[str, int]] = {}
         self._cpu: dict[int, float] = {}
         self._ended = threading.Event()
@@ -88,9 +94,14 @@ class Watch:
         self._thread.start()
 
     def _look(self) -> None:
-        while not self._ended.wait(0.2):
+        looks = 0
+        while not self._ended.wait(LOOK_S):
             for process in _family(self._root):
                 self._note(process)
+                if looks % LOOKS_PER_SHARE == 0:
+                    self._note_share(process.pid)
+            self._spent.append((time.time(), self.cpu_seconds))
+            looks += 1
 
     def _note(self, process: psutil.Process) -> None:
         try:
@@ -103,6 +114,15 @@ class Watch:
         self._held[process.pid] = name, max(peak, self._held.get(process.pid, ("", 0))[1])
         self._cpu[process.pid] = times.user + times.system
 
+    def _note_share(self, pid: int) -> None:
+        """Its part of the pages that it shares, and all of its own."""
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+        except OSError:
+            return
+        share = next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+        self._shares[pid] = max(share, self._shares.get(pid, 0))
+
     def end(self) -> None:
         self._ended.set()
         self._thread.join()
@@ -110,6 +130,15 @@ class Watch:
     @property
     def cpu_seconds(self) -> float:
         return sum(self._cpu.values())
+
+    def cpu_until(self, epoch_s: float) -> float:
+        """CPU seconds of all processes until a time of the wall clock."""
+        return max((cpu for at, cpu in self._spent if at <= epoch_s), default=0.0)
+
+    def shared_out(self, others: Sequence[str]) -> int:
+        """Bytes of all processes but those whose names hold one of `others`, pages that they share divided."""
+        mine = [pid for pid, (name, _) in self._held.items() if not any(other in name for other in others)]
+        return sum(self._shares.get(pid, 0) for pid in mine)
 
     def peaks(self) -> dict[str, list[int]]:
         """Most bytes of each process, by the name that it gave itself."""
@@ -149,6 +178,7 @@ def rows_of(plan: Mapping[str, Any], run: Path, watch: Watch, *, on_ray: bool) -
     """Every number of the plan beside the run's own."""
     with read_journal(run / JOURNAL) as journal:
         metrics = journal.metrics()
+        ends = {entry.round: entry.finished_ms / 1000 for entry in journal.phases()}
     first, last = metrics[1], metrics[ROUNDS]
     wall, cpu = plan["seconds"]["wall"], plan["seconds"]["cpu"]
     seconds = {
@@ -160,7 +190,14 @@ def rows_of(plan: Mapping[str, Any], run: Path, watch: Watch, *, on_ray: bool) -
     whole = metrics[0][START] + sum(metrics[number][WALL] for number in range(ROUNDS + 1))
     rows = [Row(f"wall: {name}", wall[name], value, "s", judged=False) for name, value in seconds.items()]
     rows.append(Row("wall: the whole run", wall["run"], whole, "s"))
-    rows.append(Row("CPU: the whole run, all processes", cpu["run"], watch.cpu_seconds, "CPU-s", judged=not on_ray))
+    spent = [watch.cpu_until(ends[number]) for number in range(ROUNDS + 1)]
+    stretches = {"start and before": (cpu["start"] + cpu["before"], spent[0])}
+    stretches |= {
+        "first_round": (cpu["first_round"], spent[1] - spent[0]),
+        "round": (cpu["round"], spent[2] - spent[1]),
+    }
+    stretches["the whole run"] = cpu["run"], watch.cpu_seconds
+    rows += [Row(f"CPU: {name}", *both, "CPU-s", judged=not on_ray) for name, both in stretches.items()]
     work = plan["work"]
     planned = work["before"]["tokens"] + work["first_round"]["tokens"] + (ROUNDS - 1) * work["round"]["tokens"]
     drawn = sum(
@@ -194,7 +231,8 @@ def memory_on_ray(plan: Mapping[str, Any], watch: Watch) -> list[Row]:
     for part, called in PARTS.items():
         held = [peak for name, found in peaks.items() if called in name for peak in found]
         rows.append(Row(f"memory of {part}", planned[part] / GIB, max(held, default=0) / GIB, "GiB"))
-    return rows
+    rest = watch.shared_out(list(PARTS.values()))
+    return [*rows, Row("memory of Ray itself", planned["ray"] / GIB, rest / GIB, "GiB")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,8 +21,10 @@ from pddpo_ray.storage.whole_files import KEPT_WHOLE
 from pddpo_ray.training.memory import Sizes, layer_bytes, memory_need
 from pddpo_ray.worlds.text_family import grammar_of
 
-RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB}
+RUNTIME_BYTES = {"trainer": 1.0 * GIB, "rollout": 1.5 * GIB, "driver": 1.0 * GIB, "scorer": 0.65 * GIB}
 """What a process holds besides the model: interpreter, torch, transformers, vLLM."""
+RAY_BYTES = 1.8 * GIB
+"""What Ray's own processes and a run's small actors hold together on the driver's machine, shared pages once."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
     one_process = not isinstance(config.cluster, RayCluster)
     engine_here = one_process and isinstance(config.rollout, VllmRollout)
     driver = Memory("driver", 1, "host", {"runtime": RUNTIME_BYTES["rollout" if engine_here else "driver"]})
+    ray = () if one_process else (Memory(RAY, 1, "host", {"runtime": RAY_BYTES}),)
     if shape is None:
-        return (driver,)
+        return (driver, *ray)
     where: Literal["host", "device"] = "host" if device == "cpu" else "device"
     trainer = trainer_bytes(config, shape)
     rollout = rollout_bytes(config, shape, device)
@@ -144,6 +147,7 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
         Memory("trainer process", ranks, "host", {**runtimes["trainer"], **copies_of_trainer(config, shape)}),
         Memory("rollout process", engines, "host", {**runtimes["rollout"], **copies_of_engine(config, shape)}),
         driver,
+        *ray,
     ]
     return tuple(need for need in needs if need.bytes_by_purpose)
 
@@ -183,6 +187,7 @@ def by_process(needs: Sequence[Memory]) -> dict[str, float]:
         "rollout": ("rollout", "rollout process"),
         "scorer": (SCORERS,),
         "driver": ("driver", TRAINING),
+        "ray": (RAY,),
     }
     most = {}
     for name, parts in groups.items():
@@ -205,7 +210,7 @@ def _most(parts: Sequence[Memory]) -> float:
     )
 
 
-SCORERS, TRAINING = "reward and cost models", "scorer training"
+SCORERS, TRAINING, RAY = "reward and cost models", "scorer training", "Ray itself"
 
 
 def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
@@ -217,7 +222,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
         return ()
     weights, runtime = 4.0 * shape.parameters, {}
     if isinstance(config.cluster, RayCluster):
-        runtime = {"runtime": RUNTIME_BYTES["trainer"]}
+        runtime = {"runtime": RUNTIME_BYTES["scorer"]}
     where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
     needs = [Memory(SCORERS, 2, where, {"models": weights, **runtime})]
     if None in (config.feedback.reward, config.feedback.cost):

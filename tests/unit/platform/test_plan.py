@@ -338,10 +338,13 @@ def test_each_kind_of_process_on_a_cluster_has_its_own_peak() -> None:
     needs = memory(config, ModelShape(1_000_000, 100, 10, 1_000, 10_000, 50), "cpu")
     by_name = {need.part: need.bytes_by_purpose for need in needs}
     peaks = by_process(needs)
-    assert set(peaks) == {"trainer", "rollout", "scorer", "driver"}
+    assert set(peaks) == {"trainer", "rollout", "scorer", "driver", "ray"}
     assert peaks["trainer"] == pytest.approx(GIB + 4e6 + sum(by_name["trainer"].values()))
     assert peaks["rollout"] == pytest.approx(1.5 * GIB + 4e6 + sum(by_name["rollout"].values()))
-    assert peaks["scorer"] == pytest.approx(GIB + 4e6)
+    assert peaks["scorer"] == pytest.approx(0.65 * GIB + 4e6)
+    assert peaks["ray"] == 1.8 * GIB
+    alone = memory(load("text-world-scorers", ["cluster={mode: in-process}"]), None, "cpu")
+    assert [need.part for need in alone] == ["driver"], "one process has no Ray beside it"
     assert peaks["driver"] == pytest.approx(GIB + sum(by_name["scorer training"].values()))
 
 
