@@ -15,7 +15,7 @@ from pddpo_ray.config import BudgetRefit, FitConfig, PpoConfig, TrainerConfig, U
 from pddpo_ray.contracts import Critics, FitCommand, FitResult, LossOptimism, PpoCommand, PpoResult, ScoredAnswer, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.loop.fitting import CARRY_MAX, FitPlan, TrainerController, start_of, with_steps
+from pddpo_ray.loop.fitting import CARRY_MAX, LARGEST_CALL, FitPlan, TrainerController, start_of, with_steps
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Response
 from pddpo_ray.theory.refit import limit_rows
 from pddpo_ray.theory.seeds import seed_of
@@ -282,6 +282,21 @@ def test_numbers_of_the_backend_come_back_unchanged_and_none_is_missing(journal:
     trainer = controller(journal, Noting())
     assert trainer.log_probs(REFERENCE, ANSWERS).tolist() == [0.5, 1.5, 2.5, 3.5]
     assert trainer.features(ANSWERS).shape == (4, 3)
+
+
+def test_many_answers_go_to_the_trainer_in_calls_of_a_bounded_size(journal: Journal) -> None:
+    """160,000 features were computed in one call, under one deadline."""
+    sizes: list[int] = []
+
+    class Numbering(Noting):
+        def features(self, responses: Sequence[Response]) -> np.ndarray:
+            sizes.append(len(responses))
+            return np.array([[float(response.id)] for response in responses])
+
+    answers = [replace(ANSWERS[0], id=str(number)) for number in range(2 * LARGEST_CALL + 5)]
+    features = controller(journal, Numbering()).features(answers)
+    assert sizes == [LARGEST_CALL, LARGEST_CALL, 5]
+    assert features[:, 0].tolist() == list(range(len(answers)))
 
 
 def test_duplicates_are_merged_where_the_recipe_says_so(journal: Journal) -> None:

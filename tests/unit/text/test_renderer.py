@@ -14,6 +14,7 @@ import pytest
 from pddpo_ray.config import Config, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
+from pddpo_ray.evaluate.command import Plan
 from pddpo_ray.evaluate.models import Model, Speaker
 from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.records import Decoding, Message, Prompt
@@ -123,7 +124,7 @@ def test_the_engine_is_given_the_prompt_and_ends_where_the_answer_ends(name: str
     """A real engine on a real model: its prompt is the trained one, and it stops where the trained answers end."""
     tokenizer = tokenizer_of(name)
     folder = model_folder(tmp_path / "model", tokenizer)
-    speaker = Speaker(Model("model", str(folder)), template="tokenizer-or-plain")
+    speaker = Speaker(Model("model", str(folder)), template=Plan.template)  # as `pddpo evaluate` asks
     renderer = Renderer(tokenizer, "tokenizer-or-plain", folder)
     assert speaker.prompt(DIALOGUE).token_ids == renderer.prompt_ids(DIALOGUE)
     assert speaker.prompt(DIALOGUE).messages == DIALOGUE
