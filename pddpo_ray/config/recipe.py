@@ -285,6 +285,12 @@ class Config(Strict):
             raise ValueError(
                 f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
             )
+        unreachable = [name for name, limit in self.thresholds.items() if limit <= -self.dual.cost_max]
+        if self.feedback.signal == "logit_labels" and not self.limits and unreachable:
+            raise ValueError(
+                f"no policy keeps the limit of {unreachable[0]}, {self.thresholds[unreachable[0]]:g}: costs lie in"
+                f" [-{self.dual.cost_max:g}, {self.dual.cost_max:g}] (dual.cost_max); raise dual.threshold"
+            )
         if self.feedback.signal == "cost_model" and not isinstance(self.feedback, ModelFeedback):
             raise ValueError("feedback.signal=cost_model needs feedback.kind=model, whose scores it takes")
         if tabular and isinstance(self.feedback, ModelFeedback | JudgeFeedback):

@@ -17,6 +17,7 @@ from pddpo_ray.evaluate.tokenised_world import WorldTexts, reads_the_worlds_word
 from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.worlds.exact_evaluation import covered_best
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from pddpo_ray.worlds.text import with_rest
 from pddpo_ray.worlds.text_scoring import score_answers
@@ -49,9 +50,10 @@ def score(
     view = prepared.view(ArtifactStore(prepared.reference_folder), threshold)
     oracle = view.oracle
     log_probs, tokens = answer_scores(checkpoint, prepared, template, tell)
+    covered = covered_best(view)
     points = {
         "reference": oracle.reference,
-        "covered_only": oracle.covered_only(prepared.world.covered).policy,
+        **({} if covered is None else {"covered_only": covered.policy}),
         "optimum": oracle.optimum.policy,
     }
     measured = exact_values(view, with_rest(log_probs))

@@ -17,7 +17,7 @@ from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.agreement import agreement
-from pddpo_ray.worlds.exact_evaluation import WorldView, implicit_score, off_support
+from pddpo_ray.worlds.exact_evaluation import WorldView, covered_best, implicit_score, off_support
 from pddpo_ray.worlds.oracle import Oracle, mixture
 from pddpo_ray.worlds.tabular_files import tabular_world
 
@@ -38,8 +38,9 @@ def evaluate_run(config: Config, run: Path, journal: JournalReader) -> dict[str,
         values[version.name] = exact_values(view, table) | accuracy
     if tables:
         values["mixture"] = exact_values(view, mixture(tables))
-    if view.covered is not None:
-        values["covered_only"] = exact_values(view, view.oracle.covered_only(view.covered).policy)
+    covered = covered_best(view)
+    if covered is not None:
+        values["covered_only"] = exact_values(view, covered.policy)
     return values | {"optimum": exact_values(view, view.oracle.optimum.policy)}
 
 

@@ -15,7 +15,7 @@ from pddpo_ray.loop.limits import held_limits
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
-from pddpo_ray.worlds.exact_evaluation import WorldView
+from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.table_limits import TableLimits, table_limits
 from pddpo_ray.worlds.tabular import TabularWorld
@@ -86,8 +86,9 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
     further = tuple(replace(known[name], threshold=config.thresholds[name]) for name in others)
     oracle = replace(world.oracle, beta=config.beta, threshold=config.thresholds[first], further=further)
     if config.feedback.signal == "unsafe_rate":
-        return WorldView(of_rates(oracle), table, world.covered, cost_of=world.cost, logits=oracle.cost)
-    return WorldView(oracle, table, world.covered, cost_of=world.cost)
+        rates = demand_feasible(of_rates(oracle))
+        return WorldView(rates, table, world.covered, cost_of=world.cost, logits=oracle.cost)
+    return WorldView(demand_feasible(oracle), table, world.covered, cost_of=world.cost)
 
 
 def of_rates(oracle: Oracle) -> Oracle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.storage.whole_files import RESULT, finite
-from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, off_support
-from pddpo_ray.worlds.oracle import InfeasibleError
+from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, covered_best, off_support
 
 WALL = "time/wall"
 """Time from one round's end to the next one's, journal and all; before the first round in round 0."""
@@ -88,12 +86,10 @@ def _exact(world: WorldView | None, evaluation: Evaluation | None, offline: Eval
         exact |= {f"f_{name}": oracle.f(table), f"g_{name}": oracle.g(table), f"gap_{name}": oracle.gap(table)}
     best = oracle.optimum
     exact |= {"f_optimum": best.f, "g_optimum": best.g, "multiplier_optimum": best.multiplier, "rho": oracle.rho}
-    # answers of offline pairs that cannot keep the limit have no best policy to compare with
-    with suppress(InfeasibleError):
-        if world.covered is not None:
-            covered = oracle.covered_only(world.covered)
-            exact |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
-            exact["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
+    covered = covered_best(world)
+    if covered is not None:
+        exact |= {"f_covered_only": covered.f, "g_covered_only": covered.g}
+        exact["gap_covered_only"] = oracle.gap_of(covered.f, covered.g)
     exact["off_support_last"] = off_support(world, tables["last"])
     return exact
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, VersionEntry
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.worlds.oracle import Mask, Oracle, mixture
+from pddpo_ray.worlds.oracle import InfeasibleError, Mask, Optimum, Oracle, mixture
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,26 @@ class WorldView:
     def cost_logits(self) -> Array:
         """What comparisons of the first cost teach. [X, Y]"""
         return self.oracle.cost if self.logits is None else self.logits
+
+
+def demand_feasible(oracle: Oracle) -> Oracle:
+    """The oracle of a world under the recipe's limits. Raises UserError where no policy keeps them strictly."""
+    try:
+        # Slater's bound needs the optimum and a policy strictly below the limit
+        _ = oracle.rho
+    except InfeasibleError as error:
+        raise UserError(f"dual.threshold={oracle.threshold:g}: {error}; raise the limit") from None
+    return oracle
+
+
+def covered_best(world: WorldView) -> Optimum | None:
+    """Best policy on the covered answers; None where all are covered, or where none of them keeps the limit."""
+    if world.covered is None:
+        return None
+    try:
+        return world.oracle.covered_only(world.covered)
+    except InfeasibleError:
+        return None
 
 
 class Evaluation:

@@ -29,6 +29,10 @@ KKT_TOLERANCE = 1e-7
 """By how much the conditions of an optimum may be missed, in units of the costs."""
 
 
+RHO_LEAST = 1e-12
+"""Where the multiplier changes nothing, its interval still has a length."""
+
+
 class InfeasibleError(ValueError):
     """No policy on the given outcomes keeps the expected cost strictly below the limit."""
 
@@ -180,16 +184,20 @@ class Oracle:
     def rho(self) -> float:
         """Slater's bound (f* - f(s)) / (-g(s)) >= lambda* from the point s = pi_{r - slater_ratio * lambda* * c}.
 
-        Where the limit does not bind, the point is pi_{r - c}, so that rho stays positive and a run can start. With
-        several limits the point is the best policy at half of the largest common margin m: (f* - f(s)) / m is at least
-        the sum of the multipliers (and is kept at or above beta for the same reason).
+        Where the limit does not bind, the point is pi_{r - c}, so that rho stays positive and a run can start; costs
+        that are all alike leave it at RHO_LEAST. With several limits the point is the best policy at half of the largest
+        common margin m: (f* - f(s)) / m is at least the sum of the multipliers (and is kept at or above beta for the
+        same reason). Raises InfeasibleError where no policy is strictly below the limit.
         """
         if self.further:
             margin = 0.5 * self._margin(None)
             return max((self.optimum.f - self._best_of_several(None, margin).f) / margin, self.beta)
         multiplier = self.optimum.multiplier
         slater = self.policy(self.slater_ratio * multiplier if multiplier > 0 else 1.0)
-        return (self.optimum.f - self.f(slater)) / -self.g(slater)
+        below = -self.g(slater)
+        if below <= 0.0:
+            raise InfeasibleError("the limit cannot be kept strictly: every policy has exactly this expected cost")
+        return max((self.optimum.f - self.f(slater)) / below, RHO_LEAST)
 
     def _optimum_at(self, multiplier: float, support: Mask | None) -> Optimum:
         policy = self.policy(multiplier, support)

@@ -27,7 +27,7 @@ from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
-from pddpo_ray.worlds.exact_evaluation import WorldView
+from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.oracle import Oracle
@@ -86,7 +86,7 @@ class PreparedTextWorld:
         The world is calibrated for its own limit; another one of the recipe moves the optimum, not the world.
         """
         return WorldView(
-            replace(self.world.oracle, threshold=threshold),
+            demand_feasible(replace(self.world.oracle, threshold=threshold)),
             self._tables(store),
             self.world.covered,
             rest=len(self.world.grammar.answer_ids),

@@ -1,0 +1,106 @@
+"""Worlds at the edge of what can be asked: each ends in a result, or in one line before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pddpo_ray.cli.main import main
+from pddpo_ray.config import load
+from pddpo_ray.errors import UserError
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import Array
+from pddpo_ray.worlds.oracle import RHO_LEAST, InfeasibleError, Oracle
+from tests.unit.loop.small_run import SMALL
+
+PROMPTS, ANSWERS = 3, 4
+COSTS = np.tile([-1.5, -0.5, 0.5, 1.5], (PROMPTS, 1))
+
+
+def world_file(folder: Path, cost: Array, covered: Array | None = None, threshold: float = 0.0) -> str:
+    """A table with these costs, as an override of the recipe."""
+    reference = np.full((PROMPTS, ANSWERS), 1.0 / ANSWERS).tolist()
+    content = {
+        "prior": [1.0 / PROMPTS] * PROMPTS,
+        "reference": reference,
+        "baseline": reference,
+        "reward": np.random.default_rng(0).uniform(-1.0, 1.0, (PROMPTS, ANSWERS)).tolist(),
+        "cost": cost.tolist(),
+        "beta": 0.2,
+        "reward_max": 2.0,
+        "cost_max": 2.0,
+        "threshold": threshold,
+        "offline": {"covered": (np.ones(cost.shape, dtype=bool) if covered is None else covered).tolist(), "pairs": 40},
+    }
+    (folder / "world.json").write_text(json.dumps(content))
+    return f"world={{kind: tabular, path: {folder / 'world.json'}}}"
+
+
+def run(folder: Path, world: str, *overrides: str) -> dict[str, Any]:
+    quiet = ("report.tensorboard=false", "report.html=false", "rounds=2")
+    return run_recipe(load("tabular", [world, *SMALL, *quiet, *overrides]), folder / "run")
+
+
+@pytest.mark.parametrize("method", ["o-pd-dpo", "pd-dpo"])
+def test_covered_answers_that_all_break_the_limit_leave_their_yardstick_out(method: str, tmp_path: Path) -> None:
+    covered = np.zeros(COSTS.shape, dtype=bool)
+    covered[:, 2:] = True
+    result = run(tmp_path, world_file(tmp_path, COSTS, covered), f"algorithm={method}")
+    assert result["gap_covered_only"] is None
+    assert result["f_optimum"] is not None
+    assert result["gap_last"] > 0.0
+
+
+def test_costs_that_are_all_alike_leave_the_multiplier_without_work(tmp_path: Path) -> None:
+    result = run(tmp_path, world_file(tmp_path, np.full(COSTS.shape, -1.0)))
+    assert result["g_last"] == pytest.approx(-1.0)
+    assert result["multiplier_optimum"] == 0.0
+    assert 0.0 < result["rho"] <= 1e-9
+
+
+def test_rho_is_above_0_and_a_limit_that_is_met_exactly_by_all_has_none() -> None:
+    """f does not depend on the multiplier, so Slater's bound is 0 over 1."""
+    flat = np.full((2, 2), 0.5)
+    assert Oracle(np.array([0.5, 0.5]), flat, flat, np.full((2, 2), -1.0), 0.2).rho == RHO_LEAST
+    with pytest.raises(InfeasibleError, match="exactly this expected cost"):
+        _ = Oracle(np.array([0.5, 0.5]), flat, flat, np.zeros((2, 2)), 0.2).rho
+
+
+def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: Path) -> None:
+    result = run(tmp_path, world_file(tmp_path, COSTS), "dual.threshold=3.0")
+    assert result["multiplier_optimum"] == 0.0
+    assert result["g_last"] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("cost", "override", "said"),
+    [
+        (COSTS, "dual.threshold=-5", "no policy keeps the limit of cost, -5: costs lie in [-2, 2]"),
+        (COSTS, "dual.threshold=-1.9", "dual.threshold=-1.9: the limit cannot be met: the cheapest policy has g = 0.4"),
+        (np.zeros(COSTS.shape), "dual.threshold=0", "every policy has exactly this expected cost"),
+        (np.full(COSTS.shape, 1.0), "dual.threshold=0", "the cheapest policy has g = 1, not below 0"),
+        (COSTS, "dual.rho=0", "must be greater than 0"),
+    ],
+)
+def test_what_cannot_be_kept_is_one_line_before_anything_is_trained(
+    cost: Array, override: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = world_file(tmp_path, cost)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "tabular", world, *SMALL, "rounds=2", override, "--run", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run" / "journal.sqlite").exists()
+
+
+def test_a_limit_of_the_twin_that_nothing_keeps_is_one_line() -> None:
+    from tests.unit.loop.test_twin_run import TINY, twin
+
+    with pytest.raises(UserError, match=r"no policy keeps the limit of cost, -5"):
+        twin(*TINY, "dual.threshold=-5")
