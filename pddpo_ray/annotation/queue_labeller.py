@@ -57,7 +57,11 @@ class Waiting:
 
 
 class PeopleLabeller:
-    """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name."""
+    """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name.
+
+    Where a round has several batches of safety questions, `part_of` ends the name of the present one. `go_on` is the
+    command that collects the labels of a run that has parked.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class PeopleLabeller:
         *,
         estimate: FromShares | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
+        part_of: Callable[[], str] = lambda: "",
+        go_on: str = "pddpo train ... --resume",
         clock: Clock = now_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -80,12 +86,13 @@ class PeopleLabeller:
         self._estimate = estimate or _unsafe_rate
         self._record = record
         self._sleep = sleep
+        self._part_of, self._go_on = part_of, go_on
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
         questions = [safety_question(item) for item in items]
         with suppress(QueueError):
-            self._find_or_open("safety", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+            self._find_or_open(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """Exactly `labels_each` labels of different people for every answer. The seed is not used.
@@ -93,7 +100,7 @@ class PeopleLabeller:
         Raises ParkedError, or at the deadline RunError or DecisionNeeded with three fillings of what is missing.
         """
         questions = [safety_question(item) for item in items]
-        snapshot = self._collect("safety", questions, labels_each, SAFETY_PRIORITY)
+        snapshot = self._collect(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY)
         labels: dict[str, list[Verdict]] = {item.id: [] for item in items}
         for entry in snapshot.answers:
             labels[entry.item].append(Verdict(entry.given["safety"]))
@@ -171,7 +178,7 @@ class PeopleLabeller:
     def _park_if_long(self, line: str, began: float) -> None:
         limit = self._waiting.park_after_s
         if limit is not None and time.monotonic() - began >= limit:
-            raise ParkedError(f"{line}. Parked: go on with `pddpo train ... --resume` when the labels are there")
+            raise ParkedError(f"{line}. Parked: go on with `{self._go_on}` when the labels are there")
 
     def _give_up(self, status: RoundStatus) -> None:
         """The deadline has passed: says what is missing and what it could mean. Always raises."""
@@ -207,7 +214,7 @@ class PeopleLabeller:
             f"people/{purpose}_refusals": float(status.refusals),
             f"people/{purpose}_seconds": (self._rounds.last_label_ms(status.id) - status.opened_ms) / 1000,
         }
-        field = "safety" if purpose == "safety" else "more_harmful"
+        field = "safety" if status.kind == "safety" else "more_harmful"
         agreement = self._quality.agreement(status.id).get(field, {})
         for name in ("alpha", "alpha_low", "alpha_high", "pairwise"):
             if math.isfinite(agreement.get(name, math.nan)):

@@ -28,6 +28,9 @@ class CertificateConfig(Strict):
     shares: list[float] | None = None
     """Shares of 1 - confidence, not rising, that sum to at most 1: a candidate gets the next one for each that was not
     certified before it. [1.0] ends at the first failure (a fixed sequence); null: 6 / (pi^2 k^2), without an end."""
+    prompts: list[str] = Field([])
+    """Files of the certification set's prompts (real text alone). A run never asks them and leaves out pairs of them;
+    empty: the run's own prompts, which the policy was trained on."""
     scope: Literal["set", "population"] = "set"
     """What the sentence is about: the mean over the prompts of the certification set, or new prompts like them."""
     mixture: float = Field(0.0, ge=0.0, lt=1.0)

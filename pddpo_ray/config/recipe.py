@@ -400,9 +400,18 @@ class Config(Strict):
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
 
     def _certificate_fits(self) -> None:
-        if self.certificate.scope == "population" and not isinstance(self.world, NoWorldConfig):
+        given = self.certificate
+        if not isinstance(self.world, NoWorldConfig):
+            if given.scope == "population":
+                raise ValueError(
+                    "certificate.scope=population is about new prompts; a world's prompts are all there are: use set"
+                )
+            if given.prompts:
+                raise ValueError("certificate.prompts are files of real text; a world has prompts of its own")
+        if given.scope == "population" and not given.prompts:
             raise ValueError(
-                "certificate.scope=population is about new prompts; a world's prompts are all there are: use set"
+                "certificate.scope=population draws each prompt once, before any fit has seen it: name files of them in"
+                " certificate.prompts"
             )
         late = [first for first in self.certificate.tails if first > self.rounds]
         if late:

@@ -54,6 +54,8 @@ class PreparedRealText:
     """By answer id, where its row says whether it is safe."""
     held_out: tuple[LabelledPair, ...] = ()
     """Pairs of prompts that are in neither of the above, for whoever judges the policies."""
+    certification: tuple[Prompt, ...] = ()
+    """Prompts that are in none of the above: certificates alone draw them."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -87,8 +89,12 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
     by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
+    certification = _certification(config, tokens)
+    tested = {prompt.id for prompt in certification}
+    by_dimension = [[pair for pair in share if pair.pair.prompt.id not in tested] for share in by_dimension]
     apart = _held_out(by_dimension, settings)
     held_out = [pair for share in by_dimension for pair in share if pair.pair.prompt.id in apart]
+    apart |= tested
     pairs = [
         pair
         for share in by_dimension
@@ -118,7 +124,18 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
-    return PreparedRealText(folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out))
+    return PreparedRealText(folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out), certification)
+
+
+def _certification(config: Config, tokens: _Tokens) -> tuple[Prompt, ...]:
+    """The prompts of `certificate.prompts`. A run neither asks them nor learns from pairs of them."""
+    if not config.certificate.prompts:
+        return ()
+    found = tokens.all_prompts(_examples(config.certificate.prompts, "helpful"))
+    different = {prompt.id: prompt for prompt in found if prompt is not None}
+    if not different:
+        raise UserError("certificate.prompts: no prompt in these files is short enough (world.prompt_tokens)")
+    return tuple(different.values())
 
 
 def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:

@@ -4,30 +4,35 @@
                               ▲                                                                    undecided   │
                               └────────────────────────────────────────────────────────────────────────────────┘
 
-A limit that is certified is asked no further; a limit on a prompt set has draws of its own from that set. Works on
-worlds made here, whose labels their truth gives. A world's prompts are all there are: they are drawn anew with
-replacement for every answer, and the sentence says that the policy was trained on them.
+A limit that is certified is asked no further; a limit on a prompt set has draws of its own from that set. The run's
+own source labels: a world's truth, models, a judge, or people, who get every batch as one of their queue. A world's
+prompts are all there are: they are drawn anew with replacement for every answer, and the sentence says that the policy
+was trained on them. Real text has a certification set that nothing else draws from (`certificate.prompts`).
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from pddpo_ray.config import Config, WorldFeedback
+from pddpo_ray.config import Config, NoWorldConfig, PeopleFeedback
 from pddpo_ray.config.cluster import InProcess
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.reading import SourceName, StatedLimit
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import resumed_run
-from pddpo_ray.loop.labellers import CONSTRAINT
+from pddpo_ray.loop.labellers import CONSTRAINT, feedback_of
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, TestedLimit, enter, line_of, read_ledger
+from pddpo_ray.loop.mixed_labelling import people_labeller
 from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -35,7 +40,11 @@ from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.levels import Allocation, place_after
 from pddpo_ray.theory.seeds import generator, seed_of
 
-SOURCES = {"world": "the world's truth"}
+logger = logging.getLogger(__name__)
+
+DRAWN = "drawn-"
+"""Phase that holds the prompts of a batch, where each is drawn once."""
+SOURCES = {"world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people"}
 """Who labels, by `feedback.kind`."""
 
 
@@ -70,7 +79,7 @@ def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tu
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
     if config.limits:
-        tested = [_stated(one, limits, place, config) for one in config.stated if cannot(one) is None]
+        tested = [_stated(one, limits, place, config) for one in bounded(config) if cannot(one) is None]
         if not tested:
             raise UserError("; ".join(estimated_only(config)))
     else:
@@ -87,7 +96,18 @@ def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tu
 
 def estimated_only(config: Config) -> tuple[str, ...]:
     """The stated limits that no draws can certify, each with its reason."""
-    return tuple(f"{one.limit.name}: {cannot(one)}" for one in config.stated if cannot(one))
+    return tuple(f"{one.limit.name}: {cannot(one)}" for one in bounded(config) if cannot(one))
+
+
+def bounded(config: Config) -> tuple[StatedLimit, ...]:
+    """The stated limits; tokens of an answer are at most those that a run lets it have."""
+    longest = config.rollout.max_tokens
+    return tuple(
+        replace(one, limit=one.limit.within(0.0, longest))
+        if one.source == SourceName("rule", "tokens") and one.limit.cost_range is None
+        else one
+        for one in config.stated
+    )
 
 
 def cannot(one: StatedLimit) -> str | None:
@@ -144,10 +164,10 @@ def siblings(config: Config, run_dir: Path) -> list[str]:
 
 
 def _demand_possible(config: Config) -> None:
-    if not isinstance(config.feedback, WorldFeedback):
+    if config.feedback.kind not in SOURCES:
         raise UserError(
-            f"feedback.kind={config.feedback.kind}: certificates are given where a world's truth labels; other sources"
-            " cannot be asked for them yet"
+            f"feedback.kind={config.feedback.kind}: certificates are given where {', '.join(SOURCES)} label; a model and"
+            " people together cannot be asked for them yet"
         )
     if not isinstance(config.cluster, InProcess):
         raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")
@@ -195,10 +215,20 @@ def _candidate(
             versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
             limits=limits,
             decoding=decoding,
-            statement="the world's prompts, drawn with replacement; the policy was trained on them",
+            statement=_statement(config),
             estimated=estimated_only(config),
         ),
     )
+
+
+def _statement(config: Config) -> str:
+    """What prompts the sentence is about, and how they were drawn."""
+    if not config.certificate.prompts:
+        whose = "the run's" if isinstance(config.world, NoWorldConfig) else "the world's"
+        return f"{whose} prompts, drawn with replacement; the policy was trained on them"
+    if config.certificate.scope == "set":
+        return "the prompts of the certification set, drawn with replacement; the policy was not trained on them"
+    return "new prompts like those of the certification set, each drawn once; the policy was not trained on them"
 
 
 class _Asking:
@@ -219,33 +249,57 @@ class _Asking:
             log_probs=log_probs,
             verify=DeliveryCheck(log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
         )
-        labellers = {CONSTRAINT: backends.labeller, **backends.further_labellers}
-        self._feedback = FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind)
+        self._place = ""
+        self._feedback = self._labelled()
+        journal.round = candidate.round
 
     @property
     def _decoding(self) -> Decoding:
         return Decoding(max_tokens=self._config.rollout.max_tokens)
 
-    def batch(self, number: int, limits: Sequence[TestedLimit]) -> None:
+    def _labelled(self) -> FeedbackController:
+        """The run's own feedback; people get every batch of a candidate as a batch of their own."""
+        config, journal = self._config, self._journal
+        if isinstance(config.feedback, PeopleFeedback):
+            people = people_labeller(
+                config.feedback,
+                journal,
+                cost_max=config.dual.cost_max,
+                part_of=lambda: f"-{self._place}",
+                go_on="pddpo certify RUN",
+            )
+            return FeedbackController({CONSTRAINT: people}, journal, seed=config.seed, source="people")
+        # models that label were trained before the first round, and are read back from there
+        journal.round = 0
+        return feedback_of(config, journal, self._backends, self._rollout)
+
+    def batch(self, number: int, limits: Sequence[TestedLimit]) -> bool:
         """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.
 
-        Every answer is measured under all limits on its set.
+        Every answer is measured under all limits on its set. False: no prompt is left to draw.
         """
         drawn: dict[str, list[str]] = {}
         numbers: dict[str, list[float | None]] = {}
         for over in dict.fromkeys(limit.over for limit in limits):
             mine = [limit for limit in limits if limit.over == over]
             place = f"{number}" if over is None else f"{over}-{number}"
-            answers = self._answers(*self._drawn(number, over, mine[0]), place)
+            asked, authors = self._drawn(number, over, mine[0])
+            if not asked:
+                logger.warning("the certification set is used up: every prompt of it was drawn once")
+                return False
+            answers = self._answers(asked, authors, place)
             drawn |= {limit.name: [answer.id for answer in answers] for limit in mine}
             numbers |= self._measured(answers, mine, place)
         payload = {"draws": drawn, "numbers": numbers}
         self._journal.once(f"{BATCH}{number}", lambda: payload)
+        return True
 
     def _drawn(self, number: int, over: str | None, limit: TestedLimit) -> tuple[list[Prompt], list[int]]:
         """Prompts of the limit's set, each with its author's place among the candidate's policies."""
         own = () if over is None else (over,)
         draws = generator(self._config.seed, "certificate", self._candidate.number, number, *own)
+        if self._backends.certification:
+            return self._of_the_set(draws, "-".join((*own, str(number))))
         prompts, prior = self._backends.prompts, self._backends.prior
         weights = np.ones(len(prompts)) if prior is None else np.asarray(prior)
         if over is not None:
@@ -255,20 +309,43 @@ class _Asking:
         asked = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
         return asked, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
 
+    def _of_the_set(self, draws: np.random.Generator, place: str) -> tuple[list[Prompt], list[int]]:
+        """Prompts that no fit has seen: drawn with replacement, or (population) each once in the whole ledger."""
+        prompts, size = self._backends.certification, self._config.certificate.batch
+        if self._config.certificate.scope == "set":
+            asked = [prompts[index] for index in draws.choice(len(prompts), size)]
+        else:
+            known = {prompt.id: prompt for prompt in prompts}
+            asked = [known[name] for name in self._journal.once(f"{DRAWN}{place}", self._not_yet_drawn)]
+        return asked, draws.choice(len(self._versions), len(asked)).tolist()
+
+    def _not_yet_drawn(self) -> list[str]:
+        """Ids of the next prompts of the certification set that no batch of the ledger has; [] if none is left."""
+        spent = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
+        prompts = self._backends.certification
+        order = generator(self._config.seed, "certification set").permutation(len(prompts))
+        left = [prompts[index].id for index in order if prompts[index].id not in spent]
+        return left[: self._config.certificate.batch]
+
     def _measured(
         self, answers: Sequence[Response], limits: Sequence[TestedLimit], place: str
     ) -> dict[str, list[float | None]]:
         """By limit, a number for every answer or None where its source gave none."""
         held = [one.name for one in self._backends.held_limits]
         if self._backends.measure is None:
+            self._place = place
             return {
                 limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.name, place)
                 for limit in limits
             }
         measure = self._backends.measure
+        budgets = [one.stated.asking.answers or len(answers) for one in self._backends.held_limits]
 
         def costs() -> list[list[float | None]]:
-            found = measure(answers, seed_of(self._config.seed, self._journal.round, "certificate", place)).costs
+            # budgets are those of a call: a draw that is not measured would count as the worst
+            parts = [answers[start : start + min(budgets)] for start in range(0, len(answers), min(budgets))]
+            seeds = [seed_of(self._config.seed, self._journal.round, place, index) for index in range(len(parts))]
+            found = np.concatenate([measure(part, seed).costs for part, seed in zip(parts, seeds, strict=True)])
             return [[None if np.isnan(cost) else cost for cost in column] for column in found.T.tolist()]
 
         columns = self._journal.once(f"measure-{place}", costs)
@@ -298,6 +375,7 @@ def _draw(config: Config, run_dir: Path, journal: Journal, candidate: Candidate,
             if entry.state != "undecided" or entry.count >= budget:
                 return
             still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
-            asking.batch(entry.count // config.certificate.batch, still)
+            if not asking.batch(math.ceil(entry.count / config.certificate.batch), still):
+                return
     finally:
         backends.close()

@@ -91,6 +91,7 @@ def text_world_backends(
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
+        certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):

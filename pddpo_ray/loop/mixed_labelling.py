@@ -11,7 +11,7 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -149,7 +149,14 @@ class MixedFeedbackController(FeedbackController):
         return sample_for_people(-np.abs(margins), unsure=unsure, random=random, seed=seed)
 
 
-def people_labeller(settings: AskedPeople, journal: Journal, *, cost_max: float) -> PeopleLabeller:
+def people_labeller(
+    settings: AskedPeople,
+    journal: Journal,
+    *,
+    cost_max: float,
+    part_of: Callable[[], str] = lambda: "",
+    go_on: str = "pddpo train ... --resume",
+) -> PeopleLabeller:
     """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
     return PeopleLabeller(
         journal.engine,
@@ -159,6 +166,8 @@ def people_labeller(settings: AskedPeople, journal: Journal, *, cost_max: float)
         Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
         estimate=_estimate(settings, cost_max),
         record=journal.add_metrics,
+        part_of=part_of,
+        go_on=go_on,
     )
 
 

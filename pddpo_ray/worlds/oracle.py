@@ -185,9 +185,9 @@ class Oracle:
         """Slater's bound (f* - f(s)) / (-g(s)) >= lambda* from the point s = pi_{r - slater_ratio * lambda* * c}.
 
         Where the limit does not bind, the point is pi_{r - c}, so that rho stays positive and a run can start; costs
-        that are all alike leave it at RHO_LEAST. With several limits the point is the best policy at half of the largest
-        common margin m: (f* - f(s)) / m is at least the sum of the multipliers (and is kept at or above beta for the
-        same reason). Raises InfeasibleError where no policy is strictly below the limit.
+        that are all alike leave it at RHO_LEAST. With several limits the point is the best policy at half of the
+        largest common margin m: (f* - f(s)) / m is at least the sum of the multipliers (and is kept at or above beta
+        for the same reason). Raises InfeasibleError where no policy is strictly below the limit.
         """
         if self.further:
             margin = 0.5 * self._margin(None)

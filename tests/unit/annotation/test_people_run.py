@@ -23,6 +23,8 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.beginning import take_new_identity
+from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from tests.annotation_api import GENEROUS
@@ -42,6 +44,7 @@ SETTINGS = [
     "rollout.candidates=4",
     "report.tensorboard=false",
     "report.html=false",
+    "certificate={batch: 8}",
 ]
 
 
@@ -66,11 +69,21 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
         crowd.start()
         try:
             result = run_recipe(config, folder, resume=True)
+            entry = certify(config, folder, "last", {"cost": 0.97}, 16)
         finally:
             stop.set()
             crowd.join()
     assert result["rounds"] == 2
-    assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4)
+    assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4) + 3 * entry.count
+    assert entry.candidate.limits[0].source == "people"
+    # nobody is there any more: it parks, and nothing that was answered is asked again
+    with pytest.raises(ParkedError, match="pddpo certify RUN"):
+        certify(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder, "round-1", {"cost": 0.97}, 16)
+    with open_folder(folder) as journal:
+        assert [one.count for one in read_ledger(journal)] == [entry.count, 0]
+        labels = {one.response.id: one.labels for one in journal.safety(-1)}
+    assert all(len(one) == 3 for one in labels.values())
+    assert list(labels) == list(entry.draws["cost"])
     rounds = Rounds(store, Rules())
     with read_journal(folder / "journal.sqlite", "demo") as journal:
         for number in (1, 2):
