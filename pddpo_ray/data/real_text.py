@@ -28,6 +28,7 @@ from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
 VERDICTS = (Verdict.FIRST, Verdict.SECOND)
+DIMENSIONS: tuple[Dimension, Dimension] = ("helpful", "harmless")
 Item = TypeVar("Item")
 
 
@@ -80,7 +81,12 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
     if not settings.helpful and not settings.harmless:
         files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
-    helpful, harmless = _examples(files["helpful"], "helpful"), _examples(files["harmless"], "harmless")
+    tested = _examples(config.certificate.prompts, "helpful") if config.certificate.prompts else []
+    # not even the reference is trained on what certificates draw
+    apart_from = {example.prompt for example in tested}
+    helpful, harmless = (
+        [example for example in _examples(files[name], name) if example.prompt not in apart_from] for name in DIMENSIONS
+    )
     if config.model.reference is None:
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
@@ -89,12 +95,10 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
     by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
-    certification = _certification(config, tokens)
-    tested = {prompt.id for prompt in certification}
-    by_dimension = [[pair for pair in share if pair.pair.prompt.id not in tested] for share in by_dimension]
+    certification = _certification(tested, tokens)
     apart = _held_out(by_dimension, settings)
     held_out = [pair for share in by_dimension for pair in share if pair.pair.prompt.id in apart]
-    apart |= tested
+    apart |= {prompt.id for prompt in certification}
     pairs = [
         pair
         for share in by_dimension
@@ -127,13 +131,10 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     return PreparedRealText(folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out), certification)
 
 
-def _certification(config: Config, tokens: _Tokens) -> tuple[Prompt, ...]:
+def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, ...]:
     """The prompts of `certificate.prompts`. A run neither asks them nor learns from pairs of them."""
-    if not config.certificate.prompts:
-        return ()
-    found = tokens.all_prompts(_examples(config.certificate.prompts, "helpful"))
-    different = {prompt.id: prompt for prompt in found if prompt is not None}
-    if not different:
+    different = {prompt.id: prompt for prompt in tokens.all_prompts(tested) if prompt is not None}
+    if tested and not different:
         raise UserError("certificate.prompts: no prompt in these files is short enough (world.prompt_tokens)")
     return tuple(different.values())
 

@@ -60,8 +60,7 @@ class Backends:
     measured_by: Mapping[str, str] = field(default_factory=dict)
     """What decides the values of each limit's source, by the limit's name; a run goes on with the same ones alone."""
     certification: Sequence[Prompt] = ()
-    """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: there are none but `prompts`.
-    """
+    """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: only `prompts`."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

@@ -166,8 +166,8 @@ def siblings(config: Config, run_dir: Path) -> list[str]:
 def _demand_possible(config: Config) -> None:
     if config.feedback.kind not in SOURCES:
         raise UserError(
-            f"feedback.kind={config.feedback.kind}: certificates are given where {', '.join(SOURCES)} label; a model and"
-            " people together cannot be asked for them yet"
+            f"feedback.kind={config.feedback.kind}: certificates are given where {', '.join(SOURCES)} label; a model"
+            " and people together cannot be asked for them yet"
         )
     if not isinstance(config.cluster, InProcess):
         raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")

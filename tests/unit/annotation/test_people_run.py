@@ -69,21 +69,21 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
         crowd.start()
         try:
             result = run_recipe(config, folder, resume=True)
-            entry = certify(config, folder, "last", {"cost": 0.97}, 16)
+            tested = certify(config, folder, "last", {"cost": 0.97}, 16)
         finally:
             stop.set()
             crowd.join()
     assert result["rounds"] == 2
-    assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4) + 3 * entry.count
-    assert entry.candidate.limits[0].source == "people"
+    assert sum(len(tally.acknowledged) for tally in tallies) == 2 * (8 * 3 + 4) + 3 * tested.count
+    assert tested.candidate.limits[0].source == "people"
     # nobody is there any more: it parks, and nothing that was answered is asked again
     with pytest.raises(ParkedError, match="pddpo certify RUN"):
         certify(load("tabular", [*SETTINGS, "feedback.park_after_s=0"]), folder, "round-1", {"cost": 0.97}, 16)
     with open_folder(folder) as journal:
-        assert [one.count for one in read_ledger(journal)] == [entry.count, 0]
+        assert [one.count for one in read_ledger(journal)] == [tested.count, 0]
         labels = {one.response.id: one.labels for one in journal.safety(-1)}
     assert all(len(one) == 3 for one in labels.values())
-    assert list(labels) == list(entry.draws["cost"])
+    assert list(labels) == list(tested.draws["cost"])
     rounds = Rounds(store, Rules())
     with read_journal(folder / "journal.sqlite", "demo") as journal:
         for number in (1, 2):

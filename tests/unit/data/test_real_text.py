@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.data import Example, Settings, inspect
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
@@ -164,6 +167,44 @@ def test_another_method_runs_on_the_same_texts_by_its_name(tmp_path: Path) -> No
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         assert len(journal.versions()) == 2
         assert "scorer/cost_accuracy" in journal.metrics()[0]  # its safety bits come from the cost model
+
+
+def asked_of(example: Example) -> str:
+    """A row with an example's prompt alone."""
+    return json.dumps({"messages": [{"role": one.role, "content": one.content} for one in example.prompt]}) + "\n"
+
+
+@pytest.mark.slow
+def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_then_once(tmp_path: Path) -> None:
+    """Canaries: ten prompts of the pairs that the run would have learned from."""
+    shipped = [good.example for good in inspect([str(sample_file("harmless"))], Settings(means="harmless")).examples()]
+    file = tmp_path / "canaries.jsonl"
+    open_config = tiny(tmp_path / "cache", "rounds=1")
+    known = {pair.pair.prompt.messages for pair in prepare_real_text(open_config).pairs}
+    planted = [example for example in shipped if example.prompt in known][:10]
+    file.write_text("".join(asked_of(example) for example in planted))
+    apart = f"certificate={{prompts: ['{file}'], scope: population, batch: 6}}"
+    config = tiny(tmp_path / "cache", "rounds=1", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
+                  "dual.threshold=0.5")  # fmt: skip
+    prepared = prepare_real_text(config)
+    canaries = {example.prompt for example in planted}
+    assert {prompt.messages for prompt in prepared.certification} == canaries
+    assert not canaries & {pair.pair.prompt.messages for pair in (*prepared.pairs, *prepared.held_out)}
+    assert prepared.reference_folder != prepare_real_text(open_config).reference_folder
+
+    run = tmp_path / "run"
+    run_recipe(config, run)
+    with open_folder(run) as journal:
+        assert not canaries & {prompt.messages for prompt in journal.prompts().values()}
+    first = certify(config, run, "last", {"cost": 0.5}, 6)
+    second = certify(config, run, "last", {"cost": 0.55}, 600)
+    with open_folder(run) as journal:
+        drawn = [answer.prompt.messages for number in (-1, -2) for answer in journal.samples(number)]
+    assert first.candidate.limits[0].source == "reward and cost models"
+    assert "new prompts" in first.candidate.statement
+    assert (first.count, second.count, second.state) == (6, 4, "undecided")
+    assert len(drawn) == len(set(drawn)) == 10
+    assert set(drawn) == canaries
 
 
 def test_the_recipe_names_the_files_that_ship() -> None:
