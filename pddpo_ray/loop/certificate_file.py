@@ -57,31 +57,39 @@ def write_certificate(run_dir: Path, certificate: Json) -> Json:
 
 def sentences(certificate: Json) -> list[str]:
     """The statement about each limit in English, then what it rests on."""
-    candidate = Candidate.from_json(certificate["candidate"])
-    lines = []
+    entry = _entry(certificate)
+    number, tested = entry.candidate.number, len(certificate["ledger"])
+    others = ", ".join(certificate["siblings"])
+    beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe lies beside it."
+    return [
+        *statements(entry),
+        f"Candidate {number} of the {tested} that this run has put to the test; {beside}",
+    ]
+
+
+def statements(entry: Entry) -> list[str]:
+    """What a line of the ledger says about each limit, and about which prompts, by whom and how drawn."""
+    candidate, lines = entry.candidate, []
     for limit in candidate.limits:
-        numbers = certificate["numbers"][limit.name]
-        lines.append(_sentence(candidate, limit, certificate["findings"][limit.name], numbers))
-        if limit.kind == "logit" and limit.labelled:
+        numbers = entry.numbers[limit.name]
+        lines.append(_sentence(candidate, limit, entry.findings[limit.name], numbers))
+        if limit.kind == "logit" and limit.labelled and numbers:
             lines.append(_unsafe_rate(limit, numbers))
     lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
     sources = ", ".join(dict.fromkeys(limit.source for limit in candidate.limits))
-    lines.append(f"About {candidate.statement}; measured by {sources}, at {_decoding(candidate)}.")
-    tested = len(certificate["ledger"])
-    lines.append(
-        f"Candidate {candidate.number} of the {tested} that this run has put to the test;"
-        + (f" other runs of its recipe: {', '.join(certificate['siblings'])}." if certificate["siblings"] else
-           " no other run of its recipe lies beside it.")
-    )  # fmt: skip
-    return lines
+    return [*lines, f"About {candidate.statement}; measured by {sources}, at {_decoding(candidate)}."]
+
+
+def _entry(certificate: Json) -> Entry:
+    draws = {name: tuple(ids) for name, ids in certificate["draws"].items()}
+    return Entry(Candidate.from_json(certificate["candidate"]), certificate["numbers"], draws)
 
 
 def verified(file: Path) -> Json:
     """The certificate, computed again. Raises UserError where a number differs or the run's labels say otherwise."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        draws = {name: tuple(ids) for name, ids in stored["draws"].items()}
-        entry = Entry(Candidate.from_json(stored["candidate"]), stored["numbers"], draws)
+        entry = _entry(stored)
         said, state = stored["findings"], stored["state"]
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `pddpo certify RUN` writes one into the run's folder") from None
@@ -124,23 +132,23 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     return [shares.get(draw) for draw in entry.draws[limit.name]]
 
 
-def _sentence(candidate: Candidate, limit: TestedLimit, found: Json, numbers: Numbers) -> str:
+def _sentence(candidate: Candidate, limit: TestedLimit, found: Finding, numbers: Numbers) -> str:
     confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
     bound, count = limit.stated.bound, len(numbers)
     over = "" if limit.over is None else f" over {limit.over}"
     missing = sum(number is None for number in numbers)
     said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
-    low, high = sorted((_shown(limit, found["lower"]), _shown(limit, found["upper"])), key=lambda one: one.number)
+    low, high = sorted((_shown(limit, found.lower), _shown(limit, found.upper)), key=lambda one: one.number)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
-    if found["state"] == "certified":
+    if found.state == "certified":
         end = f"at least {low}" if limit.at_least else f"at most {high}"
         return (
             f"Certified: {said} is {end}, {inside} the limit {bound}, with {confidence}"
-            f" ({count} draws, {found['decided_after']} sufficed)." + lost
+            f" ({count} draws, {found.decided_after} sufficed)." + lost
         )
-    if found["state"] == "rejected":
-        after = f"({found['decided_after']} draws)"
+    if found.state == "rejected":
+        after = f"({found.decided_after} draws)"
         return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
     return (
         f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; ask on with a"

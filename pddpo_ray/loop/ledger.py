@@ -146,6 +146,37 @@ class Entry:
         return "rejected" if "rejected" in states else "certified" if states == {"certified"} else "undecided"
 
 
+@dataclass(frozen=True)
+class PromptFinding:
+    """What the draws of one prompt say by themselves; costs, bounds valid at every look."""
+
+    prompt: str
+    draws: int
+    mean: float
+    upper: float
+    lower: float
+
+
+def by_prompt(entry: Entry, limit: TestedLimit, prompt_of: Mapping[str, str]) -> list[PromptFinding]:
+    """Each prompt that was drawn for a limit; `prompt_of` names an answer's prompt.
+
+    A prompt's bounds are at the limit's whole delta and shaped for its bound. Draws without a number count as the worst
+    for each end; they stay out of the mean, which is NaN where there is no other.
+    """
+    numbers: dict[str, list[float | None]] = {}
+    for draw, value in zip(entry.draws[limit.name], entry.numbers[limit.name], strict=True):
+        numbers.setdefault(prompt_of[draw], []).append(value)
+    alone = replace(limit, level=limit.delta)
+    found = []
+    for prompt, mine in numbers.items():
+        values = limit.draws(mine)
+        known = values[~np.isnan(values)]
+        mean = limit.from_unit(float(known.mean())) if known.size else float("nan")
+        ends = finding(alone, mine)
+        found.append(PromptFinding(prompt, len(mine), mean, min(ends.upper, limit.high), max(ends.lower, limit.low)))
+    return found
+
+
 def finding(tested: TestedLimit, numbers: Numbers) -> Finding:
     """The bets on these draws, looked at after each of them: what came first counts, later draws undo nothing.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pddpo_ray.limits.quantities import Amount
+from pddpo_ray.report.certificate_section import verdict
 from pddpo_ray.report.run_data import RunData, ShownLimit, read_run
 from pddpo_ray.report.sections import SECTIONS
 from pddpo_ray.report.shell import page
@@ -41,7 +42,7 @@ def header(run: RunData) -> str:
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
         f"{_outcome(run)}"
-        f'<section class="cards">{_limits(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
+        f'<section class="cards">{_certificate(run)}{_limits(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
     )
 
 
@@ -81,6 +82,12 @@ def _outcome(run: RunData) -> str:
 def _card(title: str, big: str, *lines: str) -> str:
     body = "".join(f"<p>{line}</p>" for line in lines if line)
     return f'<div class="card"><h3>{title}</h3><p class="big">{big}</p>{body}</div>'
+
+
+def _certificate(run: RunData) -> str:
+    """What was put to the test and shown; empty where nothing was."""
+    said = verdict(run)
+    return _card("Is the limit kept?", said, '<a href="#certificates">What was shown, and how</a>') if said else ""
 
 
 VERDICTS = {

@@ -90,11 +90,12 @@ def line_chart(
     lines: Sequence[Line],
     *,
     levels: Sequence[Level] = (),
+    x_label: str = "round",
     y_label: str = "",
     include: Sequence[float] = (),
     log: bool = False,
 ) -> str:
-    """A figure with curves over rounds, empty if there is nothing to draw.
+    """A figure with curves over rounds (or what `x_label` says), empty if there is nothing to draw.
 
     `include` holds values that the y axis shows. With `log` both axes are logarithmic, and all values are above 0.
     """
@@ -108,7 +109,7 @@ def line_chart(
     across, up = _frame(xs), _frame(values + edges, always, room=0.08)
     if log:
         across, up = (min(xs), max(xs)), (0.8 * min(values), 1.25 * max(values))
-    with _chart(title, across, up, "round", y_label) as chart:
+    with _chart(title, across, up, x_label, y_label) as chart:
         if log:
             chart.axes.set(xscale="log", yscale="log")
             _write_ticks(chart.axes)

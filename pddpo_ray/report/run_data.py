@@ -21,6 +21,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.recipe_form import typed_limits
+from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
 from pddpo_ray.loop.result import read_result
 from pddpo_ray.records import Response, Verdict
@@ -111,6 +112,12 @@ class RunData:
     """Answers of the reference, at most one per prompt."""
     after: tuple[Response, ...]
     """Answers of the newest policy, at most one per prompt."""
+    ledger: tuple[Entry, ...]
+    """Everybody who was put to the test."""
+    prompt_of_draw: Mapping[str, str]
+    """Id of the prompt of each answer that was drawn for a certificate."""
+    prompt_texts: Mapping[str, str]
+    """Text of each of those prompts."""
     outcome: Outcome
     """What the run hands over, as the journal has it now."""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -233,6 +240,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
     with open_folder(run_dir, journal) as opened:
         versions = opened.versions()
+        drawn = [answer for entry in read_ledger(opened) for answer in opened.samples(entry.candidate.round)]
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
         return RunData(
             name=run_dir.name,
@@ -247,6 +255,9 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=_one_per_prompt(_of_reference(opened), shown),
             after=_one_per_prompt(_of_newest(opened), shown),
+            ledger=tuple(read_ledger(opened)),
+            prompt_of_draw={answer.id: answer.prompt.id for answer in drawn},
+            prompt_texts={answer.prompt.id: answer.prompt.text for answer in drawn},
             outcome=outcome_of(
                 opened,
                 typed_limits(opened.recipe),

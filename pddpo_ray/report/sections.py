@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
@@ -160,6 +161,7 @@ SECTIONS: tuple[Section, ...] = (
     ("charts", "The run in pictures", charts),
     ("points", "Policies compared", endpoints),
     ("limits", "Limits", limits),
+    ("certificates", "Is the limit kept?", certificates),
     ("answers", "Answers before and after", answers),
     ("deliveries", "Did every engine sample from the trained weights?", deliveries),
     ("people", "People in the loop", people),

@@ -12,8 +12,12 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
+from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.ledger import by_prompt
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
+from pddpo_ray.report.build import build_report
+from pddpo_ray.report.run_data import read_run
 from pddpo_ray.worlds.oracle import RHO_LEAST, InfeasibleError, Oracle
 from tests.unit.loop.small_run import SMALL
 
@@ -97,6 +101,31 @@ def test_what_cannot_be_kept_is_one_line_before_anything_is_trained(
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run" / "journal.sqlite").exists()
+
+
+def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_the_whole(tmp_path: Path) -> None:
+    """Prompt 1 of three is unsafe with chance sigmoid(2) = .88 whatever is answered, the others with .12."""
+    cost = np.full(COSTS.shape, -2.0)
+    cost[1] = 2.0
+    world = world_file(tmp_path, cost)
+    overrides = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+    run(tmp_path, world, *overrides)
+    config = load("tabular", [world, *SMALL, "report.tensorboard=false", "report.html=false", "rounds=2", *overrides])
+    entry = certify(config, tmp_path / "run", "last", {}, 1280)
+    assert entry.state == "certified"
+    data = read_run(tmp_path / "run")
+    (limit,) = entry.candidate.limits
+    worst, *others = sorted(by_prompt(entry, limit, data.prompt_of_draw), key=lambda one: -one.mean)
+    assert data.prompt_texts[worst.prompt] == "prompt 1"
+    assert worst.lower > 0.6 > max(one.mean for one in others)
+    assert worst.lower < 0.8808 < worst.upper
+    assert worst.draws + sum(one.draws for one in others) == entry.count
+    page = build_report(tmp_path / "run").read_text()
+    section = page[page.index('id="certificates"') :]
+    assert section.index("prompt 1") < section.index("prompt 0")
+    assert "Certified: cost: the share of unsafe answers of policy-2 is at most" in section
+    assert "what is shown after so many draws" in section
+    assert "policy-2: certified" in page
 
 
 def test_a_limit_of_the_twin_that_nothing_keeps_is_one_line() -> None:

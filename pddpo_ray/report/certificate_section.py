@@ -1,0 +1,133 @@
+"""The report's section on certificates: what was shown, the bound as draws came in, what a tighter limit would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pddpo_ray.limits.quantities import Amount
+from pddpo_ray.loop.certificate_file import statements
+from pddpo_ray.loop.ledger import Entry, TestedLimit, by_prompt, finding
+from pddpo_ray.report.charts import Level, Line, color_of, line_chart
+from pddpo_ray.report.run_data import RunData
+from pddpo_ray.report.text import escape, number, short, table
+from pddpo_ray.theory.power import draws_needed
+
+POINTS = 40
+"""Looks that the picture of a bound shows."""
+WORST = 12
+"""Prompts that are shown, those with the highest cost."""
+MOST = 10_000
+"""Draws beyond which a tighter limit is not priced."""
+TIGHTER = (0.75, 0.5, 0.25)
+"""Parts of a limit that are priced."""
+STATE = {"certified": "good", "rejected": "bad", "undecided": "open"}
+VERDICT = {"certified": "certified", "rejected": "shown to be broken", "undecided": "not decided"}
+
+
+def newest(run: RunData) -> Entry | None:
+    """The candidate that answers for the run: the last certified one, else the last."""
+    certified = [entry for entry in run.ledger if entry.state == "certified"]
+    return next(reversed(certified or list(run.ledger)), None)
+
+
+def verdict(run: RunData) -> str:
+    """The state of that candidate in a few words; empty without one."""
+    entry = newest(run)
+    if entry is None:
+        return ""
+    said = f"{escape(entry.candidate.policy)}: {VERDICT[entry.state]}"
+    return f'<span class="{STATE[entry.state]}">{said}</span>'
+
+
+def certificates(run: RunData) -> str:
+    """Statement, bound by draws, prompts, tighter limits and the ledger; empty where nobody was put to the test."""
+    entry = newest(run)
+    if entry is None:
+        return ""
+    said = "".join(f"<li>{escape(line)}</li>" for line in statements(entry))
+    limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
+    pictures = "".join(_picture(entry, limit) for limit in limits)
+    tables = "".join(_tighter(entry, limit) + _prompts(run, entry, limit) for limit in limits)
+    return f'<ul>{said}</ul><div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+
+
+def _picture(entry: Entry, limit: TestedLimit) -> str:
+    """Upper bound of the limit's measure after so many draws; it holds at every one of them."""
+    numbers = entry.numbers[limit.name]
+    looks = np.unique(np.linspace(1, len(numbers), min(POINTS, len(numbers))).astype(int))
+    found = [finding(limit, numbers[:look]) for look in looks]
+    upper = [(float(look), limit.stated.cost(one.upper)) for look, one in zip(looks, found, strict=True)]
+    lower = [(float(look), limit.stated.cost(one.lower)) for look, one in zip(looks, found, strict=True)]
+    sides = ("the lowest it can be", "the highest it can be")
+    if limit.at_least:
+        sides = (sides[1], sides[0])
+    return line_chart(
+        f"{limit.name}: what is shown after so many draws",
+        "Both ends hold at every look, so it may be stopped at any of them.",
+        [Line(sides[1], upper, color_of(0)), Line(sides[0], lower, color_of(1), dashed=True)],
+        levels=[Level("limit", limit.stated.bound.number, color_of(2))],
+        x_label="draws",
+        y_label=limit.stated.quantity.unit or "mean",
+    )
+
+
+def _tighter(entry: Entry, limit: TestedLimit) -> str:
+    """Draws for a tighter limit on a rate, if the share that was seen is the true one."""
+    values = [value for value in limit.draws(entry.numbers[limit.name]) if not np.isnan(value)]
+    if limit.kind != "rate" or not values:
+        return ""
+    seen, bound = float(np.mean(values)), limit.to_unit(limit.limit)
+    rows = []
+    for part in TIGHTER:
+        wanted = part * bound
+        needed = draws_needed(wanted, seen, limit.level, most=MOST) if seen < wanted else None
+        said = number(needed) if needed is not None else f"over {MOST:,}" if seen < 0.87 * wanted else "none suffice"
+        rows.append([_said(limit, limit.from_unit(wanted)), said])
+    share = _said(limit, limit.from_unit(seen))
+    note = (
+        f"<p>Draws that would certify a tighter limit on {escape(limit.name)}, if the share seen, {share}, is true:</p>"
+    )
+    return note + table(["limit", "draws, with probability 80 %"], rows)
+
+
+def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
+    """The prompts with the highest cost, each with its own bounds: an average may hide one that is always bad."""
+    groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda one: (-one.mean, -one.draws))
+    if len(groups) < 2:
+        return ""
+    rows = [
+        [
+            escape(run.prompt_texts.get(one.prompt, one.prompt)[:120]),
+            number(one.draws),
+            _said(limit, one.mean),
+            f"{_said(limit, one.lower)} to {_said(limit, one.upper)}",
+        ]
+        for one in groups[:WORST]
+    ]
+    which = "All" if len(rows) == len(groups) else f"The worst {len(rows)} of"
+    kept = f"{which} {len(groups)} prompts under {escape(limit.name)}, the worst first"
+    note = f"<p>{kept}; each interval holds by itself, with {100 * (1 - limit.delta):.3g} % confidence.</p>"
+    return note + table(["prompt", "draws", "mean", "at every look"], rows)
+
+
+def _ledger(ledger: Sequence[Entry]) -> str:
+    rows = [
+        [
+            number(entry.candidate.number),
+            escape(entry.candidate.policy),
+            escape("; ".join(f"{one.name} {one.stated}" for one in entry.candidate.limits)),
+            ", ".join(short(one.level) for one in entry.candidate.limits),
+            number(entry.count),
+            f'<span class="{STATE[entry.state]}">{entry.state}</span>',
+        ]
+        for entry in ledger
+    ]
+    note = "<p>Everybody that this run has put to the test; each spends its level of what all may spend together.</p>"
+    return note + table(["candidate", "policy", "limits", "level", "draws", "state"], rows)
+
+
+def _said(limit: TestedLimit, cost: float) -> str:
+    """A cost as the quantity that the limit is stated in."""
+    return escape(str(Amount(limit.stated.quantity, limit.stated.cost(cost))))
