@@ -117,7 +117,7 @@ def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_t
     (limit,) = entry.candidate.limits
     worst, *others = sorted(by_prompt(entry, limit, data.prompt_of_draw), key=lambda one: -one.mean)
     assert data.prompt_texts[worst.prompt] == "prompt 1"
-    assert worst.lower > 0.6 > max(one.mean for one in others)
+    assert worst.lower > 0.5 > max(one.mean for one in others)
     assert worst.lower < 0.8808 < worst.upper
     assert worst.draws + sum(one.draws for one in others) == entry.count
     page = build_report(tmp_path / "run").read_text()
