@@ -146,7 +146,7 @@ def ask(
     seed: int = 0,
     now: Callable[[], float] = time.monotonic,
 ) -> Measured:
-    """Measures answers for a limit, within budget and deadline.
+    """Measures answers for a limit, within budget and deadline. A batch that began in time is waited for, and counts.
 
     Raises RunError that names limit, source and the first row if more fail than may, and what the source itself raises.
     """

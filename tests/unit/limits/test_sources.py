@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +410,20 @@ def test_what_the_deadline_cuts_off_is_a_failure_and_not_a_number() -> None:
     found = ask("tone", flaky(0), asked_rows(10), Asking(seconds=4.0), now=lambda: float(next(clock)))
     assert (len(found.numbers), found.failed) == (4, 6)
     assert "was not asked: the deadline of 4 s had passed" in found.reasons[0]
+
+
+def test_a_batch_that_began_in_time_is_waited_for_and_counts() -> None:
+    """Six seconds a batch of four against a deadline of ten: two batches begin, the second ends at twelve."""
+    spent = 0.0
+
+    def measure(part: Sequence[Answer]) -> list[object]:
+        nonlocal spent
+        spent += 6.0
+        return [True] * len(part)
+
+    source = Source("a source", "1", measure, VERDICT, batch=4)
+    measured = ask("tone", source, asked_rows(16), Asking(seconds=10.0), now=lambda: spent)
+    assert (len(measured.numbers), measured.failed, spent) == (8, 8, 12.0)
 
 
 def test_a_budget_measures_an_even_draw_that_is_the_same_every_time() -> None:
