@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.recipe import Config
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.reading import beside
 from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, checkpoint_problem, is_hub_name
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -181,6 +182,15 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
             path = folder / Path(section[key]).expanduser()
             if key != "reference" or path.exists() or not is_hub_name(section[key]):
                 section[key] = str(path)
+    for one_set in _mappings(tree.get("prompts")):
+        if isinstance(one_set.get("files"), list):
+            one_set["files"] = [str(folder / Path(str(file)).expanduser()) for file in one_set["files"]]
+    for limit in _mappings(tree.get("limits")):
+        beside(limit, folder)
+
+
+def _mappings(section: Any) -> list[Tree]:
+    return [one for one in section.values() if isinstance(one, dict)] if isinstance(section, dict) else []
 
 
 def _problem_of_world(path: Any) -> Tree:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from pddpo_ray.config.section import Strict
 from pddpo_ray.errors import UserError
@@ -23,5 +23,13 @@ class PromptSetConfig(Strict):
 
     share: Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
     """Share of all prompts that are drawn, written `30 %` or 0.3; the shares of a recipe sum to 100 %."""
-    indices: list[int] = Field(min_length=1)
-    """Its prompts by their number in a table, from 0."""
+    indices: list[int] | None = Field(None, min_length=1)
+    """Its prompts by their number in the world, from 0."""
+    files: list[str] | None = Field(None, min_length=1)
+    """Files of its prompts, in any format of `pddpo data`; for `world.kind: none`."""
+
+    @model_validator(mode="after")
+    def named_in_one_way(self) -> Self:
+        if (self.indices is None) == (self.files is None):
+            raise ValueError("a prompt set needs `files` (real text) or `indices` (a world), one of the two")
+        return self

@@ -174,13 +174,16 @@ class Config(Strict):
 
     @property
     def prompt_sets(self) -> PromptSets | None:
-        """The sets of `prompts:` over the prompts' numbers; None: all prompts alike. Raises ValueError."""
+        """The sets of `prompts:` over a world's prompts by number; None: all prompts alike. Raises ValueError.
+
+        Of sets in files only the shares are known here.
+        """
         if not self.prompts:
             return None
         # imported here: the command line's help needs no numpy
         from pddpo_ray.theory.prompt_sets import prompt_sets
 
-        lists = {name: one.indices for name, one in self.prompts.items()}
+        lists: dict[str, list[Any]] = {name: one.indices or [name] for name, one in self.prompts.items()}
         return prompt_sets(lists, {name: one.share for name, one in self.prompts.items()})
 
     @property
@@ -188,7 +191,7 @@ class Config(Strict):
         """The costs under which pairs are compared, the paper's first."""
         if not self.limits:
             return tuple(self.thresholds)
-        named = [one.source.what for one in self.stated if one.limit.quantity.kind == "logit"]
+        named = [one.compared_as for one in self.stated if one.limit.quantity.kind == "logit"]
         return tuple(dict.fromkeys(["cost", *named]))
 
     @property
@@ -393,9 +396,21 @@ class Config(Strict):
             raise ValueError(f"limits: dual.rule.kind={self.dual.rule.kind} moves one multiplier; set it to newton")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
             raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
+        world, real = self.world, isinstance(self.world, NoWorldConfig)
+        for name, one_set in self.prompts.items():
+            if (one_set.files is None) == real:
+                wanted = "`files`, since world.kind=none reads them" if real else "`indices`, numbers of its prompts"
+                raise ValueError(f"prompts.{name}: world.kind={self.world.kind} needs {wanted}")
+        if isinstance(world, NoWorldConfig) and self.prompts and world.prompts:
+            raise ValueError("world.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
         for one in self.stated:
             if one.limit.quantity.kind == "kl" or one.limit.quantity.versus or one.audited:
                 raise ValueError(f"{one.where}: a run holds rate, mean and logit, not kl, versus or audited_by")
+            if one.source.kind == "people":
+                raise ValueError(
+                    f"{one.where}: people's labels measure files (`pddpo limits check`); in a run name another"
+                    " source, or state the paper's limit alone (dual.threshold) with feedback.kind=people"
+                )
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading, rendered, template_named
+from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets, split_by_share
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
@@ -57,6 +58,8 @@ class PreparedRealText:
     """Pairs of prompts that are in neither of the above, for whoever judges the policies."""
     certification: tuple[Prompt, ...] = ()
     """Prompts that are in none of the above: certificates alone draw them."""
+    sets: PromptSets | None = None
+    """The recipe's prompt sets, over the positions in `prompts`."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -108,12 +111,7 @@ def prepare_real_text(config: Config) -> PreparedRealText:
             settings.seed,
         )
     ]
-    if settings.prompts:
-        prompts = tokens.all_prompts(_examples(settings.prompts, "helpful"))
-    else:
-        prompts = [item.pair.prompt for item in pairs]
-    different = {prompt.id: prompt for prompt in prompts if prompt is not None and prompt.id not in apart}
-    chosen = _drawn(list(different.values()), settings.prompt_count, settings.seed)
+    chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs)
     if not pairs or not chosen:
         raise UserError(
             f"no pair has a prompt of at most {settings.prompt_tokens} and answers of at most "
@@ -128,7 +126,9 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
-    return PreparedRealText(folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out), certification)
+    return PreparedRealText(
+        folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out), certification, sets
+    )
 
 
 def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, ...]:
@@ -137,6 +137,46 @@ def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, 
     if tested and not different:
         raise UserError("certificate.prompts: no prompt in these files is short enough (world.prompt_tokens)")
     return tuple(different.values())
+
+
+def _chosen_prompts(
+    config: Config, settings: NoWorldConfig, tokens: _Tokens, apart: set[str], pairs: Sequence[LabelledPair]
+) -> tuple[list[Prompt], PromptSets | None]:
+    """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
+    if config.prompts:
+        return _sets_of_prompts(config, settings, tokens, apart)
+    named = tokens.all_prompts(_examples(settings.prompts, "helpful")) if settings.prompts else None
+    prompts = [item.pair.prompt for item in pairs] if named is None else named
+    return _drawn(_different(prompts, apart), settings.prompt_count, settings.seed), None
+
+
+def _sets_of_prompts(
+    config: Config, settings: NoWorldConfig, tokens: _Tokens, apart: set[str]
+) -> tuple[list[Prompt], PromptSets]:
+    """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions."""
+    shares = {name: one.share for name, one in config.prompts.items()}
+    counts = split_by_share(settings.prompt_count, np.array(list(shares.values())))
+    known: dict[str, Prompt] = {}
+    lists: dict[str, list[str]] = {}
+    for (name, one), count in zip(config.prompts.items(), counts.tolist(), strict=True):
+        there = _different(tokens.all_prompts(_examples(one.files or [], "helpful")), apart)
+        if not there or not count:
+            raise UserError(
+                f"prompts.{name}: no prompt of {', '.join(one.files or [])} is used: it has {len(there)} of at most"
+                f" {settings.prompt_tokens} tokens, and its share of world.prompt_count={settings.prompt_count} is"
+                f" {count}{tokens.left_out()}"
+            )
+        drawn = _drawn(there, count, settings.seed)
+        known |= {prompt.id: prompt for prompt in drawn}
+        lists[name] = [prompt.id for prompt in drawn]
+    sets = prompt_sets(lists, shares)
+    positions = tuple(range(len(sets.prompts)))
+    return [known[str(name)] for name in sets.prompts], replace(sets, prompts=positions)
+
+
+def _different(prompts: Sequence[Prompt | None], apart: set[str]) -> list[Prompt]:
+    """Each prompt once, without those that were too long and those kept apart."""
+    return list({one.id: one for one in prompts if one is not None and one.id not in apart}.values())
 
 
 def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldConfig) -> set[str]:

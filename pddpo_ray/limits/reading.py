@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
@@ -30,7 +31,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "rule": ("tokenizer", "is"),
     "regex": (),
     "json_schema": (),
-    "function": ("seconds",),
+    "function": ("seconds", "folder"),
     "classifier": ("label", "threshold", "template", "max_tokens", "batch"),
     "score_model": ("template", "scale", "shift", "max_tokens", "batch"),
     "judge": ("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
@@ -40,6 +41,8 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "world": (),
 }
 """What can measure, and the keys that each may be given beside (or under) its name."""
+FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
+"""Keys of sources whose values may be files."""
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
 PERCENT = re.compile(rf"^\s*{NUMBER}\s*%\s*$")
 WITH_UNIT = re.compile(rf"^\s*{NUMBER}\s*([A-Za-zµ].*?)\s*$")
@@ -89,6 +92,11 @@ class StatedLimit:
     where: str = ""
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
 
+    @property
+    def compared_as(self) -> str:
+        """The cost under which pairs are compared for it: a world's by name, or the harm that people or models see."""
+        return self.source.what if self.source.kind == "world" else "cost"
+
 
 def stated_limits(document: Mapping[str, Any], name: str) -> list[StatedLimit]:
     """The limits of a document with `limits:` and perhaps `prompts:`. Raises UserError with the key that is wrong."""
@@ -126,6 +134,22 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
         _audited(where, given),
         where,
     )
+
+
+def beside(given: dict[str, Any], folder: Path) -> None:
+    """Makes the files of a limit's entry absolute, in place, where they lie in `folder`: beside the recipe."""
+    for kind in KINDS:
+        source = given.get(kind)
+        if not isinstance(source, dict):
+            continue
+        inner = [source, *(value for value in source.values() if isinstance(value, dict))]
+        for options in inner:
+            for key in FILES:
+                value = options.get(key)
+                if isinstance(value, str) and (folder / value).exists():
+                    options[key] = str(folder / value)
+        if "function" in source and (folder / f"{str(source['function']).partition(':')[0].split('.')[0]}.py").exists():
+            source.setdefault("folder", str(folder))
 
 
 # --- what measures ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
 from pddpo_ray.theory.dual import DualState
+from pddpo_ray.theory.prompt_sets import PromptSets
 from pddpo_ray.worlds.exact_evaluation import WorldView
 
 
@@ -36,6 +37,8 @@ class Backends:
     """Every answer to every prompt, prompt by prompt; empty where they cannot be listed."""
     prior: Sequence[float] | None = None
     """Probability of each prompt; None: all alike."""
+    prompt_sets: PromptSets | None = None
+    """The recipe's sets, over the prompts' positions; None: all prompts are one."""
     tokenizer: str = ""
     """Fingerprint of the trainer's tokenizer; empty in a table."""
     offline: Callable[[int], list[LabelledPair]] | None = None

@@ -106,7 +106,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         rollout=rollout,
         feedback=feedback,
         dual=dual,
-        prompts=Prompts(backends.prompts, journal, config.seed, backends.prior),
+        prompts=Prompts(backends.prompts, journal, config.seed, backends.prior, backends.prompt_sets),
         preferences=preferences,
         estimate_cost=estimator_of(config, feedback),
         explorer=explorer,

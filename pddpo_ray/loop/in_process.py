@@ -54,6 +54,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         baseline=world.baseline_pool,
         canaries=[world.response(x, 0, f"canary-{x}") for x in range(world.shape[0])],
         answers=world.answers,
+        prompt_sets=config.prompt_sets,
         prior=(world.oracle.prior if limits is None else limits.weights).tolist(),
         offline=offline,
         features="one-hot",

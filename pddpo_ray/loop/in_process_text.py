@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pddpo_ray.config import Config, NoWorldConfig
@@ -27,7 +28,7 @@ from pddpo_ray.training.recipe_trainer import recipe_trainer
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
-from pddpo_ray.worlds.table_limits import TableLimits
+from pddpo_ray.worlds.table_limits import TableLimits, on_prompts, range_of
 from pddpo_ray.worlds.text_limits import text_limits
 
 Sources = Sequence[Source | None]
@@ -95,9 +96,7 @@ def text_world_backends(
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):
-        if config.limits:
-            raise UserError("limits: training under them on files of real text is not possible yet; use a world")
-        return made
+        return _under_limits_on_files(config, prepared, made) if config.limits else made
     if not config.limits:
         return replace(made, world=prepared.view(store, config.dual.threshold))
     return _under_limits(config, store, prepared, made)
@@ -108,16 +107,45 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
 
     Raises UserError for a source that cannot be had.
     """
-    stated, around = config.stated, Surroundings(Path.cwd(), config.judge)
-    sources = [None if one.source.kind == "world" else open_source(one, around) for one in stated]
+    stated, sources = config.stated, opened_sources(config)
     return text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max), sources
+
+
+def opened_sources(config: Config) -> Sources:
+    """Who measures each limit, opened; None: the world's own truth. Raises UserError for one that cannot be had."""
+    around = Surroundings(Path.cwd(), config.judge)
+    return [None if one.source.kind == "world" else open_source(one, around) for one in config.stated]
+
+
+def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Backends) -> Backends:
+    """Limits on real text: each is measured by its source, and nobody knows the truth."""
+    stated, sets = config.stated, prepared.sets
+    weights, factors = on_prompts(stated, sets, np.full(len(prepared.prompts), 1.0 / len(prepared.prompts)))
+    prompts = list(prepared.prompts)
+    if sets is None:
+        # without sets a limit holds on all prompts, those of the offline pairs too
+        prompts = list({one.id: one for one in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values())
+        factors = np.ones((len(stated), len(prompts)))
+    held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
+    measures = SourceMeasures(stated, opened_sources(config), [one.factors for one in held], config.dual.cost_max)
+    return replace(
+        made,
+        prior=weights.tolist(),
+        prompt_sets=sets,
+        held_limits=held,
+        measure=measures,
+        measured_by=measures.versions,
+    )
 
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
     """A text world as evaluation sees it, under the recipe's limits."""
     if not config.limits:
         return prepared.view(store, config.dual.threshold)
-    return prepared.view_under(store, world_under_limits(config, prepared)[0].oracle(config.beta))
+    truth, _ = world_under_limits(config, prepared)
+    if truth.unknown:
+        raise UserError(f"this run has no exact truth: nobody knows that of the limit {truth.unknown[0]}")
+    return prepared.view_under(store, truth.oracle(config.beta))
 
 
 def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWorld, made: Backends) -> Backends:
@@ -138,7 +166,8 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     return replace(
         made,
         prior=truth.weights.tolist(),
-        world=prepared.view_under(store, truth.oracle(config.beta)),
+        prompt_sets=config.prompt_sets,
+        world=None if truth.unknown else prepared.view_under(store, truth.oracle(config.beta)),
         held_limits=held,
         measure=measures,
         measured_by=measures.versions,

@@ -7,6 +7,7 @@ teaches in all later rounds, since a measure belongs to the answer alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.theory.value_stage import value_scale
+
+logger = logging.getLogger(__name__)
 
 ANSWERS, PAIRS, OFFLINE = "measure-answers", "measure-pairs", "measure-offline"
 MODES = {"rate": "unsafe_rate", "mean": "cost_model", "logit": "logit_labels", "kl": "cost_model"}
@@ -86,6 +89,7 @@ class LimitsController:
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._measured: dict[str, list[MeasuredAnswer]] = {}
+        self._known: set[str] = set()
         self._read_back()
 
     # --- learning -----------------------------------------------------------------------------------------------
@@ -97,12 +101,17 @@ class LimitsController:
             if limit.by_comparisons:
                 weight = multipliers[limit.name]
                 objective = Objective("cost", policy, cost_temperature(self._beta, weight), weight)
-                policy = trainer.fit(objective, preferences.cost_of(limit.stated.source.what))
+                policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
         if all(limit.by_comparisons for limit in self._limits):
             return policy
         weights = np.array([0.0 if one.by_comparisons else multipliers[one.name] for one in self._limits])
         scale = value_scale(weights, self._ranges())
         rows, margins = value_pairs(self._all(), weights, self._factors, scale)
+        if not rows:
+            logger.warning(
+                "round %d: no two answers to a prompt are measured yet: rates and means wait", self._journal.round
+            )
+            scale = 0.0  # the trainer takes the stage's base without a fit
         temperature = cost_temperature(self._beta, scale)
         return trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
 
@@ -114,13 +123,18 @@ class LimitsController:
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def measure_before(self, answers: Sequence[Response]) -> None:
-        """Answers of the offline pairs, by the limits' own sources."""
-        self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in answers])
+        """Answers of the offline pairs, by the limits' own sources. Prompts that no set holds have no limit."""
+        known = [answer for answer in answers if answer.prompt.token_ids in self._factors]
+        self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in known])
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
-        """Both answers of the round's explored pairs. They teach; estimates leave them out."""
+        """Both answers of the round's explored pairs. They teach; estimates leave them out.
+
+        An answer of the baseline may be in pairs of several rounds: it is asked about once.
+        """
         answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
-        self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in answers.values()])
+        new = [answer for name, answer in answers.items() if name not in self._known]
+        self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
     def ascend(self, answers: Sequence[Response]) -> None:
         """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
@@ -156,6 +170,7 @@ class LimitsController:
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
         payload = self._journal.once(phase, lambda: self._measure_and_count(phase, answers))
+        self._known.update(payload["ids"])
         key = f"{self._journal.round:06d}-{phase}"
         self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
 
@@ -181,6 +196,7 @@ class LimitsController:
         known = {answer.id: answer for answer in self._journal.samples()} if finished else {}
         for entry in finished:
             ids = entry.payload["ids"]
+            self._known.update(ids)
             named = [f"{entry.round}-{i // ANSWERS_EACH}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
                      for i, one in enumerate(ids)]  # fmt: skip
             asked = [(known[one], draw, entry.round) for one, draw in zip(ids, named, strict=True)]

@@ -84,7 +84,8 @@ def _opened(stated: StatedLimit, around: Surroundings, *, comparing: bool) -> So
             return json_schema_source(where, name.what, around.folder)
         case "function":
             seconds = seconds_of(f"{where}.seconds", name.options.get("seconds", ANSWER_SECONDS))
-            return function_source(where, name.what, scale, around.folder, seconds)
+            folder = Path(str(name.options.get("folder", around.folder)))
+            return function_source(where, name.what, scale, folder, seconds)
         case "classifier" if name.what == PROFANITY:
             return profanity_source(where, name.options, scale)
         case "classifier":

@@ -34,13 +34,18 @@ class TableLimits:
     """Logits lie in [-cost_max, cost_max]."""
     stated: tuple[StatedLimit, ...]
     costs: Array
-    """Expected cost of every answer under each limit, on its own prompt set. [I, X, Y]"""
+    """Expected cost of every answer under each limit, on its own prompt set; nan: unknown. [I, X, Y]"""
     factors: Array
     """P_s(x) / P_0(x). [I, X]"""
     weights: Array
     """P_0. [X]"""
     label_noise: float = 0.0
     """Share of the labels that say the opposite."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the limits whose truth nobody knows; with one of them there is no exact problem."""
+        return [one.limit.name for one, cost in zip(self.stated, self.costs, strict=True) if np.isnan(cost).any()]
 
     @property
     def scales(self) -> list[float]:

@@ -32,7 +32,10 @@ def text_limits(
     sets: PromptSets | None,
     cost_max: float,
 ) -> TableLimits:
-    """Sources are None where the world itself measures. Raises UserError for a measure that it does not have."""
+    """Sources are None where the world itself measures; of what cannot be enumerated the costs are nan.
+
+    Raises UserError for a measure that the world does not have.
+    """
     weights, factors = on_prompts(stated, sets, world.oracle.prior)
     costs = np.stack([_costs(world, one, source) for one, source in zip(stated, sources, strict=True)])
     cell, noise = world.cell, world.label_noise
@@ -45,6 +48,8 @@ def _costs(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arra
         name = stated.source.what
         return costs_of(stated, _own(world, stated), f"the world's `{name}`")
     ends = stated.limit.cost_range
+    if stated.source.kind not in ENUMERABLE:
+        return np.full(world.oracle.reward.shape, np.nan)
     if ends is None:
         raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
     worst = stated.limit.cost(ends[1])  # `cost` undoes itself

@@ -37,6 +37,7 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
@@ -75,6 +76,26 @@ def test_prompts_with_a_prior_are_drawn_as_often_as_it_says(journal: Journal) ->
     shares = np.array([drawn.count(f"p{x}") for x in range(4)]) / 4000
     # four standard errors of the largest share
     np.testing.assert_allclose(shares, prior, atol=4 * np.sqrt(0.24 / 4000))
+
+
+def test_prompt_sets_take_turns_by_their_shares_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    """Shares 75 and 25 %: of any 8 prompts 6 and 2, to within one; in a set each prompt once an epoch, p0 twice."""
+    sets = prompt_sets({"often": [0, 0, 1], "seldom": [2, 3]}, {"often": 0.75, "seldom": 0.25})
+    drawn: dict[str, list[str]] = {"whole": [], "parts": []}
+    for name, sizes in (("whole", [96]), ("parts", [8] * 12)):
+        for size in sizes:
+            with Journal.open(tmp_path / f"{name}.sqlite", name, create={}) as journal:
+                prompts = Prompts(WORLD.prompts, journal, 3, None, sets)
+                for _ in journal.rounds(journal.next_round):
+                    drawn[name] += [prompt.id for prompt in prompts.draw(size)]
+    whole = drawn["whole"]
+    assert drawn["parts"] == whole
+    for start in range(0, 88, 3):
+        assert abs(sum(one in ("p0", "p1") for one in whole[start : start + 8]) - 6) <= 1
+    often = [one for one in whole if one in ("p0", "p1")]
+    assert len(often) == 72
+    assert all(sorted(often[start : start + 3]) == ["p0", "p0", "p1"] for start in range(0, 72, 3))
+    assert {tuple(often[start : start + 3]) for start in range(0, 72, 3)} > {("p0", "p0", "p1")}
 
 
 # --- preferences --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.world import evaluate_run
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from tests.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 
-LIMITS = (
-    "prompts={home: {indices: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14], share: 60 %},"
-    " outside: {indices: [15, 16, 17, 18, 19, 20, 21, 22, 23], share: 40 %}}",
-    "limits={harm: {logit: {world: cost}, at_most: 0, labels_each: 8},"
-    " length: {mean: {rule: words}, at_most: 30, bounds: [0, 40]},"
-    " unsafe: {rate: {world: cost}, over: outside, at_most: 45 %}}",
-    "dual={rho: null, rule: {kind: newton, damping: 0.5}}",
-    "world.family={kind: drawn}",
-)
 SMALL = (
     "feedback.responses=24", "offline.pairs=96", "offline.compare_rounds=0", "explore.calibration=96",
     "explore.prompts=8", "explore.picks=2", "rollout.candidates=4", "rollout.canaries=2", "report.tensorboard=false",
@@ -31,16 +24,13 @@ SMALL = (
 
 
 def twin(*overrides: str) -> Config:
-    return load("text-world-twin", [*LIMITS, *SMALL, "rounds=2", *overrides])
+    return load("text-world-limits-twin", [*SMALL, "rounds=2", *overrides])
 
 
 def network(*overrides: str) -> Config:
     fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
-    engine = (
-        "cluster={mode: in-process}",
-        "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
-    )
-    return load("text-world", [*LIMITS, *engine, *SMALL, "rounds=2", "explore.rank=16", *fits, *overrides])
+    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    return load("text-world-limits", [engine, *SMALL, "rounds=2", "explore.rank=16", *fits, *overrides])
 
 
 class PowerCut(BaseException):
@@ -62,17 +52,16 @@ def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_powe
     whole = run_recipe(twin(), tmp_path / "whole" / "run")
     assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
     assert result["limits"] == whole["limits"]
-    unsafe, length = result["limits"]["unsafe"], result["limits"]["length"]
-    assert (unsafe["limit"], length["unit"]) == ("at most 45 % over outside", "words")
-    assert unsafe["value_reference"] > 0.45
-    assert 5 < length["value_last"] < 30
-    assert length["multiplier_next"] < unsafe["multiplier_next"]
+    rude, length = result["limits"]["rude"], result["limits"]["length"]
+    assert (rude["limit"], length["unit"]) == ("at most 40 % over outside", "words")
+    assert rude["value_reference"] > 0.4
+    assert 8 < length["value_last"] < 20
     assert result["gap_last"] < result["gap_reference"]
     with open_folder(tmp_path / "whole" / "run") as journal:
         steps = [entry.payload for entry in journal.phases(like="joint")]
         assert journal.phases(0, "limit-sources")[0].payload["length"].startswith("rule words ")
         exact = evaluate_run(twin(), tmp_path / "whole" / "run", journal)
-    assert any("unsafe" in line and "by harm" in line for step in steps for line in step["moved"])
+    assert any(line.startswith("rude ") and "by harmful" in line for step in steps for line in step["moved"])
     assert exact["policy-2"]["gap"] == pytest.approx(result["gap_last"], abs=1e-12)
 
 
@@ -85,7 +74,7 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
     for ours, theirs in zip(broken.pop("exact"), unbroken.pop("exact"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
     assert broken == unbroken
-    assert set(result["limits"]) == {"harm", "length", "unsafe"}
+    assert set(result["limits"]) == {"harmful", "length", "rude"}
     with open_folder(tmp_path / "whole" / "run") as journal:
         made = [entry.version.name for entry in journal.versions() if entry.round == 2]
     assert made == ["reward-2", "policy-2-1", "policy-2"]
@@ -94,10 +83,10 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["limits.unsafe.at_most=0.1 %"], "no policy of this world keeps at most 0.1 % over outside"),
-        (["limits.unsafe.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
+        (["limits.rude.at_most=0.1 %"], "no policy of this world keeps at most 0.1 % over outside"),
+        (["limits.rude.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
         (["limits.drift={kl: reference, at_most: 8}"], "a run holds rate, mean and logit, not kl"),
-        (["prompts.home.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
+        (["prompts.inside.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
         (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit on the paper's"),
     ],
 )
@@ -113,8 +102,32 @@ def test_what_a_text_world_cannot_hold_is_refused_in_one_line(
 
 def test_a_run_goes_on_with_the_sources_it_was_started_with_alone(tmp_path: Path) -> None:
     (tmp_path / "gloves.txt").write_text("gloves\n")
-    limit = "limits.gloves={rate: {regex: %s}, at_most: 95 %%}" % (tmp_path / "gloves.txt")
+    limit = f"limits.gloves={{rate: {{regex: {tmp_path / 'gloves.txt'}}}, at_most: 95 %}}"
     broken_off(twin(limit), tmp_path / "run", 1, "measure-answers")
     (tmp_path / "gloves.txt").write_text("mittens\n")
     with pytest.raises(UserError, match=r"limit gloves: run .* was started with the source `regex .* no two meanings"):
         run_recipe(twin(limit), tmp_path / "run", resume=True)
+
+
+def test_an_endpoint_measures_on_a_world_without_a_truth_and_its_failures_are_no_numbers(tmp_path: Path) -> None:
+    """Every fifth reply is an error of the server. The estimate counts those answers as "yes"."""
+    replies = count()
+
+    def measure(body: Any) -> tuple[int, Any]:
+        return (500, "no") if next(replies) % 5 == 4 else (200, {"value": False})
+
+    with measuring_server() as server:
+        server.measure = measure
+        limit = f"limits.brand={{rate: {{endpoint: '{server.url}/measure', tries: 1, workers: 1}}, at_most: 60 %}}"
+        with pytest.raises(UserError, match=r"dual\.rho must be given: without a world there is no oracle"):
+            run_recipe(twin(limit), tmp_path / "none")
+        result = run_recipe(twin(limit, "dual.rho=4", "rounds=1"), tmp_path / "run")
+    brand = result["limits"]["brand"]
+    assert brand["estimate"] == pytest.approx(0.2, abs=0.05)
+    assert "value_last" not in brand
+    assert result["gap_last"] is None
+    with open_folder(tmp_path / "run") as journal:
+        payload = journal.phases(1, "measure-answers")[0].payload
+    column = [row[3] for row in payload["costs"]]
+    assert {cost for cost in column if cost is not None} == {0.0}
+    assert [[row, 3] for row, cost in enumerate(column) if cost is None] == payload["failed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def test_least_squares_over_the_pairs_of_a_table_ends_at_the_means() -> None:
     np.testing.assert_allclose(scores, means - means.mean(axis=1, keepdims=True), atol=1e-9)
 
 
+def test_of_many_answers_a_drawn_part_of_the_pairs_stands_for_all() -> None:
+    """Each of 60 answers has 8 partners, the pairs' weights sum to those of all, and the differences are exact."""
+    values = np.random.default_rng(1).random(60)
+    measured = [answer(3, y, value) for y, value in enumerate(values)]
+    rows, margins = value_pairs(measured, np.ones(1), {(3,): np.ones(1)}, 1.0, partners=8)
+    met = np.zeros((60, 60), dtype=int)
+    for row, margin in zip(rows, margins, strict=True):
+        a, b = row.chosen[0], row.rejected[0]
+        met[a, b] += 1
+        met[b, a] += 1
+        assert margin == pytest.approx(values[a] - values[b])
+    np.testing.assert_array_equal(met.sum(axis=1), 8)
+    assert met.max() == 1
+    assert sum(row.weight for row in rows) == pytest.approx(60 * 59 / 2 / 60)
+    assert rows == value_pairs(measured, np.ones(1), {(3,): np.ones(1)}, 1.0, partners=8)[0]
+
+
 def test_limits_act_on_their_own_prompts_and_hold_the_others_where_they_were() -> None:
     """The second limit acts on prompt 1 alone (factor 4), the first on both: margins .2 / s and (.2 + 4 * .5) / s."""
     factors: Factors = {(0,): np.array([1.0, 0.0]), (1,): np.array([1.0, 4.0])}
@@ -95,6 +113,20 @@ def test_an_answer_without_a_number_counts_as_the_worst_there_is_or_is_left_out(
     assert estimates_on_sets(measured, factors, np.array([NAN])).means[0] == pytest.approx(0.2)
     with pytest.raises(ValueError, match="no answer of its prompt set"):
         estimates_on_sets([answer(0, 0, NAN)], factors, np.array([NAN]))
+
+
+def test_what_was_not_asked_is_left_out_of_means_and_covariances() -> None:
+    """The second limit was asked about draws a and b alone: mean and covariance are those of their four answers."""
+    factors: Factors = {(0,): np.array([1.0, 2.0])}
+    known = [answer(0, y, 0.1 * y, value, draw=draw) for y, (draw, value) in enumerate(
+        [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0)])]  # fmt: skip
+    unasked = [answer(0, y, 0.1 * y, NAN, draw="c") for y in (4, 5)]
+    rest = [replace(one, failed=np.zeros(2, dtype=bool)) for one in unasked]
+    found, alone = (estimates_on_sets(measured, factors, np.array([1.0, 1.0])) for measured in ([*known, *rest], known))
+    assert found.means[1] == alone.means[1] == pytest.approx(0.75)
+    assert found.standard_errors[1] == pytest.approx(alone.standard_errors[1] * np.sqrt((3 / 2) / (2 / 1)))
+    np.testing.assert_allclose(found.covariance[1, 1], 4.0 * 0.25)
+    np.testing.assert_allclose(found.covariance[0, 1], alone.covariance[0, 1])
 
 
 def test_repeated_measurements_of_one_answer_show_their_noise() -> None:

@@ -11,6 +11,7 @@ from scipy.special import expit
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.local_sources import rule_source
 from pddpo_ray.limits.reading import StatedLimit, stated_limit
+from pddpo_ray.limits.sources import Source, one_by_one
 from pddpo_ray.records import Response
 from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 from pddpo_ray.worlds.limit_truth import TrueLimit, measured_texts, under_limits
@@ -81,6 +82,14 @@ def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
     answers = [Response(f"a{index}", world.prompts[15], world.grammar.answer_ids[7], "", 1, 0) for index in range(4000)]
     chance = 0.2 + 0.6 * float(expit(world.logits[15, 7]))
     assert limits.measure(answers, 1).costs.mean() == pytest.approx(chance, abs=4 * 0.5 / np.sqrt(4000))
+
+
+def test_what_a_judge_says_about_every_answer_is_not_asked_for() -> None:
+    asked = stated("brand", rate={"judge": {"question": "brand.md"}}, at_most=0.1)
+    source = Source("judge", "1", one_by_one(lambda answer: pytest.fail("asked")), asked.scale)
+    limits = text_limits(world_of(0), (*THREE[::2], asked), [None, None, source], SETS, 2.0)
+    assert limits.unknown == ["brand"]
+    assert limits_of().unknown == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""Runs under stated limits on files of real text: sets from files, rules and an endpoint as sources, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pddpo_ray.config import Config, load
+from pddpo_ray.data.real_text import prepare_real_text
+from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.storage.whole_files import RESULT
+from tests.measuring_server import measuring_server
+from tests.small_real_text import SMALL_REAL_TEXT
+
+SAMPLES = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits"
+
+
+def recipe(folder: Path, limits: dict[str, Any], *overrides: str) -> Config:
+    """Two sets in files that share a prompt, beside the recipe."""
+    rows = [json.loads(line) for line in (SAMPLES / "benign.jsonl").read_text().splitlines()]
+    (folder / "benign.jsonl").write_text("\n".join(json.dumps(row) for row in rows[:4]))
+    everyday = (SAMPLES / "everyday.jsonl").read_text().splitlines()
+    (folder / "everyday.jsonl").write_text("\n".join([*everyday[:4], json.dumps(rows[0])]))
+    tree = {
+        "extends": "real-text",
+        "rounds": 2,
+        "prompts": {
+            "everyday": {"files": ["everyday.jsonl"], "share": "60 %"},
+            "benign": {"files": ["benign.jsonl"], "share": "40 %"},
+        },
+        "limits": limits,
+        "dual": {"rule": {"kind": "newton", "damping": 0.5}},
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(tree))
+    small = [*SMALL_REAL_TEXT, "world.prompt_count=10", "report.html=false", "report.tensorboard=false"]
+    return load(str(folder / "recipe.yaml"), [*small, f"world.cache={folder / 'cache'}", *overrides])
+
+
+RULES = {
+    "length": {"mean": {"rule": "words"}, "at_most": 6, "bounds": [0, 200]},
+    "refuses": {"rate": {"rule": "refusal"}, "over": "benign", "at_most": "20 %"},
+}
+
+
+def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> None:
+    """The prompt in both lists has .6 / 5 + .4 / 4 of all draws, each of the others .12 or .1."""
+    prepared = prepare_real_text(recipe(tmp_path, RULES))
+    sets = prepared.sets
+    assert sets is not None
+    np.testing.assert_allclose(np.sort(sets.weights), [0.1, 0.1, 0.1, 0.12, 0.12, 0.12, 0.12, 0.22])
+    both = int(np.argmax(sets.weights))
+    assert sets.factor("benign")[both] == pytest.approx(0.25 / 0.22)
+    assert len(prepared.prompts) == 8
+    assert "benign" not in prepared.prompts[both].text
+
+
+@pytest.mark.slow
+def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -> None:
+    answered: list[str] = []
+
+    def measure(body: dict[str, Any]) -> tuple[int, Any]:
+        answered.append(body["row"]["id"])
+        return 200, {"value": len(answered) % 5 == 0}
+
+    with measuring_server() as server:
+        server.measure = measure
+        endpoint = {"endpoint": f"{server.url}/measure", "tries": 1}
+        limits = {
+            **RULES,
+            "tone": {"rate": endpoint, "over": "everyday", "at_most": "50 %", "answers": 4, "failed": "20 %"},
+        }
+        run_recipe(recipe(tmp_path, limits), tmp_path / "run")
+        # the second round's cost stage learned from what the first one measured: no offline pair is about these prompts
+        assert len(answered) == len(set(answered)) > 0
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
+    assert result["limits"]["tone"]["estimate"] is not None
+    assert "value_last" not in result["limits"]["tone"]
+    assert result["limits"]["length"]["unit"] == "words"
+    with open_folder(tmp_path / "run") as journal:
+        fitted = [entry.version for entry in journal.versions() if entry.stage != "reference"]
+        assert [one.name for one in fitted] == ["reward-1", "policy-1", "reward-2", "policy-2"]
+        assert fitted[0].sha256 == fitted[1].sha256
+        assert fitted[2].sha256 != fitted[3].sha256
+        payload = next(entry.payload for entry in journal.phases(1, "measure-answers"))
+        drawn = {answer.id: answer for answer in journal.samples(1, "cost")}
+        asked = [drawn[one].prompt.text for one in payload["ids"]]
+    tone = [row[-1] for row in payload["costs"]]
+    assert sum(value is not None for value in tone) <= 4
+    everyday = {json.loads(line)["prompt"] for line in (tmp_path / "everyday.jsonl").read_text().splitlines()}
+    assert all(text in everyday for text, value in zip(asked, tone, strict=True) if value is not None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["limits.tone={rate: {world: cost}, at_most: 5 %}"], "world.kind=none has no truth to measure with"),
+        (["limits.harm={logit: {people: {labels_each: 5}}, at_most: 0}"], "people's labels measure files"),
+        (["prompts.benign={indices: [0], share: 40 %}"], "prompts.benign"),
+        (["prompts.benign.files=[nowhere.jsonl]"], "nowhere.jsonl"),
+        (["world.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),
+        (["world.prompt_count=1"], "no prompt of"),
+        (["limits.length.bounds=null"], "a mean needs `bounds: [low, high]` in a run"),
+    ],
+)
+def test_what_cannot_be_measured_on_files_is_refused_in_one_line(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((UserError, RunError)) as refused:
+        run_recipe(recipe(tmp_path, RULES, *overrides), tmp_path / "run")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value).strip() or "prompts.benign" in message
+    assert not (tmp_path / "run").exists()
