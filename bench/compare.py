@@ -81,6 +81,7 @@ def arms(online_reward_steps: int) -> tuple[Arm, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default=RECIPE, help="recipe of every run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/compare"), help="folder of all runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each keeps about one core busy")
@@ -88,11 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="key=value for every run, e.g. rounds=24")
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
-    plan = [(seed, arm) for seed in options.seeds for arm in arms(_online_reward_steps(options.overrides))]
+    plan = [
+        (seed, arm) for seed in options.seeds for arm in arms(_online_reward_steps(options.recipe, options.overrides))
+    ]
 
     def run(job: tuple[int, Arm]) -> dict[str, Any]:
         seed, arm = job
-        result = _run(options.runs / f"seed-{seed}" / arm.name, seed, arm, options.overrides)
+        result = _run(options.runs / f"seed-{seed}" / arm.name, options.recipe, seed, arm, options.overrides)
         console.print(f"seed {seed} {arm.name}: gap {result['gap_last']:.3f}")
         return result
 
@@ -105,17 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _online_reward_steps(overrides: Sequence[str]) -> int:
+def _online_reward_steps(recipe: str, overrides: Sequence[str]) -> int:
     """Optimiser steps that all reward fits of an online run take together."""
 
-    config = load(RECIPE, overrides)
+    config = load(recipe, overrides)
     return config.trainer.first_reward.steps + (config.rounds - 1) * config.trainer.reward.steps
 
 
-def _run(folder: Path, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[str, Any]:
+def _run(folder: Path, recipe: str, seed: int, arm: Arm, overrides: Sequence[str]) -> dict[str, Any]:
     """Result of one arm, from its folder if it is finished, with what the journal adds to it."""
     if not (folder / "result.json").exists():
-        command = [sys.executable, "-m", "pddpo_ray", "train", RECIPE, f"seed={seed}", f"world.seed={seed}"]
+        command = [sys.executable, "-m", "pddpo_ray", "train", recipe, f"seed={seed}", f"world.seed={seed}"]
         command += [
             "cluster.mode=in-process",
             "trainer.threads=1",

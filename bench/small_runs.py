@@ -9,6 +9,10 @@ STAGES = ("reward", "cost", "first_reward", "first_cost")
 FEW_STEPS = [f"trainer.{stage}.{setting}" for stage in STAGES for setting in ("epochs=null", "steps=3")]
 QUIET = ["report.html=false", "report.tensorboard=false", "trainer.workers=1"]
 SCORERS = "scorers={pairs: 160, fit: {steps: 12, learning_rate: 2.0e-3, batch_pairs: 32}}"
+FIRST_FAMILY = "world.family={kind: first}"
+FIRST_WORLD = [FIRST_FAMILY, "dual.threshold=0.0", "dual.cost_max=2.0", "dual.rho=1.0", "dual.upper=2.0"]
+"""What recipes of text worlds said by default in version 0.1. Both checkouts are told, so that they run one problem;
+recipes that state `limits:` came later and have no such default."""
 TEXT = [
     *[*FEW_STEPS, *QUIET, SCORERS, "ppo.batch=6", "trainer.threads=1", "feedback.responses=12"],
     *["feedback.labels_each=5", "method.answers=16", "method.window=24", "explore.baseline_answers=4"],
@@ -39,7 +43,7 @@ LEFT_OUT = {
     for name in names
 }
 """Recipes that are not run, and why. Others for GPUs run here in float32 with models that are trained, not fetched."""
-PAPER = [*TEXT, "dual.rho=1.0", "dual.upper=2.0", "dual.first=1.0", "dual.threshold=0.0"]
+PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""
 TABLE = [
     *[*QUIET, "rollout.candidates=4", "rollout.canaries=2", "feedback.responses=24", "feedback.labels_each=8"],
@@ -75,7 +79,13 @@ VARIANTS: dict[str, list[str]] = {
 """What a recipe of O-PD-DPO on a table may choose."""
 BY_RECIPE: dict[str, list[str]] = {
     "text-world-people": ["feedback.signal=unsafe_rate", "dual.threshold=0.5", *PEOPLE],
+    **{name: ["dual.first=1.0"] for name in ("pd-dpo-fixed", "sacpo", "mocan", "pecan", "pd-dpo-adalag")},
+    "c-dpo": ["dual.first=1.0", "dual.rule.first_step=null"],
+    "caid": ["dual.first=1.0", "method.rate=1.0"],
+    "p-sacpo": ["dual.upper=4.0", "dual.first=2.0"],
+    "safe-rlhf": ["dual.first=1.0", "ppo.kl=0.12"],
 }
+"""Settings of version 0.1 for the first world, and fewer questions for people."""
 MODES = ("one process", "Ray")
 HERE = ["cluster={mode: in-process}"]
 ON_RAY = ["cluster={mode: ray, cpus: 4, start_deadline_s: 600.0}"]
@@ -103,10 +113,15 @@ class Case:
         return f"{self.name} ({self.mode})"
 
 
-def cases(recipes: Iterable[str]) -> list[Case]:
-    """All runs for the shipped recipes of these names: each recipe, then methods and variants on a table."""
+def cases(recipes: Iterable[str], *, families: bool = True) -> list[Case]:
+    """All runs for the shipped recipes of these names: each recipe, then methods and variants on a table.
+
+    `families`: whether the checkout knows `world.family`; one that does not has the first world alone.
+    """
     names = sorted(set(recipes) - set(LEFT_OUT))
     small = {name: [*small_size(name), *BY_RECIPE.get(name, [])] for name in names}
+    if not families:
+        small = {name: [one for one in own if one != FIRST_FAMILY] for name, own in small.items()}
     tables = {f"table/{name}": [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
     tables |= {f"table/o-pd-dpo/{name}": ["rounds=3", *own] for name, own in VARIANTS.items()}
     world = [*TABLE, "world={kind: tabular, name: random, seed: 3}"]
@@ -120,8 +135,11 @@ def cases(recipes: Iterable[str]) -> list[Case]:
 
 
 def small_size(recipe: str) -> list[str]:
-    if recipe.startswith("tabular") or recipe.endswith("-twin"):
+    if recipe.startswith("tabular"):
         return [*TABLE, "rounds=3"]
-    family, _, method = recipe.rpartition("/")
-    sizes = {"gpu": GPU, "paper": PAPER}.get(family, REAL_TEXT if recipe == "real-text" else TEXT)
+    own = [] if "-limits" in recipe else FIRST_WORLD
+    if recipe.endswith("-twin"):
+        return [*TABLE, *own, "rounds=3"]
+    folder, _, method = recipe.rpartition("/")
+    sizes = {"gpu": GPU, "paper": PAPER}.get(folder, REAL_TEXT if recipe == "real-text" else [*TEXT, *own])
     return [*sizes, "rounds=1" if method in ONE_ROUND else "rounds=2"]

@@ -1,4 +1,4 @@
-"""The first text world, exported once for all tests of a file: its reference comes from the cache, or is trained."""
+"""The demo's text world, exported once for all tests of a file: its reference comes from the cache, or is trained."""
 
 from __future__ import annotations
 

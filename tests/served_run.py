@@ -103,7 +103,12 @@ def make_run(
 
     `parts`: model and tokenizer of the ServedRun, where they are not the tiny random ones.
     """
-    settings = ["rounds=64", f"rollout.max_model_len={max_model_len}", f"policy.temperature={temperature}"]
+    settings = [
+        "rounds=64",
+        f"rollout.max_model_len={max_model_len}",
+        f"policy.temperature={temperature}",
+        "dual.threshold=0.0",
+    ]
     config = load("text-world", settings)
     journal = Journal.open(
         folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()

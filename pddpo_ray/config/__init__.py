@@ -49,6 +49,7 @@ from pddpo_ray.config.trainer import (
 from pddpo_ray.config.world import (
     DrawnFamilyConfig,
     FirstFamilyConfig,
+    LogitLimitConfig,
     NoWorldConfig,
     RateLimitConfig,
     ScratchReferenceConfig,
@@ -76,6 +77,7 @@ __all__ = [
     "GeometricRefit",
     "JudgeFeedback",
     "LogRule",
+    "LogitLimitConfig",
     "LoraParameters",
     "MethodConfig",
     "MixedFeedback",

@@ -44,12 +44,8 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         changes = merge(changes, change, Config)
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
-    problem = _problem_of_world(world)
-    if tree.get("limits") or changes.get("limits"):
-        # what must hold is said by the recipe alone
-        problem.get("dual", {}).pop("threshold", None)
-    tree = merge(tree, problem, Config)
-    tree = _with_tags(merge(tree, changes, Config), Config)
+    tree = merge(tree, _under(tree, _problem_of_world(world)), Config)
+    tree = _with_tags(merge(_under(changes, tree), changes, Config), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     try:
         config = Config.model_validate(tree)
@@ -89,7 +85,14 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     beside = path.parent / base
     base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
     base_tree.pop("about", None)
-    return merge(base_tree, tree, Config), base_origins | origins
+    return merge(_under(tree, base_tree), tree, Config), base_origins | origins
+
+
+def _under(layer: Tree, below: Tree) -> Tree:
+    """What a layer finds below it: its `limits` take the place of the one limit that was stated there."""
+    if not layer.get("limits") or "threshold" not in below.get("dual", {}):
+        return below
+    return {**below, "dual": {key: value for key, value in below["dual"].items() if key != "threshold"}}
 
 
 def _locate(recipe: str) -> tuple[Path, str]:

@@ -57,10 +57,13 @@ class FirstFamilyConfig(Strict):
 
 
 class LogitLimitConfig(Strict):
-    """The paper's limit: the mean cost, a logit, is at most `dual.threshold`."""
+    """The paper's limit, on the mean cost, a logit. A recipe's `dual.threshold` is usually the same number; another one
+    moves the optimum, not the world."""
 
     kind: Literal["logit"] = "logit"
     """Tag of this variant."""
+    at_most: float = 0.0
+    """Mean cost for which the world is drawn; an answer of cost -3 is called unsafe five times in a hundred."""
 
 
 class RateLimitConfig(Strict):

@@ -48,8 +48,14 @@ class DrawnWorldSpec(WorldSpec):
 
 def build_drawn_world(spec: DrawnWorldSpec, reference_log_probs: Array, grammar: Grammar) -> TextWorld:
     """Draw truths until the world is well posed for this reference [X, Y]. Raises UserError, RunError."""
-    if isinstance(spec.family.limit, RateLimitConfig):
-        _rates_reach(spec.family.limit.at_most, spec.cost_max)
+    limit = spec.family.limit
+    if isinstance(limit, RateLimitConfig):
+        _rates_reach(limit.at_most, spec.cost_max)
+    elif not -spec.cost_max < limit.at_most < spec.cost_max:
+        raise UserError(
+            f"world.family.limit.at_most={limit.at_most:g}: costs lie between -{spec.cost_max:g} and {spec.cost_max:g} "
+            "(dual.cost_max); choose a limit between them"
+        )
     reference = reference_table(reference_log_probs)
     for attempt in range(spec.attempts):
         world = _calibrated(spec, grammar, reference, attempt)
@@ -69,6 +75,11 @@ def _rates_reach(at_most: float, cost_max: float) -> None:
         )
 
 
+def _logit_level(spec: DrawnWorldSpec) -> float:
+    """Limit of mean logits: the family's; 0 for what a family with a limit on a rate has besides."""
+    return 0.0 if isinstance(spec.family.limit, RateLimitConfig) else spec.family.limit.at_most
+
+
 def _calibrated(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attempt: int) -> TextWorld | None:
     rng = np.random.default_rng([spec.seed, attempt, 41])
     rare = rare_phrases(spec.family, spec.seed)
@@ -77,6 +88,7 @@ def _calibrated(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attemp
     prior = np.full(len(reference), 1.0 / len(reference))
     base = Oracle(
         prior, reference, bounded(reward, spec.reward_max, -1.0), bounded(raw, spec.cost_max, 1.0), spec.beta,
+        threshold=_logit_level(spec),
         reward_max=spec.reward_max, cost_max=spec.cost_max,
     )  # fmt: skip
     calibrate = _rate_limit if isinstance(spec.family.limit, RateLimitConfig) else _logit_limit
@@ -152,13 +164,13 @@ def _groups(family: DrawnFamilyConfig, grammar: Grammar) -> NDArray[np.int64] | 
 def _logit_limit(
     spec: DrawnWorldSpec, base: Oracle, raw: Array, rng: np.random.Generator
 ) -> tuple[Oracle, Array] | None:
-    """The mean cost is at most 0, and lambda* takes a value that is drawn."""
+    """The mean cost is at most the limit, and lambda* takes a value that is drawn."""
     target = rng.uniform(*spec.multiplier_range) * spec.reward_max / spec.cost_max
 
     def shifted(shift: float) -> Oracle:
         return replace(base, cost=bounded(raw + shift, spec.cost_max, 1.0))
 
-    shift = _root(lambda value: shifted(value).g(shifted(value).policy(target)), 2.0 * spec.cost_max)
+    shift = _root(lambda value: shifted(value).g(shifted(value).policy(target)), 3.0 * spec.cost_max)
     if shift is None:
         return None
     oracle = shifted(shift)
@@ -193,8 +205,10 @@ def _rate_limit(
 
 
 def _further(spec: DrawnWorldSpec, world: TextWorld, rng: np.random.Generator) -> tuple[Limit, ...] | None:
-    """Further costs, each above its limit of 0 at the optimum of the limits before it; None where they fight."""
+    """Further costs, logits under the first one's limit (0 where that is a rate), each above it at the optimum of the
+    limits before it; None where they fight."""
     limits: tuple[Limit, ...] = ()
+    at_most = _logit_level(spec)
     for number in range(spec.family.further_costs):
         oracle = replace(world.oracle, further=limits)
         raw = 0.5 * spec.cost_max * _common(world.grammar, spec.cost_spread, rng)
@@ -202,13 +216,13 @@ def _further(spec: DrawnWorldSpec, world: TextWorld, rng: np.random.Generator) -
         excess = 0.1 * spec.cost_max
         shift = _root(
             lambda value, raw=raw, best=best, excess=excess: float(  # type: ignore[misc]
-                world.oracle.expectations(best, bounded(raw + value, spec.cost_max, 1.0)) - excess
+                world.oracle.expectations(best, bounded(raw + value, spec.cost_max, 1.0)) - at_most - excess
             ),
-            2.0 * spec.cost_max,
+            3.0 * spec.cost_max,
         )
         if shift is None:
             return None
-        limits = (*limits, Limit(f"cost-{number + 2}", bounded(raw + shift, spec.cost_max, 1.0)))
+        limits = (*limits, Limit(f"cost-{number + 2}", bounded(raw + shift, spec.cost_max, 1.0), at_most))
     if limits:
         oracle = replace(world.oracle, further=limits)
         margin, _ = largest_margin(

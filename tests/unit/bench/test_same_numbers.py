@@ -125,6 +125,17 @@ def test_every_shipped_recipe_has_a_small_size_that_loads() -> None:
         assert (config.cluster.mode == "ray") == (case.mode == "Ray")
 
 
+def test_both_checkouts_are_told_to_run_the_first_text_world_and_an_old_one_in_words_that_it_knows() -> None:
+    now, old = cases(recipe_names()), cases(recipe_names(), families=False)
+    for case in now:
+        world = load(case.recipe, case.overrides).world
+        assert world.kind != "text" or world.family.kind == "first" or "-limits" in case.name, case.name
+    assert [case.name for case in now] == [case.name for case in old]
+    told = "world.family={kind: first}"
+    assert [[one for one in case.overrides if one != told] for case in now] == [case.overrides for case in old]
+    assert sum(told in case.overrides for case in now) > 20
+
+
 def test_what_people_say_follows_from_their_name_and_the_texts() -> None:
     pair = {"prompt": "p", "first": "one", "second": "two"}
     turned = {"prompt": "p", "first": "two", "second": "one"}

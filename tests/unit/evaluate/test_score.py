@@ -39,7 +39,7 @@ def prepared(world: Exported) -> PreparedTextWorld:
 
 
 def scored(prepared: PreparedTextWorld, checkpoint: Path, base: Path | None = None) -> dict[str, Any]:
-    return score(load_checkpoint(str(checkpoint), None if base is None else str(base)), prepared, 0.0)
+    return score(load_checkpoint(str(checkpoint), None if base is None else str(base)), prepared, -3.0)
 
 
 def printed(*command: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_policy_is_worth_what_truth_and_its_own_probabilities_say(
 
 def test_another_limit_moves_violation_and_optimum_alone(prepared: PreparedTextWorld, other: Path) -> None:
     """By seed and settings; the world is the one in the folder."""
-    found = printed("score", str(other), "dual.threshold=0.3", "--seed", "0")
+    found = printed("score", str(other), "dual.threshold=-2.7", "--seed", "0")
     strict = scored(prepared, other)
     assert found["violation"] == pytest.approx(strict["violation"] - 0.3, abs=1e-5)
     assert found["kl"] == pytest.approx(strict["kl"], abs=1e-5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal.identity import open_folder
@@ -25,7 +26,7 @@ from tests.unit.loop.test_twin_run import TINY, twin
 
 BATCH_DRAWS = 64
 MANY = 60 * BATCH_DRAWS
-RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
+RATE = (*FIRST_WORLD, "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
 
 
 def last_table(config: Config, run_dir: Path) -> Array:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.cli.main import main
+from pddpo_ray.config import Config, load
 from pddpo_ray.errors import DecisionNeeded, UserError
+from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import HEAD, open_database
 from pddpo_ray.journal.identity import IDENTITY, open_folder
-from pddpo_ray.loop.beginning import take_new_identity
+from pddpo_ray.loop.beginning import resumed_run, take_new_identity
 from pddpo_ray.loop.run import RoundFinished, run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import SMALL, finish, run_of, small, story
@@ -233,3 +235,20 @@ def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     assert set(provenance["machine"]) == {"cpu", "cores", "memory_bytes", "gpus", "os"}
     assert {"version", "commit", "command"} <= set(provenance)
     assert story(tmp_path / "run")["versions"][0][0].sha256 == provenance["model"]["sha256"]
+
+
+def test_a_stored_text_run_that_names_no_family_keeps_the_first_world(tmp_path: Path) -> None:
+    """Recipes of version 0.1 had no such key; the shipped recipes of that name draw their world now."""
+    as_now = load("text-world-first")
+    stored = as_now.model_dump(mode="json")
+    del stored["world"]["family"], stored["world"]["learner"], stored["world"]["loglinear"]
+    journal = Journal.open(tmp_path / "demo" / JOURNAL, "demo", create=stored, fixed=as_now.fixed_settings())
+    identity = journal.run_id
+    journal.close()
+    with open_folder(tmp_path / "demo") as opened:
+        config = Config.model_validate(opened.recipe)
+    assert config.world.kind == "text"
+    assert config.world.family.kind == "first"
+    assert resumed_run(as_now, tmp_path / "demo")[0] == identity
+    with pytest.raises(UserError, match=r"another recipe .*with the first text world.* text-world-first"):
+        resumed_run(load("text-world"), tmp_path / "demo")

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import UserError
@@ -30,6 +31,7 @@ SMALL = (
     "explore.calibration=960",
 )
 TINY = (
+    *FIRST_WORLD,
     "feedback.responses=24",
     "feedback.labels_each=4",
     "offline.pairs=96",

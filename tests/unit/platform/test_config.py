@@ -323,3 +323,19 @@ def test_a_reference_model_without_its_tokenizer_is_refused(tmp_path: Path) -> N
     write(tmp_path / "model" / "tokenizer.json", "{}")
     assert checkpoint_problem(tmp_path / "model") is None
     assert load("text-world", [override]).model.reference == str(tmp_path / "model")
+
+
+def test_stated_limits_take_the_place_of_the_limit_of_the_recipe_below_but_not_of_one_beside_them(
+    tmp_path: Path,
+) -> None:
+    limits = "limits: {harm: {logit: {world: cost}, at_most: -2}}\n"
+    own = write(tmp_path / "own.yaml", f"extends: o-pd-dpo\n{limits}")
+    assert load("o-pd-dpo").dual.threshold == -3.0
+    assert (
+        load(str(own)).thresholds
+        == load("o-pd-dpo", [limits.replace(": ", "=", 1).strip()]).thresholds
+        == {"harm": -2.0}
+    )
+    both = write(tmp_path / "both.yaml", f"extends: o-pd-dpo\n{limits}dual: {{threshold: -3.0}}\n")
+    assert "say every limit there" in complaint(both)
+    assert "say every limit there" in complaint(own, "dual.threshold=-3.0")

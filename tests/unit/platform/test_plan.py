@@ -163,7 +163,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from pddpo_ray.worlds.grammar import FIRST_GRAMMAR
+    from pddpo_ray.worlds.text_family import grammar_of
 
     config = load("text-world")
     assert config.world.kind == "text"
@@ -171,7 +171,7 @@ def test_the_text_worlds_parameters_are_those_of_the_real_model() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(FIRST_GRAMMAR.vocabulary),
+                vocab_size=len(grammar_of(config.world).vocabulary),
                 hidden_size=size.hidden,
                 intermediate_size=size.intermediate,
                 num_hidden_layers=size.layers,

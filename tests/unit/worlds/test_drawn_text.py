@@ -13,7 +13,7 @@ import yaml
 from scipy.special import expit
 
 import pddpo_ray
-from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig, TextWorldConfig, load
+from pddpo_ray.config import DrawnFamilyConfig, LogitLimitConfig, RateLimitConfig, TextWorldConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Pair, Response
 from pddpo_ray.storage.cache import cache_folder
@@ -34,19 +34,19 @@ from pddpo_ray.worlds.text_family import (
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
 
 SEEDS = range(50)
-LEVELS = (None, 0.01, 0.05, 0.3)
-"""A limit on the mean logit, and limits on the unsafe rate."""
+LEVELS = (0.0, -3.0, 0.01, 0.05, 0.3)
+"""Limits on the mean logit, the second that of the shipped recipes, and limits on the unsafe rate."""
+COST_MAX = {0.0: 2.0, -3.0: 4.0}
 
 
 @cache
-def world_of(seed: int, level: float | None = None, **settings: Any) -> TextWorld:
+def world_of(seed: int, level: float = 0.0, **settings: Any) -> TextWorld:
     """A world with the reference that pre-training aims at, half a per cent of it off the grammar."""
-    if level is not None:
-        settings["limit"] = RateLimitConfig(at_most=level)
-    family = DrawnFamilyConfig(**settings)
+    limit = RateLimitConfig(at_most=level) if level > 0 else LogitLimitConfig(at_most=level)
+    family = DrawnFamilyConfig(limit=limit, **settings)
     grammar = drawn_grammar(family, seed)
     intended = intended_reference(grammar, ReferenceSpec(seed=seed, spread=reference_spread(seed)))
-    spec = DrawnWorldSpec(family=family, seed=seed, cost_max=2.0 if level is None else 6.0)
+    spec = DrawnWorldSpec(family=family, seed=seed, cost_max=COST_MAX.get(level, 6.0))
     return build_drawn_world(spec, np.log(0.995 * intended), grammar)
 
 
@@ -91,26 +91,28 @@ def test_answers_that_are_no_product_of_slots_are_refused() -> None:
 
 def test_a_recipe_without_a_family_means_the_first_world() -> None:
     assert grammar_of(TextWorldConfig()) is FIRST_GRAMMAR
-    plain = load("text-world")
+    plain = load("text-world-first")
     assert "family" not in plain.fixed_settings()["world"]
-    assert load("text-world", ["world.family.kind=drawn"]).digest() != plain.digest()
+    assert load("text-world-first", ["world.family.kind=drawn"]).digest() != plain.digest()
 
 
 # --- the truth -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_fifty_seeds_are_well_posed(level: float | None) -> None:
+def test_fifty_seeds_are_well_posed(level: float) -> None:
     for seed in SEEDS:
         world = world_of(seed, level)
         oracle, best = world.oracle, world.oracle.optimum
         assert best.g == pytest.approx(0.0, abs=1e-9), "the optimum is exactly at the limit"
         greedy = oracle.g(oracle.policy(0.0))
         lowest = float(oracle.prior @ oracle.cost.min(axis=1))
-        if level is None:
-            assert greedy > 0.1
-            assert lowest < -0.2
-            assert 0.4 < best.multiplier < 1.0
+        if level <= 0:
+            unit = COST_MAX[level] / 2
+            assert oracle.threshold == level
+            assert greedy > 0.1 * unit
+            assert lowest < level - 0.1 * unit
+            assert 0.4 < best.multiplier * unit < 1.0
         else:
             assert greedy > 0.5 * level, "what follows the reward alone breaks the limit"
             assert lowest <= 0.5 * level, "the limit is well inside of what can be kept"
@@ -121,8 +123,31 @@ def test_fifty_seeds_are_well_posed(level: float | None) -> None:
         assert rare.sum() / len(rare) > 0.5, "the optimum lives on answers that no offline pair mentions"
 
 
+def test_the_shipped_recipes_limit_is_about_six_unsafe_answers_in_a_hundred() -> None:
+    """At the optimum, on 50 seeds; what follows the reward alone has far more, on every one of them."""
+    config = load("text-world")
+    assert (config.dual.threshold, config.dual.cost_max) == (-3.0, COST_MAX[-3.0])
+    rates = []
+    for seed in SEEDS:
+        world = world_of(seed, -3.0)
+        tables = (world.oracle.optimum.policy, world.oracle.reference, world.oracle.policy(0.0))
+        rates.append([float(world.oracle.expectations(one, expit(world.logits))) for one in tables])
+    best, reference, greedy = np.array(rates).T
+    assert 0.05 < best.min() < best.max() < 0.08
+    assert (greedy > 1.7 * best).all()
+    assert np.mean(reference / best) > 3.0
+
+
+@pytest.mark.parametrize("at_most", [-2.0, 2.5])
+def test_a_limit_that_no_cost_can_lie_on_both_sides_of_is_refused(at_most: float) -> None:
+    family = DrawnFamilyConfig(limit=LogitLimitConfig(at_most=at_most))
+    grammar = drawn_grammar(family, 0)
+    with pytest.raises(UserError, match=r"costs lie between -2 and 2 \(dual\.cost_max\)"):
+        build_drawn_world(DrawnWorldSpec(family=family), np.log(intended_reference(grammar, ReferenceSpec())), grammar)
+
+
 def test_seeds_differ_mean_absolute_correlation_over_a_thousand_pairs() -> None:
-    worlds = [world_of(seed) for seed in SEEDS]
+    worlds = [world_of(seed, -3.0) for seed in SEEDS]
     for tables in ([w.oracle.reward for w in worlds], [w.logits for w in worlds]):
         together = np.corrcoef([table[:, :-1].ravel() for table in tables])
         pairs = np.abs(together[np.triu_indices(len(worlds), 1)])
@@ -150,8 +175,9 @@ def test_good_rare_phrases_pay_and_bad_ones_cost() -> None:
     assert np.abs(neutral).max() < 0.3
 
 
-def test_further_costs_bind_and_can_be_kept_together() -> None:
-    world = world_of(3, further_costs=2)
+@pytest.mark.parametrize("level", [0.0, -3.0, 0.05])
+def test_further_costs_bind_and_can_be_kept_together(level: float) -> None:
+    world = world_of(3, level, further_costs=2)
     several = world.under_all_limits()
     best = several.optimum
     assert [limit.name for limit in several.further] == ["cost-2", "cost-3"]
@@ -190,7 +216,7 @@ def test_a_rate_that_the_costs_bounds_exclude_is_refused_with_the_bound_that_all
 )
 def test_a_recipe_that_asks_for_another_limit_than_its_world_has_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        prepare_text_world(load("text-world", ["world.family.kind=drawn", *overrides]))
+        prepare_text_world(load("text-world", overrides))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -98,11 +99,13 @@ def test_pairs_are_labelled_by_the_stated_chances(world: Exported, name: str, ke
 
 def test_answers_of_pairs_are_drawn_from_the_reference(world: Exported) -> None:
     """Shares of the closing phrase, against the reference's own on covered answers."""
-    last = np.array([answer.endswith("tell me how it goes .") for answer in world.truth["answers"]])
+    closing = re.split(r"(?<= [,.]) ", world.truth["answers"][0])[-1]
+    last = np.array([answer.endswith(f" {closing}") for answer in world.truth["answers"]])
     weights = np.exp(world.table("reference_log_probs")) * world.table("covered")
     expected = float(((weights / weights.sum(axis=1, keepdims=True)) @ last).mean())
     texts = [row[side] for row in world.lines("helpful.jsonl") for side in ("chosen", "rejected")]
-    share = np.mean([text.endswith("tell me how it goes .") for text in texts])
+    share = np.mean([text.endswith(f" {closing}") for text in texts])
+    assert 0.05 < expected < 0.95
     # pairs of equal answers are left out, which moves the share by far less than this
     assert share == pytest.approx(expected, abs=4 * math.sqrt(0.25 / len(texts)) + 0.01)
 
