@@ -289,7 +289,9 @@ class Config(Strict):
                 f"feedback.signal=unsafe_rate limits a rate: dual.threshold={self.dual.threshold} is not in (0, 1)"
             )
         unreachable = [name for name, limit in self.thresholds.items() if limit <= -self.dual.cost_max]
-        if self.feedback.signal == "logit_labels" and not self.limits and unreachable:
+        # these methods average scores of a cost model, which nothing clips
+        by_scores = self.algorithm in ("safe-rlhf", "c-dpo", "caid")
+        if self.feedback.signal == "logit_labels" and not self.limits and not by_scores and unreachable:
             raise ValueError(
                 f"no policy keeps the limit of {unreachable[0]}, {self.thresholds[unreachable[0]]:g}: costs lie in"
                 f" [-{self.dual.cost_max:g}, {self.dual.cost_max:g}] (dual.cost_max); raise dual.threshold"
