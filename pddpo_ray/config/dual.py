@@ -93,6 +93,9 @@ class DualConfig(Strict):
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
     warmup_rounds: int = Field(0, ge=0)
     """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
+    margin: Literal["certificate"] | Annotated[float, Field(ge=0)] = 0.0
+    """The multiplier aims so far below the limit; certificate: by the half-width that a first candidate's test will
+    have with `certificate.draws`, at most half of what can be reached below the limit."""
     dead_band: bool = False
     """Leave the multiplier alone while the estimate is within one standard error of the limit."""
     rule: DualRule = ProjectedRule()

@@ -240,6 +240,8 @@ class Config(Strict):
             del tree["certificate"][key]
         if tree["certificate"] == CertificateConfig().model_dump(exclude={"certify", "candidates", "draws"}):
             del tree["certificate"]
+        if self.dual.margin == 0.0:
+            del tree["dual"]["margin"]
         tree["world"].pop("cache", None)
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pddpo_ray.algorithms.stages import Parts, Sizes
@@ -39,6 +40,7 @@ from pddpo_ray.loop.fitting import FitPlan, TrainerController
 from pddpo_ray.loop.joint_dual import JointDual, JointRule
 from pddpo_ray.loop.labellers import CONSTRAINT, estimator_of, feedback_before, feedback_of
 from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
+from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
@@ -50,6 +52,8 @@ from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
 from pddpo_ray.theory.matrix_dual import LimitState
 from pddpo_ray.theory.matrix_dual import NewtonRule as JointNewton
+
+logger = logging.getLogger(__name__)
 
 
 def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds: int, online: bool) -> Parts:
@@ -83,15 +87,17 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
     warmup = config.dual.warmup_rounds
+    kept = _margins(config, backends)
+    journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
     limits: LimitsController | None = None
     if backends.measure is not None:
-        joint = joint_dual(config, backends, journal, rounds)
+        joint = joint_dual(config, backends, journal, rounds, kept)
         dual = DualController(joint, journal)
         limits = limits_of(config, backends, backends.measure, journal, joint, dual)
         pairs = [entry.labelled.pair for entry in journal.pairs(0)]
         limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
     else:
-        state = dual_state(config, backends, rounds)
+        state = dual_state(config, backends, rounds, kept)
         own = backends.own_dual
         dual = DualController(LocalDual(state, warmup_rounds=warmup) if own is None else own(state, warmup), journal)
     explorer = None
@@ -260,10 +266,13 @@ def limits_of(
     )
 
 
-def joint_dual(config: Config, backends: Backends, journal: Journal, rounds: int) -> JointDual:
+def joint_dual(
+    config: Config, backends: Backends, journal: Journal, rounds: int, kept: Mapping[str, float]
+) -> JointDual:
     """First multipliers of stated limits. Bounds and first value are in units of the reward per range of a measure.
 
-    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, else rho shared by the limits.
+    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, else rho shared by the limits. `kept`
+    are the margins.
     """
     rho, upper, first = config.dual.rho, config.dual.upper, config.dual.first
     if rho is None:
@@ -275,10 +284,11 @@ def joint_dual(config: Config, backends: Backends, journal: Journal, rounds: int
     lower = config.dual.rule.floor if isinstance(config.dual.rule, LogRule) else 0.0
     states = [
         LimitState(
-            one.name, start / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale, lower / one.scale
+            one.name, start / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale, lower / one.scale,
+            kept.get(one.name, 0.0),
         )
         for one in backends.held_limits
-    ]
+    ]  # fmt: skip
     rule: JointRule
     match config.dual.rule:
         case NewtonRule(damping=damping):
@@ -290,13 +300,24 @@ def joint_dual(config: Config, backends: Backends, journal: Journal, rounds: int
     return JointDual(journal, states, rule, warmup_rounds=config.dual.warmup_rounds)
 
 
-def dual_state(config: Config, backends: Backends, rounds: int) -> dual_rules.DualState:
-    """First state of the multipliers. What the recipe leaves open comes from the world's oracle."""
-    return dual_rules.DualState(tuple(_constraint_state(config, one, backends, rounds) for one in config.constraints))
+def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:
+    """First state of the multipliers, with these margins. What the recipe leaves open comes from the world's oracle."""
+    states = (_constraint_state(config, one, backends, rounds, kept) for one in config.constraints)
+    return dual_rules.DualState(tuple(states))
+
+
+def _margins(config: Config, backends: Backends) -> dict[str, float]:
+    """How far below each limit its multiplier aims, said in the log; {} where the recipe asks for no margin."""
+    if config.dual.margin == 0.0:
+        return {}
+    found = margins(config, lowest_costs(backends))
+    for name, margin in found.items():
+        logger.info("%s", margin.line(name, config.thresholds[name]))
+    return {name: margin.kept for name, margin in found.items()}
 
 
 def _constraint_state(
-    config: Config, constraint: ConstraintConfig, backends: Backends, rounds: int
+    config: Config, constraint: ConstraintConfig, backends: Backends, rounds: int, kept: Mapping[str, float]
 ) -> dual_rules.ConstraintState:
     """A constraint's own settings over those of `dual`, over the oracle's rho."""
     own = {key: value for key, value in constraint if key != "name" and value is not None}
@@ -312,6 +333,7 @@ def _constraint_state(
         return dual_rules.constraint_state(
             constraint.name, rho=rho, rule=dual_rule(config, settings, rho, first, rounds), first=first,
             threshold=settings.threshold, lower=lower, upper=settings.upper, dead_band=settings.dead_band,
+            margin=kept.get(constraint.name, 0.0),
         )  # fmt: skip
     except ValueError as error:
         raise UserError(f"dual: {error}") from error

@@ -137,7 +137,11 @@ def _on_labels(config: Config, name: str, bound: float, place: int) -> TestedLim
     labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
-    level, delta, source = level_of(config, name, place), config.deltas[name], SOURCES[config.feedback.kind]
+    level, delta, source = (
+        level_of(config, name, place),
+        config.deltas[name],
+        SOURCES.get(config.feedback.kind, config.feedback.kind),
+    )
     if signal == "unsafe_rate":
         return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source)
     return TestedLimit(name, bound, level, delta, "logit", labels, -cost_max, cost_max, source, unit="logit")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.loop.machine import Machine
+from pddpo_ray.loop.margins import draws_rows
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.resources import device_of, placement
 from pddpo_ray.plan.scale import cost_scale
@@ -55,6 +56,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "prompts": prompts_of(config),
         "work": work(config),
         "labels": labels(config),
+        "certificates": [list(row) for row in draws_rows(config)],
         "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
     }
 
@@ -96,11 +98,13 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
     worked = [(f"work ({plan['prompts']:,} prompts)", work_rows(plan["work"]))] if plan["parameters"] else []
     if "seconds" in plan:
         worked.append(("time on this machine, in one process", time_rows(plan["seconds_of_one"], plan["seconds"])))
+    certified = [("draws that a certificate takes", plan["certificates"])] if plan["certificates"] else []
     return [
         (f"resources ({plan['cluster']}, {plan['layout']}, {plan['device']})", resources),
         (f"memory (model of {plan['parameters']:,} parameters; artifacts {_size(plan['stored_bytes'])})", memory_rows),
         *worked,
         ("labels", label_rows),
+        *certified,
         ("scale of the cost", [(line,) for line in plan["scale"]["in_words"]]),
     ]
 

@@ -42,15 +42,23 @@ def verdict(run: RunData) -> str:
 
 
 def certificates(run: RunData) -> str:
-    """Statement, bound by draws, prompts, tighter limits and the ledger; empty where nobody was put to the test."""
-    entry = newest(run)
+    """Statement, the dual's margin, bound by draws, prompts, tighter limits and the ledger; as far as there are any."""
+    entry, aims = newest(run), _aims(run)
     if entry is None:
-        return ""
+        return aims
     said = "".join(f"<li>{escape(line)}</li>" for line in statements(entry))
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
     tables = "".join(_tighter(entry, limit) + _prompts(run, entry, limit) for limit in limits)
-    return f'<ul>{said}</ul><div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+    return f'<ul>{said}</ul>{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+
+
+def _aims(run: RunData) -> str:
+    """How far below each limit its multiplier aimed; empty without a margin."""
+    start = "dual/margin_"
+    kept = {name.removeprefix(start): value for name, value in run.metrics.get(0, {}).items() if name.startswith(start)}
+    said = ", ".join(f"{number(value, f'{start}{name}')} below that of {escape(name)}" for name, value in kept.items())
+    return f"<p>So that a test can certify them, the multipliers aimed below the limits: {said}.</p>" if said else ""
 
 
 def _picture(entry: Entry, limit: TestedLimit) -> str:

@@ -157,10 +157,12 @@ class ConstraintState:
     rounds_at_upper: int = 0
     rounds_at_lower: int = 0
     memory: Memory = Memory()
+    margin: float = 0.0
+    """The multiplier aims at threshold - margin, so that a test can show that the limit is kept."""
 
     def excess(self, estimate: CostEstimate) -> float:
-        """Estimated violation c~ - d, positive when the limit is broken."""
-        return estimate.value - self.threshold
+        """Estimated cost above what is aimed at, c~ - (d - margin)."""
+        return estimate.value - (self.threshold - self.margin)
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ def constraint_state(
     lower: float = 0.0,
     upper: float | None = None,
     dead_band: bool = False,
+    margin: float = 0.0,
 ) -> ConstraintState:
     """A constraint before its first step: upper = 2 rho and first multiplier = rho unless given.
 
@@ -219,7 +222,7 @@ def constraint_state(
     if not (lower <= start <= end and start > 0):
         raise ValueError(f"{name}: first multiplier {start} must be above 0 and inside [{lower}, {end}]")
     memory = Memory(integral=start)
-    return ConstraintState(name, start, end, threshold, rule, lower, dead_band, memory=memory)
+    return ConstraintState(name, start, end, threshold, rule, lower, dead_band, memory=memory, margin=margin)
 
 
 def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualStep]:

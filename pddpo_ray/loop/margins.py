@@ -1,0 +1,111 @@
+"""What certificates ask of a run before it begins: the margin that the dual keeps below a limit, draws of a test.
+
+A multiplier that drives the estimate to the limit itself makes policies that no test can certify. With
+`dual.margin: certificate` it aims below, by the half-width that the test of a first candidate with `certificate.draws`
+draws will have, at most half of what can be reached below the limit at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.quantities import Amount
+from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.certifying import tested_limits
+from pddpo_ray.loop.labellers import CONSTRAINT
+from pddpo_ray.loop.ledger import TestedLimit
+from pddpo_ray.theory.power import certified_rate, draws_needed
+
+LATE = 12
+"""A later candidate whose draws a plan states."""
+SHARE = 0.25
+"""True rate that a plan's draws are for, as a share of the limit."""
+MOST = 50_000
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far below a limit the dual aims, in units of its cost."""
+
+    tested: TestedLimit | None
+    kept: float
+    wanted: float
+    """Half-width of the coming test; more than `kept` where too little can be reached below the limit."""
+
+    def line(self, name: str, limit: float) -> str:
+        if self.tested is None:
+            return f"the dual of {name} aims {self.kept:g} below the limit {limit:g}"
+        aim = Amount(self.tested.stated.quantity, self.tested.stated.cost(self.tested.limit - self.kept))
+        said = f"the dual of {name} aims at {aim}; the limit is {self.tested.stated}"
+        if self.kept < self.wanted:
+            return f"{said}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
+        return said
+
+
+def half_width(tested: TestedLimit, draws: int) -> float:
+    """How far below the limit the mean of so many draws must lie to be certified, in units of the cost."""
+    unit = tested.to_unit(tested.limit - tested.bias)
+    return tested.limit - tested.from_unit(certified_rate(unit, draws, tested.level))
+
+
+def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
+    """Margin of every limit, by name. `lowest` has the lowest expected cost that can be reached, where it is known.
+
+    Raises UserError where a test's half-width is asked for and nothing can be certified.
+    """
+    given = config.dual.margin
+    if isinstance(given, float):
+        return {name: Margin(None, given, given) for name in config.thresholds}
+    found = {}
+    for tested in tested_limits(config, {}, 1):
+        wanted = half_width(tested, config.certificate.draws)
+        room = 0.5 * max(0.0, tested.limit - lowest.get(tested.name, tested.low))
+        found[tested.name] = Margin(tested, min(wanted, room), wanted)
+    return found
+
+
+def lowest_costs(backends: Backends) -> dict[str, float]:
+    """Lowest expected cost under each limit that a world's answers allow; {} without a world."""
+    if backends.world is None:
+        return {}
+    oracle = backends.world.oracle
+    scales = {one.name: one.scale for one in backends.held_limits}
+    names = list(scales) or [CONSTRAINT, *(limit.name for limit in oracle.further)]
+    tables = [oracle.cost, *(limit.cost for limit in oracle.further)]
+    least = [np.where(oracle.reference > 0, table, np.inf).min(axis=1) for table in tables]
+    return {name: scales.get(name, 1.0) * float(oracle.prior @ low) for name, low in zip(names, least, strict=True)}
+
+
+def draws_rows(config: Config) -> list[tuple[str, str, str]]:
+    """For a plan: the draws that certify each limit, for the first candidate and a late one; [] where none can."""
+    try:
+        first, late = (tested_limits(config, {}, place) for place in (1, LATE))
+    except UserError:
+        return []
+    rows = []
+    for early, later in zip(first, late, strict=True):
+        unit = early.to_unit(early.limit - early.bias)
+        rate = SHARE * unit if early.kind == "rate" else 0.0
+        what = f"at a true value of {_shown(early, rate)}" if early.kind == "rate" else "if every draw is at its best"
+        levels = (early.level, later.level)
+        counts = [_about(draws_needed(unit, rate, level, most=MOST) if level else None) for level in levels]
+        rows.append((early.name, f"{early.stated} {what}", f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
+    return rows
+
+
+def _about(draws: int | None) -> str:
+    """Rounded up to two digits or so: 1309 is about 1,310."""
+    if draws is None:
+        return f"over {MOST:,}"
+    unit = 10 ** max(0, int(math.log10(draws)) - 2)
+    return f"about {math.ceil(draws / unit) * unit:,}"
+
+
+def _shown(tested: TestedLimit, unit: float) -> str:
+    return str(Amount(tested.stated.quantity, tested.stated.cost(tested.from_unit(unit))))

@@ -1,0 +1,105 @@
+"""The dual's margin: as wide as the coming test, no wider than what can be reached, and in every rule's step."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.config import load
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop import certifying
+from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.margins import draws_rows, half_width, lowest_costs, margins
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.report.certificate_section import certificates
+from pddpo_ray.report.run_data import read_run
+from pddpo_ray.theory.certificate import upper_bound
+from pddpo_ray.theory.dual import DampedNewton, DualState, LogMultiplier, ProjectedFixed, Rule, ascend, constraint_state
+from tests.unit.loop.small_run import small
+
+RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rule={kind: newton}")
+ASKED = (*RATE, "dual.margin=certificate")
+
+
+def test_a_mean_below_the_limit_by_the_half_width_is_just_certified() -> None:
+    """2,000 draws of .3 less the half-width, all alike in mean: the bound of as many failures is the limit."""
+    (tested,) = certifying.tested_limits(small(*ASKED), {}, 1)
+    share = 0.3 - half_width(tested, 2000)
+    failures = np.zeros(2000)
+    failures[: round(2000 * share)] = 1.0
+    assert upper_bound(failures, 0.3, tested.level) == pytest.approx(0.3, abs=5e-4)
+    assert half_width(tested, 200) > 2 * half_width(tested, 2000) > 0
+
+
+def test_the_margin_is_cut_to_half_of_what_can_be_reached_and_the_line_says_so() -> None:
+    config = small(*ASKED, "certificate.draws=100")
+    free, tight = margins(config, {})["cost"], margins(config, {"cost": 0.28})["cost"]
+    assert free.kept == free.wanted > 0.05
+    assert tight.kept == pytest.approx(0.01)
+    aim = "the dual of cost aims at 29 %; the limit is at most 30 %"
+    assert tight.line("cost", 0.3).startswith(f"{aim}: it can hardly be certified")
+    assert "hardly" not in free.line("cost", 0.3)
+    assert margins(config, {"cost": 0.4})["cost"].kept == 0.0
+
+
+def test_a_number_is_taken_as_it_is_and_none_changes_no_digest() -> None:
+    assert margins(small("dual.margin=0.25"), {})["cost"].kept == 0.25
+    assert "margin" not in small().fixed_settings()["dual"]
+    assert small("dual.margin=0.25").fixed_settings()["dual"]["margin"] == 0.25
+    with pytest.raises(UserError, match=r"dual\.margin"):
+        small("dual.margin=-0.1")
+    with pytest.raises(UserError, match="cannot be certified by any number of draws"):
+        margins(small("dual.margin=certificate", "dual.threshold=-1.99"), {})
+
+
+@pytest.mark.parametrize(
+    "rule", [ProjectedFixed(16, 1.0, 2.0, step=0.3), DampedNewton(16, 0.2, 2.0), LogMultiplier(0.5)]
+)
+def test_a_step_with_a_margin_is_the_step_under_the_lower_limit(rule: Rule) -> None:
+    estimate = CostEstimate(0.05, 0.1, 64, 4)
+    with_margin = constraint_state("cost", rho=1.0, rule=rule, threshold=0.1, margin=0.2)
+    lower = constraint_state("cost", rho=1.0, rule=rule, threshold=-0.1)
+    after, under = (ascend(DualState((state,)), estimate)[0]["cost"] for state in (with_margin, lower))
+    assert after.excess(estimate) == pytest.approx(0.15)
+    assert after.multiplier == pytest.approx(under.multiplier)
+    assert after.multiplier > 1.0
+
+
+def test_a_run_aims_below_its_limit_says_so_and_ends_with_a_higher_multiplier(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = ("report.tensorboard=false", "report.html=false", "feedback.responses=60")
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.build"):
+        run_recipe(small(*ASKED, *quiet, "dual.margin=0.15"), tmp_path / "margin")
+    assert "the dual of cost aims 0.15 below the limit 0.3" in caplog.text
+    section = certificates(read_run(tmp_path / "margin"))
+    assert "the multipliers aimed below the limits: " in section
+    assert "0.150</data> below that of cost" in section
+    run_recipe(small(*RATE, *quiet), tmp_path / "plain")
+    assert certificates(read_run(tmp_path / "plain")) == ""
+    trace = {}
+    for name in ("margin", "plain"):
+        with open_folder(tmp_path / name) as journal:
+            trace[name] = [step.multiplier_after for step in journal.dual_steps()]
+    assert all(above > below for above, below in zip(trace["margin"], trace["plain"], strict=True))
+
+
+def test_the_lowest_cost_of_a_world_is_that_of_its_best_answers(tmp_path: Path) -> None:
+    backends = make_backends(small(), tmp_path)
+    assert backends.world is not None
+    oracle = backends.world.oracle
+    by_hand = sum(p * min(row) for p, row in zip(oracle.prior, oracle.cost, strict=True))
+    assert lowest_costs(backends) == pytest.approx({"cost": by_hand})
+
+
+def test_a_plan_states_the_draws_of_the_first_and_of_a_late_candidate() -> None:
+    """The published figures: 1,310 and 2,930 draws for 1 % at a true rate of .25 %."""
+    rows = draws_rows(load("tabular", ["feedback.signal=unsafe_rate", "dual.threshold=0.01"]))
+    assert rows == [("cost", "at most 1 % at a true value of 0.25 %", "about 1,310 draws, candidate 12 about 2,930")]
+    once = load("tabular", ["feedback.signal=unsafe_rate", "dual.threshold=0.01", "certificate.shares=[1.0]"])
+    assert draws_rows(once)[0][2].endswith("candidate 12 over 50,000")
