@@ -118,7 +118,7 @@ def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> 
         config = suite.config(arm, suite.seeds[0])
         if config.dual.rho is None and config.dual.upper is None:
             config = config.model_copy(update={"dual": config.dual.model_copy(update={"rho": 1.0})})
-        [constraint] = dual_state(config, NO_WORLD, config.rounds).constraints
+        [constraint] = dual_state(config, NO_WORLD, config.rounds, {}).constraints
         assert constraint.upper == (config.dual.upper or 2 * (config.dual.rho or 1.0))
         assert constraint.multiplier <= constraint.upper
 

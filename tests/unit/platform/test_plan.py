@@ -364,6 +364,8 @@ def test_every_plan_is_json_and_reads_well(recipe: str, machine: Machine) -> Non
     assert json.loads(json.dumps(plan)) == plan
     headings = [heading for heading, _ in plan_lines(plan)]
     work = [] if recipe == "tabular" else ["work"]
-    assert [heading.split(" ")[0] for heading in headings] == ["resources", "memory", *work, "labels", "scale"]
+    assert [heading.split(" ")[0] for heading in headings] == [
+        "resources", "memory", *work, "labels", "draws", "scale"
+    ]  # fmt: skip
     for _, rows in plan_lines(plan):
         assert len({len(row) for row in rows}) == 1
