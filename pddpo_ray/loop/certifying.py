@@ -173,6 +173,12 @@ def _demand_possible(config: Config) -> None:
             f"feedback.kind={config.feedback.kind}: certificates are given where {', '.join(SOURCES)} label; a model"
             " and people together cannot be asked for them yet"
         )
+    on_sets = [one.limit.name for one in config.stated if one.limit.quantity.over]
+    if config.certificate.prompts and on_sets:
+        raise UserError(
+            f"certificate.prompts: the limit {on_sets[0]} is about a prompt set, and these files are in none; leave"
+            " them out, and the set's own prompts are drawn"
+        )
     if not isinstance(config.cluster, InProcess):
         raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")
 

@@ -127,7 +127,10 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
         prompts = list({one.id: one for one in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values())
         factors = np.ones((len(stated), len(prompts)))
     held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
-    measures = SourceMeasures(stated, opened_sources(config), [one.factors for one in held], config.dual.cost_max)
+    # prompts of the certification set are in no prompt set; certificates measure all of them
+    fresh = {prompt.token_ids: 1.0 for prompt in prepared.certification}
+    acting = [{**one.factors, **fresh} for one in held]
+    measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
     return replace(
         made,
         prior=weights.tolist(),

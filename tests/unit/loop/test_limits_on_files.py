@@ -13,6 +13,7 @@ from pddpo_ray.config import Config, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import RESULT
 from tests.measuring_server import measuring_server
@@ -75,9 +76,15 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
             **RULES,
             "tone": {"rate": endpoint, "over": "everyday", "at_most": "50 %", "answers": 4, "failed": "20 %"},
         }
-        run_recipe(recipe(tmp_path, limits), tmp_path / "run")
+        config = recipe(tmp_path, limits, "certificate={batch: 8}")
+        run_recipe(config, tmp_path / "run")
         # the second round's cost stage learned from what the first one measured: no offline pair is about these prompts
         assert len(answered) == len(set(answered)) > 0
+        entry = certify(config, tmp_path / "run", "last", {"tone": 0.9, "length": 150.0, "refuses": 0.9}, 16)
+        # budgets are those of a call, so no draw is left without a number
+        assert entry.count >= 8
+        assert all(None not in numbers for numbers in entry.numbers.values())
+        assert [limit.source for limit in entry.candidate.limits][:2] == ["rule words", "rule refusal"]
     result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result["limits"]["tone"]["estimate"] is not None
     assert "value_last" not in result["limits"]["tone"]
@@ -90,10 +97,18 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
         payload = next(entry.payload for entry in journal.phases(1, "measure-answers"))
         drawn = {answer.id: answer for answer in journal.samples(1, "cost")}
         asked = [drawn[one].prompt.text for one in payload["ids"]]
+        asked_for_tone = {answer.prompt.text for answer in journal.samples(-1) if answer.id in entry.draws["tone"]}
     tone = [row[-1] for row in payload["costs"]]
     assert sum(value is not None for value in tone) <= 4
     everyday = {json.loads(line)["prompt"] for line in (tmp_path / "everyday.jsonl").read_text().splitlines()}
+    assert asked_for_tone <= everyday
     assert all(text in everyday for text, value in zip(asked, tone, strict=True) if value is not None)
+
+
+def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
+    config = recipe(tmp_path, RULES, f"certificate={{prompts: ['{tmp_path / 'benign.jsonl'}']}}")
+    with pytest.raises(UserError, match="refuses is about a prompt set"):
+        certify(config, tmp_path / "run", "last", {}, 8)
 
 
 @pytest.mark.parametrize(
