@@ -1,4 +1,4 @@
-"""Two limits through Ray actors: the same multipliers, labels and versions as in one process."""
+"""Several limits through Ray actors: the same multipliers, labels and versions as in one process."""
 
 from __future__ import annotations
 
@@ -28,4 +28,12 @@ def test_two_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_pat
     on_ray = load("tabular-two-limits", [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
     there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
     assert there["constraints"] == here["constraints"]
+    assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
+
+
+def test_stated_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_path: Path) -> None:
+    here = run_recipe(load("tabular-limits", SMALL), tmp_path / "here" / "run")
+    on_ray = load("tabular-limits", [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
+    there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
+    assert there["limits"] == here["limits"]
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")

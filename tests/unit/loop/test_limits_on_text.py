@@ -46,6 +46,7 @@ def broken_off(config: Config, folder: Path, round_: int, phase: str) -> None:
         run_recipe(config, folder, progress=cut)
 
 
+@pytest.mark.slow
 def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_power_cut(tmp_path: Path) -> None:
     broken_off(twin(), tmp_path / "cut" / "run", 2, "measure-answers")
     result = run_recipe(twin(), tmp_path / "cut" / "run", resume=True)
