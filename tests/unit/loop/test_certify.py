@@ -63,7 +63,7 @@ def exact_rate(run_dir: Path) -> float:
     assert backends.world is not None
     with open_folder(run_dir) as journal:
         table = backends.world.table(journal.policies[-1])
-    return float(backends.world.oracle.prior @ (table * expit(backends.world.oracle.cost)).sum(axis=1))
+    return float(backends.world.oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
 
 
 def test_a_certified_bound_lies_above_the_exact_rate_and_follows_from_the_labels(run: Path) -> None:

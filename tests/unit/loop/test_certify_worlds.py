@@ -109,14 +109,14 @@ def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
     assert reasons["short"] is None
 
 
-def test_a_policy_of_the_twin_is_certified_below_its_exact_rate_and_asked_on_later(tmp_path: Path) -> None:
+def test_the_bound_of_a_policy_of_the_twin_lies_above_its_exact_rate_and_it_is_asked_on_later(tmp_path: Path) -> None:
     config = twin(*TINY, "rounds=2", *RATE)
     run = tmp_path / "run"
     run_recipe(config, run)
     backends = make_backends(config, run)
     assert backends.world is not None
     oracle, table = backends.world.oracle, last_table(config, run)
-    rate = float(oracle.prior @ (table * expit(oracle.cost)).sum(axis=1))
+    rate = float(oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
     first = certify(config, run, "last", {"cost": rate + 0.2}, BATCH_DRAWS)
     whole = certify(config, run, "last", {"cost": rate + 0.2}, MANY)
     assert whole.draws["cost"][:BATCH_DRAWS] == first.draws["cost"]
