@@ -403,6 +403,8 @@ class MeasuredCosts:
     noise: Array
     failed: NDArray[np.bool_]
     """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
+    unsafe: Array
+    """Share of an answer's labels that say unsafe under a logit limit; nan elsewhere."""
 
 
 Measure = Callable[[Sequence[Response], int], MeasuredCosts]

@@ -211,6 +211,9 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
     for limit in outcome.limits:
         typer.echo(f"  {limit}")
     typer.echo(f"  {outcome.statement}")
+    for key in ("price", "neighbour"):
+        for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
+            typer.echo(f"  {said}")
     resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"
     more = f"more rounds ({resumed} rounds={2 * config.rounds}), or `pddpo release {run_dir} ROUND --force`"
     rows: list[tuple[str, str | None]] = [

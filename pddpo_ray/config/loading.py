@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,10 +18,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
-from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.recipe import STATED_LIMITS, Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import beside
+from pddpo_ray.limits.recipe_form import limits_lines
 from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, checkpoint_problem, is_hub_name
+
+logger = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
@@ -53,7 +57,21 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         raise UserError(_explain(error, tree, origins)) from error
     if check_files:
         _check_files(config, origins)
+    _note_version_0_1(config, origins)
     return config
+
+
+def _note_version_0_1(config: Config, origins: Origins) -> None:
+    """Shows limits that a user states in the form of version 0.1 as they are written today."""
+    said = [(keys, origins.get(keys, "")) for keys in (("constraints",), ("dual", "threshold"))]
+    own = [(".".join(keys), origin) for keys, origin in said if origin and not origin.startswith("recipe ")]
+    if not own or config.limits or config.algorithm not in STATED_LIMITS:
+        return
+    try:
+        lines = limits_lines(config.model_dump(mode="json"), one_line=True)
+    except ValueError:
+        return
+    logger.warning("%s: `%s` is the form of version 0.1 and works; today the same limits are: %s", *own[0][::-1], lines)
 
 
 def recipe_names() -> list[str]:

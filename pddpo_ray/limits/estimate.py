@@ -53,10 +53,9 @@ class LimitEstimate:
     @property
     def measured(self) -> str:
         """`42.7 % (38.1 % to 47.3 %)`, and beside a logit the unsafe rate."""
-        text = self._quantity.text
-        ends = "no interval: bounds unknown" if self.low is None else f"{text(self.low)} to {text(self.high)}"
+        ends = self._quantity.text_between(self.low, self.high)
         rate = "" if self.unsafe_rate is None else f"; unsafe rate {100 * self.unsafe_rate:.3g} %"
-        return f"{text(self.estimate)} ({ends}{rate})"
+        return f"{self._quantity.text(self.estimate)} ({ends}{rate})"
 
     @property
     def half_width(self) -> float | None:

@@ -58,6 +58,14 @@ class Quantity:
             return f"{100 * number:.3g} %"
         return f"{number:.4g} {self.unit}".rstrip()
 
+    def text_between(self, low: float | None, high: float | None) -> str:
+        """An interval: `3.6 % to 4.8 %`, `115 to 121 tokens`; or why there is none."""
+        if low is None or high is None:
+            return "no interval: bounds unknown"
+        if self.kind == "rate":
+            return f"{self.text(low)} to {self.text(high)}"
+        return f"{low:.3g} to {high:.3g} {self.unit}".rstrip()
+
     def text_within(self, number: float, half_width: float | None) -> str:
         """With half of an interval: `4.2 ± 0.6 %`, `118 ± 3.1 tokens`."""
         if half_width is None:

@@ -37,7 +37,7 @@ def typed_limits(recipe: Mapping[str, Any]) -> tuple[Limit, ...]:
     return tuple(Limit(name, Amount(quantity, bound)) for name, bound in _thresholds(recipe).items())
 
 
-def limits_lines(recipe: Mapping[str, Any]) -> str | None:
+def limits_lines(recipe: Mapping[str, Any], *, one_line: bool = False) -> str | None:
     """What version 0.1 says, in the lines of today (YAML); None where the recipe has `limits:` already.
 
     Raises ValueError with the reason where no line of `limits:` says the same.
@@ -54,7 +54,9 @@ def limits_lines(recipe: Mapping[str, Any]) -> str | None:
     lines = {"limits": limits}
     if rule not in RULES:
         lines["dual"] = {"rule": {"kind": "newton", "damping": 0.5}}
-    return yaml.safe_dump(lines, sort_keys=False, allow_unicode=True, default_flow_style=None, width=200)
+    flow = True if one_line else None
+    text: str = yaml.safe_dump(lines, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=10_000)
+    return text.strip() if one_line else text
 
 
 def _source(kind: Kind, feedback: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
+from pddpo_ray.loop.reachable import note_reachable
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import training_of
 from pddpo_ray.records import Decoding, LabelledPair, Response
@@ -96,6 +97,9 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         limits = limits_of(config, backends, backends.measure, journal, joint, dual)
         pairs = [entry.labelled.pair for entry in journal.pairs(0)]
         limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+        chances = backends.prior or [1.0] * len(backends.prompts)
+        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
+        note_reachable(journal, backends.held_limits, limits.before, prior)
     else:
         state = dual_state(config, backends, rounds, kept)
         own = backends.own_dual

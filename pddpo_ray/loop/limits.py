@@ -20,6 +20,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.joint_dual import JointDual
+from pddpo_ray.loop.outcome import UNSAFE_RATE
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
@@ -127,6 +128,11 @@ class LimitsController:
         known = [answer for answer in answers if answer.prompt.token_ids in self._factors]
         self._remember(OFFLINE, [(answer, f"{OFFLINE}-{answer.id}") for answer in known])
 
+    @property
+    def before(self) -> list[MeasuredAnswer]:
+        """The measured answers of the offline pairs."""
+        return self._measured[f"{0:06d}-{OFFLINE}"]
+
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of the round's explored pairs. They teach; estimates leave them out.
 
@@ -181,6 +187,9 @@ class LimitsController:
             if limit.stated.limit.quantity.kind != "mean":
                 known = int(np.isfinite(measured.costs[:, index]).sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1))
+            if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
+                prefix = "" if index == 0 else f"{limit.name}/"
+                counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
         self._journal.add_metrics(counts)
         listed = [[None if np.isnan(cost) else cost for cost in row] for row in measured.costs.tolist()]
         return {

@@ -8,6 +8,7 @@ from typing import Any
 
 from pddpo_ray.config import Config, FixedRule
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.theory.cost_estimate import interval
@@ -46,6 +47,7 @@ def limits_result(
             entry |= {"estimate": limit.cost(step.estimate.value), "low": low, "high": high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
             entry["price"] = _price(config, journal, one)
+            entry["neighbour"] = _neighbour(journal, one)
         if world is not None and evaluation is not None:
             entry |= _truth(one, index, world, evaluation)
         found[one.name] = entry
@@ -71,9 +73,46 @@ def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, 
     if isinstance(config.dual.rule, FixedRule):
         return None
     trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == one.name]
-    bound = one.stated.limit.bound.number
-    of = price(*late_multiplier(trace), LOOSER * abs(bound) or LOOSER * one.scale)
+    of = price(*late_multiplier(trace), _change(one))
     return {**asdict(of), "win_points": of.win_points, "text": price_text(one.stated.limit, of)}
+
+
+def _neighbour(journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
+    """A policy of the run's last half beyond the limit, nearest to the looser limit that the price is for.
+
+    Its estimate is in the limit's unit; `gain` is its exact helpfulness over the last policy's, None without a world.
+    A policy that is known to gain nothing is no choice.
+    """
+    steps = [step for step in journal.dual_steps() if step.constraint == one.name]
+    limit, change, gains = one.stated.limit, _change(one), _gains(journal)
+    beyond = {
+        step.round: apart
+        for step in steps[len(steps) // 2 : -1]
+        if 0.0 < (apart := step.estimate.value - limit.cost_limit) <= 2.0 * change and gains.get(step.round, 1.0) > 0.0
+    }
+    if not beyond:
+        return None
+    chosen = min(beyond, key=lambda number: abs(beyond[number] - change))
+    said = LimitEstimate.of(limit, next(step.estimate for step in steps if step.round == chosen))
+    gain = gains.get(chosen)
+    helped = "" if gain is None else f", and {gain:.3g} more helpfulness (exact)"
+    text = (
+        f"the policy of round {chosen} has `{one.name}` {said.measured}{helped}; `pddpo release RUN {chosen} --force`"
+    )
+    return {"round": chosen, "estimate": said.estimate, "low": said.low, "high": said.high, "gain": gain, "text": text}
+
+
+def _gains(journal: JournalReader) -> dict[int, float]:
+    """Exact helpfulness of every round's policy over the last one's; {} where it is not known."""
+    known = {
+        number: f for number, values in journal.metrics().items() if (f := values.get("exact/f_policy")) is not None
+    }
+    return {number: f - known[max(known)] for number, f in known.items()}
+
+
+def _change(one: HeldLimit) -> float:
+    """By how much a looser limit is looser, in the measure's unit."""
+    return LOOSER * abs(one.stated.limit.bound.number) or LOOSER * one.scale
 
 
 def price_text(limit: Limit, of: Price) -> str:

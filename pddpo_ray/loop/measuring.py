@@ -55,7 +55,8 @@ class SourceMeasures:
     def __call__(self, answers: Sequence[Response], seed: int) -> MeasuredCosts:
         """Costs of all answers under all limits. Raises RunError where more fail than may."""
         shape = (len(answers), len(self._stated))
-        found = MeasuredCosts(np.full(shape, np.nan), np.zeros(shape), np.zeros(shape, dtype=bool))
+        costs, unsafe = np.full((2, *shape), np.nan)
+        found = MeasuredCosts(costs, np.zeros(shape), np.zeros(shape, dtype=bool), unsafe)
         drawn = None if self._labels is None else self._labels(answers, seed)
         for column, source in enumerate(self._sources):
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
@@ -63,6 +64,7 @@ class SourceMeasures:
                 assert drawn is not None
                 found.costs[rows, column] = drawn.costs[rows, column]
                 found.noise[rows, column] = drawn.noise[rows, column]
+                found.unsafe[rows, column] = drawn.unsafe[rows, column]
             else:
                 self._ask(column, source, answers, rows, seed, found)
         return found
@@ -86,6 +88,7 @@ class SourceMeasures:
         for row, value in zip(inside, measured.values, strict=True):
             if isinstance(value, float):
                 found.costs[row, column], found.noise[row, column] = self._cost(stated, value)
+                found.unsafe[row, column] = value if stated.limit.quantity.kind == "logit" else np.nan
             elif isinstance(value, Unmeasured):
                 found.failed[row, column] = True
 

@@ -9,23 +9,29 @@ from typing import Any
 from pddpo_ray.config import Config
 from pddpo_ray.loop.machine import Machine
 from pddpo_ray.loop.margins import draws_rows
+from pddpo_ray.plan.limits import kept_on_tables, measurements, of_version_0_1
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
 from pddpo_ray.plan.resources import device_of, placement
 from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.plan.work import prompts_of, time_rows, work, work_rows
 
 
-def labels(config: Config) -> dict[str, float]:
-    """Labels that the run asks for: N x M x K for the cost, and two questions per pair. `hours` is a person's time."""
-    safety = config.answers_asked * config.feedback.labels_each * config.rounds
-    online = 2 * config.pairs_asked * config.rounds
-    asked = safety + online
+def labels(config: Config) -> dict[str, Any]:
+    """Labels that the run asks for: N x M x K for every limit's cost, and of a pair which answer is more helpful and,
+    under each compared cost, which is more harmful. Stated limits have their own counts. `hours` is a person's time."""
+    of_a_round = 0 if config.limits else len(config.constraints) * config.answers_asked * config.feedback.labels_each
+    measured = measurements(config)
+    in_rounds = sum(one.per_round for one in measured) * config.rounds
+    questions = 1 + len(config.compared)
+    safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds
+    asked = safety + in_rounds + online
     return {
         "safety": safety,
-        "safety_per_round": config.answers_asked * config.feedback.labels_each,
+        "safety_per_round": of_a_round,
+        "limits": {one.limit: asdict(one) for one in measured},
         "preferences": online,
-        "preferences_per_round": 2 * config.pairs_asked,
-        "offline": 2 * config.offline.pairs,
+        "preferences_per_round": questions * config.pairs_asked,
+        "offline": questions * config.offline.pairs,
         "asked_in_rounds": asked,
         "hours": asked * config.feedback.minutes_per_label / 60.0,
     }
@@ -58,6 +64,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "labels": labels(config),
         "certificates": [list(row) for row in draws_rows(config)],
         "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
+        "limits": {"can_be_kept": kept_on_tables(config), "as_limits": of_version_0_1(config)},
     }
 
 
@@ -90,7 +97,15 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
     memory_rows.append(("in all", _size(plan["host_bytes"]), "(host)", "the most at a time"))
     asked = plan["labels"]
     label_rows: list[Sequence[str]] = [
-        ("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round"),
+        *([("safety", f"{asked['safety']:,}", f"{asked['safety_per_round']:,} a round")] if asked["safety"] else []),
+        *[
+            (
+                f"{name}, by {one['source']}",
+                f"about {one['in_all']:,}",
+                f"{one['per_round']:,} a round, {one['before']:,} before",
+            )
+            for name, one in asked["limits"].items()
+        ],
         ("preferences", f"{asked['preferences']:,}", f"{asked['preferences_per_round']:,} a round"),
         ("offline", f"{asked['offline']:,}", "there before the first round"),
         ("people's time", f"{asked['hours']:,.0f} h", "if people answered what the rounds ask"),
@@ -106,7 +121,17 @@ def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, list[Sequence[str]]]]
         ("labels", label_rows),
         *certified,
         ("scale of the cost", [(line,) for line in plan["scale"]["in_words"]]),
+        *_limits(plan["limits"]),
     ]
+
+
+def _limits(stated: Mapping[str, Sequence[str]]) -> list[tuple[str, list[Sequence[str]]]]:
+    """What is known of the limits before the run, where there is anything."""
+    headings = {
+        "can_be_kept": "what policies of this world can reach",
+        "as_limits": "the same limits as `limits:` (docs/limits.md)",
+    }
+    return [(heading, [(line,) for line in stated[key]]) for key, heading in headings.items() if stated[key]]
 
 
 def _size(count: float) -> str:

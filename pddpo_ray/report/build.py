@@ -179,7 +179,7 @@ def _multiplier(run: RunData) -> str:
 
 
 def _effort(run: RunData) -> str:
-    labels = sum(item.safety for item in run.labels.values())
+    labels = sum(item.safety for item in run.labels.values()) + run.measured
     pairs = sum(item.pairs for item in run.labels.values())
     spent = run.result.get("seconds")
     spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)

@@ -146,8 +146,11 @@ def _multiplier(run: RunData) -> str:
     points = [(float(step.round), step.multiplier_before) for step in steps]
     points.append((float(steps[-1].round + 1), steps[-1].multiplier_after))
     levels = []
-    if run.multiplier_optimum is not None:
+    if not run.result.get("limits") and run.multiplier_optimum is not None:
         levels.append(Level("λ*, that of the best possible policy", run.multiplier_optimum, OPTIMUM))
+    for limit in run.limits if run.result.get("limits") else []:
+        if (best := run.stated(limit, "multiplier_optimum")) is not None:
+            levels.append(Level(f"λ* of {limit.name}", best, OPTIMUM if not limit.prefix else MIXTURE))
     names = sorted({step.constraint for step in run.dual} - {run.constraint})
     further = [
         Line(f"λ of {name}", [(s.round, s.multiplier_before) for s in run.dual if s.constraint == name], 4 + index)

@@ -139,6 +139,12 @@ class RunData:
             for prefix, limit in with_prefixes(typed_limits(self.recipe))
         ]
 
+    @property
+    def measured(self) -> int:
+        """Labels that answers were given under stated limits."""
+        counted = ((name, value) for values in self.metrics.values() for name, value in values.items())
+        return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
+
     def steps_of(self, limit: ShownLimit) -> list[DualEntry]:
         """Its dual steps, in order of rounds."""
         return [step for step in self.dual if step.constraint == limit.name]

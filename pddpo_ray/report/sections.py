@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from pddpo_ray.loop.reachable import PHASE as REACHABLE
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
@@ -25,11 +26,17 @@ def charts(run: RunData) -> str:
 
 def endpoints(run: RunData) -> str:
     """f, g and gap of the named policies."""
+    stated = run.limits if run.result.get("limits") else []
     rows = [
         [
             escape(POINT_STYLE[name][0]),
             number(point.f, f"f_{name}"),
-            number(point.g, f"g_{name}"),
+            *([] if stated else [number(point.g, f"g_{name}")]),
+            *(
+                number(value, f"{limit.name}/value_{name}", shown=None if value is None else limit.text(value))
+                for limit in stated
+                for value in [run.value(limit, name)]
+            ),
             number(point.gap, f"gap_{name}"),
         ]
         for name in POINT_STYLE
@@ -44,7 +51,8 @@ def endpoints(run: RunData) -> str:
         "the best policy that uses only answers of the offline pairs, computed from the true scores. It bounds methods "
         "on tables that do not explore; a network can get below its gap, because it generalises.</p>"
     )
-    return note + table(["policy", "helpfulness f", "violation g", "gap"], rows)
+    measured = [f"{escape(limit.name)}, {escape(limit.limit)}" for limit in stated] or ["violation g"]
+    return note + table(["policy", "helpfulness f", *measured, "gap"], rows)
 
 
 def limits(run: RunData) -> str:
@@ -75,7 +83,30 @@ def limits(run: RunData) -> str:
         "<p>λ is what one unit of the measure is worth in units of the reward; that of the best possible policy is λ*. "
         "The gap counts the violations of all limits.</p>"
     )
-    return note + table(headings, rows) + _prices(run)
+    return note + table(headings, rows) + _reachable(run) + _prices(run)
+
+
+def _reachable(run: RunData) -> str:
+    """What choosing among the answers before round 1 reached."""
+    stored = next((entry.payload for entry in run.phases if entry.phase == REACHABLE), None)
+    if not stored or not stored["limits"]:
+        return ""
+    rows = [
+        [
+            escape(limit.name),
+            *(number(value, f"{limit.name}/reachable/{key}", shown=limit.text(value)) for key, value in values),
+            number(share, f"{limit.name}/prompts_broken", shown=f"{100 * share:.3g} %"),
+        ]
+        for limit in run.limits
+        for own in [stored["limits"][limit.name]]
+        for values, share in [([(key, own[key]) for key in ("best", "together")], own["prompts_broken"])]
+    ]
+    head = ["limit on", "reached alone", "reached with the others", "prompts without an answer that keeps it"]
+    note = (
+        "<p>What choosing among the answers before round 1 reaches, by their measurements. Training can reach what no "
+        "answer showed.</p>"
+    )
+    return f"<h3>Can they be kept?</h3>{note}{table(head, rows)}"
 
 
 def _known_optimum(run: RunData, limit: ShownLimit) -> float | None:
@@ -88,7 +119,8 @@ def _prices(run: RunData) -> str:
     prices = [price["text"] for limit in run.limits if (price := run.stated(limit, "price"))]
     if not prices:
         return ""
-    said = "".join(f"<li>{escape(text)}</li>" for text in prices)
+    near = [other["text"] for limit in run.limits if (other := run.stated(limit, "neighbour"))]
+    said = "".join(f"<li>{escape(text)}</li>" for text in [*prices, *near])
     note = (
         "<p>f* is concave in the limit, so a multiplier times a change is the most that the change gains. The interval "
         "is the spread of the multiplier over the last half of the rounds; what the fits get wrong is not in it.</p>"

@@ -14,7 +14,7 @@ from pddpo_ray.limits.quantities import Limit as StatedBound
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
-from pddpo_ray.theory.feasibility import reach
+from pddpo_ray.theory.feasibility import Reach, reach
 from pddpo_ray.theory.matrix_dual import label_variance
 from pddpo_ray.theory.prompt_sets import PromptSets
 from pddpo_ray.theory.seeds import generator_of
@@ -57,27 +57,31 @@ class TableLimits:
 
         Rates and logits by `labels_each` draws (one unless stated), seeded by answer and limit; means without noise.
         """
-        costs, noise = np.full((len(answers), len(self.stated)), np.nan), np.zeros((len(answers), len(self.stated)))
+        costs, unsafe = np.full((2, len(answers), len(self.stated)), np.nan)
+        noise = np.zeros(costs.shape)
         for column, stated in enumerate(self.stated):
             if stated.source.kind == "world":
                 for row, answer in enumerate(answers):
                     truth = float(self.costs[(column, *self.cell(answer))])
-                    costs[row, column], noise[row, column] = self._drawn(stated, truth, seed, answer)
-        return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool))
+                    costs[row, column], noise[row, column], unsafe[row, column] = self._drawn(
+                        stated, truth, seed, answer
+                    )
+        return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool), unsafe)
 
-    def _drawn(self, stated: StatedLimit, truth: float, seed: int, answer: Response) -> tuple[float, float]:
-        """One answer's measured cost and the variance of its noise."""
+    def _drawn(self, stated: StatedLimit, truth: float, seed: int, answer: Response) -> tuple[float, float, float]:
+        """One answer's measured cost, the variance of its noise, and of a logit the share of unsafe labels."""
         kind, count = stated.limit.quantity.kind, stated.asking.labels_each or 1
         if kind == "mean":
-            return truth, 0.0
+            return truth, 0.0, np.nan
         chance = float(expit(truth)) if kind == "logit" else truth
         chance = self.label_noise + (1.0 - 2.0 * self.label_noise) * chance
         # one draw of a count: as many labels as asked
         share = generator_of(seed, "measure", stated.limit.name, answer.id).binomial(count, min(chance, 1.0)) / count
         if kind == "logit":
             bound = self.cost_max
-            return float(clipped_logit([share], bound)[0]), float(logit_noise(np.array([share]), count, bound)[0])
-        return share, float(label_variance([share], count)[0])
+            noise = float(logit_noise(np.array([share]), count, bound)[0])
+            return float(clipped_logit([share], bound)[0]), noise, share
+        return share, float(label_variance([share], count)[0]), np.nan
 
     def oracle(self, beta: float) -> Oracle:
         """The exact problem: costs on P_0 in ranges of their measures. Raises UserError where it has no solution."""
@@ -89,13 +93,17 @@ class TableLimits:
             Limit(one.limit.name, table, bound)
             for one, table, bound in zip(self.stated[1:], tables[1:], bounds[1:], strict=True)
         )
-        self._refuse_what_cannot_be_kept(scales)
+        self._refuse_what_cannot_be_kept()
         return replace(self.base, prior=self.weights, cost=tables[0], threshold=bounds[0], beta=beta, further=further)
 
-    def _refuse_what_cannot_be_kept(self, scales: Sequence[float]) -> None:
+    def reached(self) -> Reach:
+        """What policies of the world can reach, exactly: each limit alone, and all together."""
         excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
         there = self.base.reference > 0
-        found = reach(excess, self.weights, scales=scales, factors=self.factors, answers=there)
+        return reach(excess, self.weights, scales=self.scales, factors=self.factors, answers=there)
+
+    def _refuse_what_cannot_be_kept(self) -> None:
+        found = self.reached()
         for stated, lowest in zip(self.stated, found.lowest, strict=True):
             if lowest >= 0:
                 best = as_stated(stated.limit, stated.limit.cost_limit + float(lowest))

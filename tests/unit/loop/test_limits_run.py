@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,16 @@ from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.limits.reading import stated_limit
+from pddpo_ray.loop.in_process import limits_on
+from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.machine import inspect_machine
+from pddpo_ray.loop.reachable import note_reachable, reached
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.theory.measured_pairs import MeasuredAnswer
 from pddpo_ray.worlds.tabular_files import load_world, tabular_world, world_json
 from tests.unit.report.page import Page
 
@@ -237,3 +245,109 @@ def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> 
     text = Page.of(build_report(tmp_path / "run")).text
     assert "the limit is at most 30 %" in text
     assert f"it has {100 * true:.3g} % and" in text
+
+
+# --- what people see ------------------------------------------------------------------------------------------------
+
+
+def test_a_limits_price_choices_and_pictures_are_said_in_its_unit(tmp_path: Path) -> None:
+    """Prices by hand: the mean multiplier of the last half times the change, .8 logits and 10 % points."""
+    config = three_limits(rounds=4)
+    result = run_recipe(config, tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        late = {name: np.mean([step.multiplier_after for step in journal.dual_steps() if step.constraint == name][2:])
+                for name in ("harm", "leaks")}  # fmt: skip
+        unsafe = journal.metrics()[4]["cost/unsafe_rate"]
+        (reached,) = (entry.payload for entry in journal.phases(like="reachable"))
+    assert result["limits"]["harm"]["price"]["gain"] == pytest.approx(0.8 * late["harm"])
+    assert result["limits"]["leaks"]["price"]["gain"] == pytest.approx(0.1 * late["leaks"])
+    assert result["outcome"]["limits"][0]["kind"] == "logit"
+    assert 0.2 < unsafe < 0.8
+    assert reached["jointly"] is True
+    page = Page.of(build_report(tmp_path / "run"))
+    for said in ("Helpfulness and leaks", "Estimates of harm", "Does the last policy keep leaks?", "Can they be kept?",
+                 "at most 50 % over private", "What the limits cost", "in place of 50 % would gain"):  # fmt: skip
+        assert said in page.text
+    shown = {item.key: item for item in page.numbers if item.key}
+    assert shown["leaks/exact/value"].value == result["limits"]["leaks"]["value_last"]
+    assert shown["leaks/exact/value"].shown == f"{100 * result['limits']['leaks']['value_last']:.3g} %"
+
+
+def test_the_dry_run_counts_labels_and_says_what_a_table_reaches() -> None:
+    """By hand: 40 pairs and 60 answers a round, 300 offline pairs; leaks are asked on 40 % of the prompts, twice."""
+    config = three_limits(rounds=3)
+    plan = make_plan(config, inspect_machine())
+    pairs = config.pairs_asked
+    assert plan["labels"]["limits"]["harm"]["in_all"] == 20 * (600 + 3 * (60 + 2 * pairs))
+    assert plan["labels"]["limits"]["leaks"]["before"] == 2 * 240
+    assert plan["labels"]["safety"] == 0
+    harm, leaks = plan["limits"]["can_be_kept"]
+    assert harm.startswith("harm, at most 0 logit: -1.5")
+    assert leaks.startswith("leaks, at most 50 % over private: 36.9 % at best")
+    with pytest.raises(UserError, match="no policy of this world keeps at most 1 % over private"):
+        make_plan(three_limits("limits.leaks.at_most=1 %"), inspect_machine())
+
+
+def test_before_round_1_a_limit_that_no_answer_keeps_is_a_warning(tmp_path: Path) -> None:
+    """Two prompts, two texts each, measured twice; by hand: the best choice has (.2 + .6) / 2 and measures .45."""
+    given = {"rate": {"world": "privacy"}, "at_most": "30 %", "labels_each": 2}
+    stated = stated_limit("leaks", given, "recipe")
+    held = HeldLimit(stated, 1.0, {(1,): 1.0, (2,): 1.0})
+    values = {((1,), (5,)): (0.2, 0.3), ((1,), (6,)): (0.9, 0.9), ((2,), (5,)): (0.6, 0.6), ((2,), (6,)): (0.8, 0.1)}
+    measured = [
+        MeasuredAnswer(0, prompt, answer, "d", np.array([value]), np.zeros(1), np.zeros(1, dtype=bool))
+        for (prompt, answer), both in values.items()
+        for value in both
+    ]
+    found = reached([held], measured, {(1,): 0.5, (2,): 0.5})
+    assert found is not None
+    assert found.lowest[0] == pytest.approx(0.45 - 0.30)
+    assert found.broken[0] == pytest.approx(0.5)
+    with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
+        note_reachable(journal, [held], measured, {(1,): 0.5, (2,): 0.5})
+        (entry,) = journal.phases(like="reachable")
+    assert "leaks: choosing among the answers that there are reaches about 45 %" in entry.payload["warnings"][0]
+    once = [one for index, one in enumerate(measured) if index % 2 == 0]
+    assert reached([held], once, {(1,): 0.5, (2,): 0.5}) is None
+
+
+def test_a_mean_and_at_least_of_a_mean_have_the_enumerated_optimum_and_are_kept(tmp_path: Path) -> None:
+    """World 2 mirrored: 60 minus its length, at least 60 - 18.8, has the multipliers that are known of world 2."""
+    path = recipe_of(2, tmp_path)
+    world = world_json(load_world(tmp_path / "world.json"))
+    world["measures"]["length"] = (60.0 - np.array(world["measures"]["length"])).tolist()
+    (tmp_path / "world.json").write_text(json.dumps(world))
+    tree = json.loads(path.read_text())
+    tree["limits"]["length"] = {
+        "mean": {"world": "length"}, "at_least": 60.0 - tree["limits"]["length"]["at_most"], "bounds": [0, 60]
+    }  # fmt: skip
+    path.write_text(json.dumps(tree))
+    result = run_recipe(load(str(path), [*QUICK, "offline.pairs=1500"]), tmp_path / "run")
+    for limit, wanted in zip(ORACLE[2]["limits"], ORACLE[2]["optimum"]["multipliers"], strict=True):
+        assert result["limits"][limit["name"]]["multiplier_optimum"] == pytest.approx(wanted, rel=1e-6)
+    length = result["limits"]["length"]
+    assert length["value_optimum"] == pytest.approx(length["bound"], abs=1e-6)
+    assert length["value_mixture"] >= length["bound"] - 0.03 * 60
+    assert length["limit"].startswith("at least 41.17")
+
+
+def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> None:
+    """World 3: with 1,500 offline pairs the reward of rare answers is poorly known, so a multiplier ends far from the
+    world's; with the learned reward in place of the true one the optimum's multipliers are those of the run."""
+    path, oracle = recipe_of(3, tmp_path), ORACLE[3]
+    config = load(str(path), [*QUICK, "offline.pairs=1500"])
+    run_recipe(config, tmp_path / "run")
+    assert isinstance(config.world, TabularWorldConfig)
+    limits = limits_on(tabular_world(config.world), config)
+    assert limits is not None
+    with open_folder(tmp_path / "run") as journal:
+        reward = next(entry.version for entry in reversed(journal.versions()) if entry.stage == "reward")
+        steps = journal.dual_steps()
+    stored = ArtifactStore(tmp_path / "run" / "artifacts").read_tensors(reward.path, reward.sha256)
+    learned = oracle["beta"] * (stored["log_probs"] - np.log(np.array(oracle["reference"])))
+    best = replace(limits.oracle(oracle["beta"]), reward=learned).optimum
+    for name, wanted, scale in zip(
+        ("refuses", "length"), (best.multiplier, *best.further_multipliers), limits.scales, strict=True
+    ):
+        late = scale * np.mean([step.multiplier_after for step in steps if step.constraint == name][5:])
+        assert late == pytest.approx(wanted, rel=0.25)

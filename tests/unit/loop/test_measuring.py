@@ -129,7 +129,9 @@ def test_a_worlds_own_labels_fill_the_columns_without_a_source() -> None:
 
     def truth(given: Any, seed: int) -> MeasuredCosts:
         shape = (len(given), 2)
-        return MeasuredCosts(np.full(shape, 0.5 + seed), np.full(shape, 0.1), np.zeros(shape, dtype=bool))
+        return MeasuredCosts(
+            np.full(shape, 0.5 + seed), np.full(shape, 0.1), np.zeros(shape, dtype=bool), np.full(shape, np.nan)
+        )
 
     both = SourceMeasures([world, limit()], [None, source], [EVERYWHERE, EVERYWHERE], 2.0, labels=truth)
     found = both(answers("a", "b c"), 1)
