@@ -12,6 +12,9 @@ from pddpo_ray.loop.in_process import limits_on
 from pddpo_ray.worlds.table_limits import as_stated
 from pddpo_ray.worlds.tabular_files import tabular_world
 
+FREE = ("rule", "regex", "json_schema", "function")
+"""Sources that cost nothing but time."""
+
 
 @dataclass(frozen=True)
 class Measurements:
@@ -27,10 +30,10 @@ class Measurements:
 
 
 def measurements(config: Config) -> list[Measurements]:
-    """What a run under `limits:` asks for each of them; nothing for a mean, which is no label. [] without `limits:`."""
+    """What a run under `limits:` asks for each of them; nothing for means and rules, which are no labels."""
     found = []
     for one in config.stated:
-        if one.limit.quantity.kind == "mean":
+        if one.limit.quantity.kind == "mean" or one.source.kind in FREE:
             continue
         over, each = one.limit.quantity.over, one.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pddpo_ray.config import Config, MixedFeedback, ModelFeedback, StoredScorerConfig
 
@@ -15,13 +15,13 @@ class CostScale:
     signal: str
     clip: float | None
     limits: dict[str, float]
-    stated: tuple[str, ...] = ()
+    stated: list[str] = field(default_factory=list)
     """Under `limits:`, each with its source: they have scales of their own."""
 
     def lines(self) -> list[str]:
         """The same in words: what a cost is, what happens beyond the clip, what the limits are on."""
         if self.stated:
-            return list(self.stated)
+            return self.stated
         limits = ", ".join(f"{name} at most {limit:g}" for name, limit in self.limits.items())
         if self.signal == "cost_model":
             return [
@@ -43,7 +43,7 @@ def cost_scale(config: Config) -> CostScale:
     """The scale of the recipe's cost estimate and limits."""
     signal = config.feedback.signal
     clip = config.dual.cost_max if signal == "logit_labels" else None
-    stated = tuple(f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated)
+    stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated]
     return CostScale(_source(config), signal, clip, dict(config.thresholds), stated)
 
 
