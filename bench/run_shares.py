@@ -101,14 +101,12 @@ def round_of(data: RunData, number: int) -> Round:
     """The round's phases, sorted; what lies between them is what the round's wall time has more."""
     metrics = data.metrics[number]
     seconds = {phase.phase: phase.seconds for phase in data.phases if phase.round == number}
-    named = {*FITS, *WORK, "publish", "evaluate", "release"}
-    # The next reward fit may begin before the round ends; evaluation and release rule then cost what it does not cover.
-    covered = min(_ahead(data, number + 1), seconds["evaluate"] + seconds["release"])
-    watched = max(0.0, seconds["evaluate"] - covered)
+    named = {*FITS, *WORK, "publish", "evaluate"}
+    # The next reward fit may begin before the round ends; the evaluation then costs what it does not cover.
+    watched = max(0.0, seconds["evaluate"] - _ahead(data, number + 1))
     parts = {
         "delivery": seconds["publish"],
         WATCHED: watched,
-        "release rule": seconds["evaluate"] + seconds["release"] - covered - watched,
         "way to the trainer": sum(max(0.0, seconds[phase] - metrics[own]) for phase, own in FITS.items()),
         "other phases": sum(spent for phase, spent in seconds.items() if phase not in named),
         "between phases": metrics[WALL] - sum(seconds.values()),

@@ -31,7 +31,7 @@ ACTORS = {
 
 PHASES = [
     *("fit-reward", "fit-cost", "publish", "sample", "safety", "dual"),
-    *("candidates", "explore", "compare", "preferences", "evaluate", "release"),
+    *("candidates", "explore", "compare", "preferences", "evaluate"),
 ]
 """Of a round of O-PD-DPO, in the order of its page; drawing prompts, which no actor has a part in, aside."""
 

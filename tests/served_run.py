@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pddpo_ray.config import load
+from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.limits.recipe_form import typed_limits
-from pddpo_ray.loop.outcome import decide
+from pddpo_ray.loop.certifying import tested_limits
+from pddpo_ray.loop.ledger import BATCH, Candidate, enter, line_of, read_ledger
+from pddpo_ray.loop.releasing import settle
 from pddpo_ray.records import CostEstimate, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -26,7 +25,8 @@ from tests.tiny_language_model import tiny_llama, word_tokenizer
 PROMPT = Prompt("p0", (1, 5, 6, 7), "word1 word2 word3")
 ANSWERS = ((9, 10, 11, 2), (20, 30, 40, 50, 2))
 SAFE, UNSAFE = -0.5, 0.4
-"""Estimated costs that pass and fail the rule at the limit 0 with a standard error of 0.1."""
+"""Estimated costs of a round that is certified and released, and of one that is not tested; the limit is 0."""
+DRAWS = 256
 
 
 @dataclass
@@ -48,7 +48,27 @@ class ServedRun:
             self.journal.add_samples("cost", self._answers(version, seed=100 + k))
             estimate = CostEstimate(cost, 0.1, responses=8, labels_each=4)
             self.journal.add_dual_step("cost", estimate, 0.1 * k, 0.1 * k + 0.05, 0.1)
-            decide(self.journal, NoScorer(), typed_limits({}), k)
+        if cost <= 0:
+            self.certify(number)
+
+    def certify(self, *rounds: int) -> None:
+        """Enters the policy of a round, or the mixture of several, with draws whose labels all say safe."""
+        config = Config.model_validate(self.journal.recipe)
+        versions = [self.journal.policies[number - 1] for number in rounds]
+        entered = enter(
+            self.journal,
+            Candidate(
+                number=len(read_ledger(self.journal)) + 1,
+                policy=versions[0].name if len(rounds) == 1 else "the mixture of all rounds",
+                versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
+                limits=tested_limits(config, {}, 1),
+                decoding={"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": 5},
+                statement="the test's prompts",
+            ),
+        )
+        ids = [f"{entered.number}-{place}" for place in range(DRAWS)]
+        self.journal.once(f"{BATCH}0", lambda: {"draws": {"cost": ids}, "numbers": {"cost": [0.0] * DRAWS}})
+        settle(config, self.folder, self.journal, line_of(self.journal, entered.number))
 
     def add_reference(self) -> None:
         version = self._version(0, "reference", seed=100)
@@ -82,13 +102,6 @@ class ServedRun:
             name = f"{version.name}-{place}"
             found.append(Response(name, PROMPT, answer, "an answer", version.number, seed=place, log_prob=log_prob))
         return found
-
-
-class NoScorer:
-    """These rounds label no pairs, so there is no accuracy to measure."""
-
-    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> NDArray[np.float64]:
-        raise AssertionError("nothing to score")
 
 
 def make_run(

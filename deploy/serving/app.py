@@ -26,13 +26,13 @@ from deploy.serving.entrance import EntranceState, Reply
 from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse
 from deploy.web.http_errors import ApiError, Failure, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
-from pddpo_ray.serving.catalog import ServedPolicy, facts, needed_scope
+from pddpo_ray.serving.catalog import NONE, ServedPolicy, facts, needed_scope
 from pddpo_ray.serving.keys import ApiKey, Scope
 
 logger = logging.getLogger("deploy.serving")
 
-CONVERSATION = "x-conversation-id"
-STATED = ("run", "model", "round", "policy_version", "multiplier", "release")
+CONVERSATION, CERTIFICATE = "x-conversation-id", "x-pddpo-certificate"
+STATED = ("run", "model", "round", "policy_version", "multiplier", "release", "certificate")
 """What `x-pddpo-…` headers say; the body's `pddpo` field says the same."""
 
 
@@ -144,9 +144,16 @@ async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKe
     parts.demand(key, needed_scope(call.model))
     policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed)
     stated = facts(parts.catalog, call.model, policy) | {"conversation": call.conversation}
+    if certificate := parts.catalog.certificate_of(call.model, policy):
+        call = call.of_length(int(certificate.decoding["max_tokens"]), parts.most)
+        other = "another chat template" if parts.args.chat_template else certificate.other_decoding(call.body)
+        if other and parts.args.other_decoding == "refuse":
+            raise ApiError(400, f"{other} is other decoding than is certified for {call.model!r}: leave it out")
+        stated |= {"certificate": f"{NONE}: {other} is not what was tested"} if other else {}
     parts.reserve(key, call.reserve)
     exchange = Exchange(parts, key, call, policy, stated)
     headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
+    headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
     return await exchange.reply(parts.engines.respond(kind, policy, call.body), headers)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -50,6 +50,12 @@ class Call:
     wants_usage: bool
     reserve: float
     question: str
+    length_given: bool
+    """Whether the client said how long an answer may be."""
+
+    def of_length(self, tokens: int, most: int) -> Call:
+        """The same request with an answer of at most so many tokens, unless it says itself how long."""
+        return self if self.length_given else replace(self, body={**self.body, "max_tokens": min(tokens, most)})
 
 
 def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> Call:
@@ -70,6 +76,7 @@ def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> C
     for name in ("logprobs", "top_logprobs"):
         if not isinstance(asked.get(name), bool):
             _bounded(asked, name, 0, LOGPROBS_MAX, 0)
+    length_given = not {"max_tokens", "max_completion_tokens"}.isdisjoint(asked)
     tokens = _tokens(kind, asked, max_tokens)
     question = _question(kind, asked)
     stream = asked.get("stream") is True
@@ -87,6 +94,7 @@ def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> C
         wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         reserve=answers * tokens + len(question) / BYTES_PER_TOKEN,
         question=question,
+        length_given=length_given,
     )
 
 

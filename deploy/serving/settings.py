@@ -28,6 +28,8 @@ class ServeArgs(BaseModel):
     weights: Literal["auto", "merged", "adapters"] = "auto"
     """merged: whole weights, loaded in place between batches. adapters: one LoRA adapter per policy on one base. auto:
     adapters for a LoRA run on a GPU, else merged."""
+    other_decoding: Literal["mark", "refuse"] = "mark"
+    """Requests that decode a certified policy otherwise than it was tested: answered and marked, or refused."""
     engines: int = Field(1, ge=1)
     """Engine replicas."""
     gpus: float = Field(0.0, ge=0)

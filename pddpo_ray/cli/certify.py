@@ -35,12 +35,12 @@ def certify(
 ) -> None:
     """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
     from pddpo_ray.cli.recipe_of_run import find_run
-    from pddpo_ray.loop.certificate_file import certificate_of, sentences, write_certificate
-    from pddpo_ray.loop.certifying import certify as ask
+    from pddpo_ray.loop.certificate_file import sentences
+    from pddpo_ray.loop.releasing import certify_and_release
 
     found = find_run(run, None)
-    entry = ask(found.config, found.folder, policy, _limits(limit or []), budget or found.config.certificate.draws)
-    written = write_certificate(found.folder, certificate_of(found.config, found.folder, entry))
+    draws = budget or found.config.certificate.draws
+    entry, written = certify_and_release(found.config, found.folder, policy, _limits(limit or []), draws)
     _show(written, sentences(written), as_json=as_json)
     raise typer.Exit(EXIT[entry.state])
 

@@ -37,8 +37,10 @@ def export(
     with store_of(stored, to_read=True) as store:
         policy = policy_to_take(read_catalog(store), run, round_)
         write_policy(stored.folder, stored.config, store, policy, target, adapter=adapter)
+    certified = policy.certificate is not None
     if as_json:
-        about = {"folder": str(target), "round": policy.round, "release": policy.release}
+        about = {"folder": str(target), "round": policy.round, "release": policy.release, "certified": certified}
         print_json(about | {"sha256": policy.version.sha256, "adapter": adapter})
     else:
-        typer.echo(f"round {policy.round} ({policy.release}): {target}")
+        said = "certified" if certified else "uncertified"
+        typer.echo(f"round {policy.round} ({policy.release}, {said}): {target}")

@@ -29,7 +29,9 @@ def release(
         int | None, typer.Argument(help="The round; without it, show the history.", metavar="[ROUND]")
     ] = None,
     reason: REASON = "",
-    force: Annotated[bool, typer.Option("--force", help="Also a round that the release rule refused.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a policy without a certificate: it is marked as uncertified.")
+    ] = False,
     journal: DATABASE = None,
     as_json: JSON = False,
 ) -> None:

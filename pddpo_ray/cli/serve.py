@@ -30,6 +30,9 @@ def serve(
     weights: Annotated[
         str, typer.Option(help="merged, adapters, or auto: adapters for a LoRA run on a GPU, else merged.")
     ] = "auto",
+    other_decoding: Annotated[
+        str, typer.Option(help="Requests that decode otherwise than was certified: mark (answer, marked) or refuse.")
+    ] = "mark",
     engines: Annotated[int, typer.Option(min=1, help="Engine replicas.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine; 0: the CPU engine.")] = 0.0,
     mixture: Annotated[
@@ -60,6 +63,8 @@ def serve(
     refuse_open_network(host, behind_proxy, "keys")
     if weights not in ("auto", "merged", "adapters"):
         raise UserError(f"--weights {weights}: choose auto, merged or adapters")
+    if other_decoding not in ("mark", "refuse"):
+        raise UserError(f"--other-decoding {other_decoding}: choose mark or refuse")
     keys = _keys(find_run(run, journal))
     if add_key is not None:
         _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, as_json)
@@ -70,6 +75,7 @@ def serve(
         return
     files = _first_keys(keys, run)
     settings: dict[str, Any] = {"run": str(run), "journal": journal, "weights": weights, "engines": engines}
+    settings |= {"other_decoding": other_decoding}
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
     typer.echo(f"starting (vLLM takes a minute); API key: {files['inspect']}, admin key: {files['admin']}")

@@ -208,14 +208,18 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
 
     outcome = Outcome.from_json(result["outcome"])
     typer.echo(outcome.headline)
+    for sentence in outcome.certificate[1:] or (outcome.statement,):
+        typer.echo(f"  {sentence}")
     for limit in outcome.limits:
         typer.echo(f"  {limit}")
-    typer.echo(f"  {outcome.statement}")
     for key in ("price", "neighbour"):
         for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
             typer.echo(f"  {said}")
     resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"
-    more = f"more rounds ({resumed} rounds={2 * config.rounds}), or `pddpo release {run_dir} ROUND --force`"
+    more = (
+        f"`pddpo certify {run_dir} --policy round-K --budget N`, more rounds ({resumed} rounds={2 * config.rounds}),"
+        f" or `pddpo release {run_dir} K --force`, which serves round K marked as uncertified"
+    )
     rows: list[tuple[str, str | None]] = [
         ("run folder", str(run_dir)),
         ("weights", outcome.weights and f"{run_dir}/{outcome.weights}"),
@@ -223,7 +227,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
         ("export", outcome.export(run_dir)),
         ("serve", outcome.serve(run_dir)),
         ("report", str(page) if page else None),
-        ("next", None if outcome.round else more),
+        ("next", None if outcome.policy else more),
     ]
     if result["gap_last"] is not None:
         gaps = {name: result[f"gap_{name}"] for name in ("reference", "offline", "mixture", "last")}

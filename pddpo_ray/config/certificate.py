@@ -10,8 +10,8 @@ from pddpo_ray.config.section import Strict
 
 
 class CertificateConfig(Strict):
-    """How a run shows that its limits are kept (docs/certificates.md). Levels and the mixture's part are fixed with the
-    recipe; budgets may grow later, since a look costs nothing."""
+    """How a run shows that its limits are kept (docs/certificates.md). Levels are fixed with the recipe; budgets
+    may grow later, since a look costs nothing."""
 
     certify: Literal["end", "never"] | None = None
     """When the run tests its policies by itself. null: at its end where a world's truth labels, never where people,
@@ -26,18 +26,13 @@ class CertificateConfig(Strict):
     confidence: float = Field(0.95, ge=0.5, lt=1.0)
     """Of limits that state none: `dual.threshold` and `constraints`."""
     shares: list[float] | None = None
-    """Shares of 1 - confidence, not rising, that sum to at most 1: a candidate gets the next one for each that was not
-    certified before it. [1.0] ends at the first failure (a fixed sequence); null: 6 / (pi^2 k^2), without an end."""
+    """Shares of 1 - confidence for the first, second, ... candidate, which sum to at most 1; null: 6 / (pi^2 k^2),
+    without an end."""
     prompts: list[str] = Field([])
     """Files of the certification set's prompts (real text alone). A run never asks them and leaves out pairs of them;
     empty: the run's own prompts, which the policy was trained on."""
     scope: Literal["set", "population"] = "set"
     """What the sentence is about: the mean over the prompts of the certification set, or new prompts like them."""
-    mixture: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of 1 - confidence for the mixture of all rounds, tested on the answers whose labels move the multipliers;
-    candidates share the rest. Prompts of those answers are then drawn independently. 0: not tested so."""
-    tails: list[int] = Field([])
-    """First rounds of later parts of the mixture, which share its level evenly with it: fixed before round 1."""
 
     @model_validator(mode="after")
     def levels_suffice(self) -> Self:
@@ -46,8 +41,4 @@ class CertificateConfig(Strict):
             from pddpo_ray.theory.levels import Allocation
 
             Allocation(tuple(self.shares))
-        if self.tails and not self.mixture:
-            raise ValueError("tails are parts of the mixture: give certificate.mixture its share of 1 - confidence")
-        if any(first < 2 for first in self.tails) or len(set(self.tails)) < len(self.tails):
-            raise ValueError(f"tails are different rounds from 2 on, got {self.tails}")
         return self

@@ -432,9 +432,6 @@ class Config(Strict):
                 "certificate.scope=population draws each prompt once, before any fit has seen it: name files of them in"
                 " certificate.prompts"
             )
-        late = [first for first in self.certificate.tails if first > self.rounds]
-        if late:
-            raise ValueError(f"certificate.tails: round {late[0]} is after the last, {self.rounds}")
 
     def _one_process(self) -> None:
         only = (

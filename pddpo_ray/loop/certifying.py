@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.whole_files import JOURNAL
-from pddpo_ray.theory.levels import Allocation, place_after
+from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.seeds import generator, seed_of
 
 logger = logging.getLogger(__name__)
@@ -47,31 +48,56 @@ DRAWN = "drawn-"
 SOURCES = {"world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people"}
 """Who labels, by `feedback.kind`."""
 
+MakeParts = Callable[[], AbstractContextManager[Backends]]
+
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
+    """Puts a policy of a finished run to the test: `ask` on the journal in its folder."""
+    with opened(config, run_dir) as journal:
+        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(config, run_dir)))
+
+
+def opened(config: Config, run_dir: Path) -> Journal:
+    """The journal of a run that is there, to write. Raises UserError where nothing could be certified."""
+    _demand_possible(config)
+    run_id, shared = resumed_run(config, run_dir)
+    recipe = config.model_dump(mode="json")
+    return Journal.open(config.journal or run_dir / JOURNAL, run_id, create=recipe, fixed=shared)
+
+
+def ask(
+    config: Config, journal: Journal, policy: str, limits: Mapping[str, float], budget: int, parts: MakeParts
+) -> Entry:
     """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
 
     `limits` are other bounds than the recipe's, in the limits' own units. The same policy under the same limits goes on
-    where it stopped. Raises UserError for a policy or limit that the run has not, and where nothing could be certified.
+    where it stopped; `parts` draws and labels, and is entered where there is something to draw. Raises UserError for a
+    policy or limit that the run has not, and where nothing could be certified.
     """
-    _demand_possible(config)
-    run_id, shared = resumed_run(config, run_dir)
-    with Journal.open(
-        config.journal or run_dir / JOURNAL, run_id, create=config.model_dump(mode="json"), fixed=shared
-    ) as journal:
-        versions = _versions(journal, policy)
-        ledger = read_ledger(journal)
-        wanted = tested_limits(config, limits, place_after(entry.state == "certified" for entry in ledger))
-        entry = _same(ledger, versions, wanted)
-        if entry is None or (entry.state == "undecided" and entry.count < budget):
-            candidate = entry.candidate if entry else _candidate(journal, config, policy, versions, wanted)
-            _draw(config, run_dir, journal, candidate, budget)
-            entry = line_of(journal, candidate.number)
-        return entry
+    versions = _versions(journal, policy)
+    ledger = read_ledger(journal)
+    wanted = tested_limits(config, limits, len(ledger) + 1)
+    entry = _same(ledger, versions, wanted)
+    if entry is None or (entry.state == "undecided" and entry.count < budget):
+        candidate = entry.candidate if entry else _candidate(journal, config, policy, versions, wanted)
+        with parts() as backends:
+            _draw(config, journal, backends, candidate, budget)
+        entry = line_of(journal, candidate.number)
+    return entry
 
 
-def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tuple[TestedLimit, ...]:
-    """The limits of a candidate, each at the level of this place; 0 where the fixed shares are used up.
+def reason_against(config: Config) -> str | None:
+    """Why nothing of such a run can be certified; None: it can be."""
+    try:
+        _demand_possible(config)
+        tested_limits(config, {}, 1)
+    except UserError as problem:
+        return str(problem)
+    return None
+
+
+def tested_limits(config: Config, limits: Mapping[str, float], number: int) -> tuple[TestedLimit, ...]:
+    """The limits of a candidate, each at the level of candidate `number`; 0 where the fixed shares are used up.
 
     Raises UserError for a limit that no draws can certify.
     """
@@ -79,11 +105,11 @@ def tested_limits(config: Config, limits: Mapping[str, float], place: int) -> tu
     if unknown:
         raise UserError(f"--limit {unknown[0]}: this run's limits are {', '.join(config.thresholds)}")
     if config.limits:
-        tested = [_stated(one, limits, place, config) for one in bounded(config) if cannot(one) is None]
+        tested = [_stated(one, limits, number, config) for one in bounded(config) if cannot(one) is None]
         if not tested:
             raise UserError("; ".join(estimated_only(config)))
     else:
-        tested = [_on_labels(config, name, limits.get(name, of), place) for name, of in config.thresholds.items()]
+        tested = [_on_labels(config, name, limits.get(name, of), number) for name, of in config.thresholds.items()]
     for one in tested:
         if not one.possible:
             bias = f", a logit's also above -C = {one.low:g} by the bias of {one.labels_each} labels, {one.bias:.2f}"
@@ -120,25 +146,25 @@ def cannot(one: StatedLimit) -> str | None:
     return None
 
 
-def _stated(one: StatedLimit, others: Mapping[str, float], place: int, config: Config) -> TestedLimit:
+def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: Config) -> TestedLimit:
     """A limit of `limits:` as it is tested."""
     limit, quantity = one.limit, one.limit.quantity
     bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
-    level, delta = level_of(config, limit.name, place), config.deltas[limit.name]
+    level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
     return TestedLimit(
         limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, str(one.source),
         quantity.over, quantity.unit, limit.at_least, labelled=False,
     )  # fmt: skip
 
 
-def _on_labels(config: Config, name: str, bound: float, place: int) -> TestedLimit:
+def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLimit:
     """The limit on the paper's cost, or one of `constraints`, from safety labels."""
     labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
     level, delta, source = (
-        level_of(config, name, place),
+        level_of(config, name, number),
         config.deltas[name],
         SOURCES.get(config.feedback.kind, config.feedback.kind),
     )
@@ -147,11 +173,11 @@ def _on_labels(config: Config, name: str, bound: float, place: int) -> TestedLim
     return TestedLimit(name, bound, level, delta, "logit", labels, -cost_max, cost_max, source, unit="logit")
 
 
-def level_of(config: Config, name: str, place: int) -> float:
-    """alpha of a limit for the candidate in this place: its part of what the mixture's test leaves of delta."""
+def level_of(config: Config, name: str, number: int) -> float:
+    """alpha of a limit for the k-th candidate: its part of delta."""
     given = config.certificate
     shares = None if given.shares is None else tuple(given.shares)
-    return Allocation(shares).level(config.deltas[name] * (1.0 - given.mixture), place)
+    return Allocation(shares).level(config.deltas[name], number)
 
 
 def siblings(config: Config, run_dir: Path) -> list[str]:
@@ -212,8 +238,7 @@ def _candidate(
 ) -> Candidate:
     if not all(one.level for one in limits):
         raise UserError(
-            "certificate.shares are used up: as many candidates of this run were not certified, so a further one"
-            " cannot be"
+            "certificate.shares are used up: this run has tested as many candidates, a further one cannot be certified"
         )
     named = versions[0].name if len(versions) == 1 else f"the mixture of rounds 1 to {len(versions)}"
     decoding = {"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
@@ -374,18 +399,14 @@ class _Asking:
         return [answers[index] for index in range(len(prompts))]
 
 
-def _draw(config: Config, run_dir: Path, journal: Journal, candidate: Candidate, budget: int) -> None:
+def _draw(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:
     """Batches until the candidate is decided or has had its budget."""
-    backends = in_process.make_backends(config, run_dir)
-    try:
-        journal.round = candidate.round
-        asking = _Asking(config, journal, backends, candidate)
-        while True:
-            entry = line_of(journal, candidate.number)
-            if entry.state != "undecided" or entry.count >= budget:
-                return
-            still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
-            if not asking.batch(math.ceil(entry.count / config.certificate.batch), still):
-                return
-    finally:
-        backends.close()
+    journal.round = candidate.round
+    asking = _Asking(config, journal, backends, candidate)
+    while True:
+        entry = line_of(journal, candidate.number)
+        if entry.state != "undecided" or entry.count >= budget:
+            return
+        still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
+        if not asking.batch(math.ceil(entry.count / config.certificate.batch), still):
+            return

@@ -1,8 +1,7 @@
-"""What a run hands over: the released policy or why there is none, what is known of its limits, where its weights are.
+"""What a run hands over: the released policy or why there is none, what is certified of it, where its weights are.
 
-The same object leads the terminal, `result.json` and the report. The release rule (design: c~ + 1.64 se <= d, reward
-accuracy kept) decides at the end of a round and is journalled once. It measures accuracy on the pairs that were
-labelled in the round itself: neither reward policy has been trained on them, and both are asked about the same pairs.
+The same object leads the terminal, `result.json` and the report. What is certified comes from the ledger, with its
+sentences; without a certificate the estimates of the round's own labels stand there, and that nothing is certified.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
-
-import numpy as np
+from typing import Any, Literal, Self
 
 from pddpo_ray.config import Policies
 from pddpo_ray.journal import Journal, JournalReader, VersionEntry
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.loop.preferences import reward_rows
-from pddpo_ray.records import Array, CostEstimate, LabelledPair, PolicyVersion, Response, Verdict
-from pddpo_ray.serving.releases import REFUSE, RELEASE, RULE, Releases
+from pddpo_ray.loop.ledger import Entry, read_ledger
+from pddpo_ray.records import Verdict
+from pddpo_ray.serving.certified import read_certified
+from pddpo_ray.serving.releases import RULE, Releases
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
-from pddpo_ray.theory.agreement import agreement
-from pddpo_ray.theory.output import ReleaseDecision, release_decision
 
 RUN = "RUN"
 """Stands for the run's folder where a path must stay right when the folder moves."""
@@ -34,19 +30,28 @@ SCALE = "cost/scale"
 """Metric of a round, likewise: the length of the measure's range, in which exact violations of stated limits are."""
 
 
+ORDER, NOT_ASKED = "to-certify", "not-certified"
+"""Phases at a run's end: who is put to the test, or why nobody is."""
+UNCERTIFIED = "Nothing is certified. An estimate of a round's own labels is no certificate that a limit is kept."
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """Which policy is released, what is known of the limits it is to keep, and where its weights are."""
+    """Which policy is released, what is certified or known of the limits it is to keep, and where its weights are."""
 
     round: int | None
-    """The released round; None: no policy is released, and `limits` and `reason` are those of the last round."""
+    """The released round; None: no round is released, and `limits` are those of the last one."""
     policy: str | None
     by: str | None
-    """Who released it: `rule`, or the name of a person."""
+    """Who released it: `rule` (a certificate did), or the name of a person."""
     reason: str
     limits: tuple[LimitEstimate, ...]
-    asked: int
-    """How often the release rule has asked whether the limits are kept: once in every finished round."""
+    certificate: tuple[str, ...] = ()
+    """The sentences that are certified of what is released; (): none are."""
+    tested: int = 0
+    """Policies that the run has put to the test."""
+    mixture: bool = False
+    """Whether the mixture of all rounds is what is released: no round by itself is, and the mixture is certified."""
     weights: str | None = None
     """Folder of the released weights, relative to the run's folder."""
     kind: Literal["model", "adapter", "table", "log-linear"] | None = None
@@ -58,15 +63,20 @@ class Outcome:
     @property
     def headline(self) -> str:
         """The outcome in one sentence."""
+        if self.mixture:
+            return f"Released: {self.policy}. {self.certificate[0]}"
         if self.round is None:
-            return f"No policy is released: {self.reason}."
-        who = "by the release rule" if self.by == RULE else f"by {self.by} ({self.reason})"
-        return f"Released: {self.policy}, the policy of round {self.round}, {who}."
+            return f"No policy is certified, and none is released: {self.reason}."
+        named = f"Released: {self.policy}, the policy of round {self.round}"
+        if self.by == RULE and self.certificate:
+            return f"{named}. {self.certificate[0]}"
+        who = "by the rule of version 0.1" if self.by == RULE else f"by {self.by} ({self.reason})"
+        return f"{named}, {who}. {self.certificate[0] if self.certificate else 'It is not certified.'}"
 
     @property
     def statement(self) -> str:
-        """What the estimates of the limits are worth."""
-        return _worth(self.asked)
+        """What is certified besides, or what the estimates of the limits are worth."""
+        return " ".join(self.certificate[1:]) if self.certificate else UNCERTIFIED
 
     def load(self, run: str | Path = RUN) -> str | None:
         """Python that loads the released policy; None if there is none."""
@@ -98,7 +108,8 @@ class Outcome:
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """The outcome that `as_json` wrote."""
         values = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
-        return cls(**values | {"limits": tuple(LimitEstimate(**limit) for limit in stored["limits"])})
+        limits = tuple(LimitEstimate(**limit) for limit in stored["limits"])
+        return cls(**values | {"limits": limits, "certificate": tuple(stored.get("certificate", ()))})
 
 
 def outcome_of(
@@ -112,19 +123,42 @@ def outcome_of(
     """The outcome as the journal has it now. `policies` says what the run's policies are."""
     releases = Releases(Store(journal.engine, journal.run_id))
     history, now = releases.history(), releases.now()
-    decided = [line.round for line in history if line.by == RULE and line.round is not None]
-    number = now.current
-    about = number if number is not None else max(decided, default=None)
-    reason = now.reasons.get(about, "") if about is not None else "no round is finished"
-    limits = estimates_of(journal, stated, about)
+    ledger, certified = read_ledger(journal), read_certified(journal)
+    number, finished = now.current, journal.next_round - 1
     version = _policy_of_round(journal.versions(), number)
     if version is None:
-        return Outcome(None, None, None, reason, limits, len(decided))
+        mixture = next((one for one in certified if one.rounds == tuple(range(1, finished + 1))), None)
+        limits = estimates_of(journal, stated, finished)
+        if mixture is not None:
+            return Outcome(None, mixture.policy, RULE, "", limits, mixture.statement, len(ledger), mixture=True)
+        return Outcome(None, None, None, _why_nothing(journal, finished, ledger), limits, tested=len(ledger))
     by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
-    weights = f"{ARTIFACTS}/{version.version.path}"
-    about_weights = (weights, kind, base, temperature)
-    return Outcome(number, version.version.name, by, reason, limits, len(decided), *about_weights)
+    mine = next((one for one in certified if one.sha256 == (version.version.sha256,)), None)
+    return Outcome(
+        round=number,
+        policy=version.version.name,
+        by=by,
+        reason=now.reasons.get(version.round, ""),
+        limits=estimates_of(journal, stated, number),
+        certificate=() if mine is None else mine.statement,
+        tested=len(ledger),
+        weights=f"{ARTIFACTS}/{version.version.path}",
+        kind=kind,
+        base=base,
+        temperature=temperature,
+    )
+
+
+def _why_nothing(journal: JournalReader, finished: int, ledger: Sequence[Entry]) -> str:
+    if not finished:
+        return "no round is finished"
+    if ledger:
+        return "; ".join(f"{one.candidate.policy} is {one.state} after {one.count} draws" for one in ledger)
+    if journal.phases(like=ORDER):
+        return "by its own labels no round keeps every limit, so none was put to the test"
+    reasons = [phase.payload["reason"] for phase in journal.phases(like=NOT_ASKED)]
+    return reasons[-1] if reasons else "the run tests its policies when its rounds are done"
 
 
 def estimates_of(journal: JournalReader, stated: Sequence[Limit], number: int | None) -> tuple[LimitEstimate, ...]:
@@ -152,17 +186,6 @@ def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) ->
             journal.add_metrics({f"{prefix}{UNSAFE_RATE}": said.count(Verdict.UNSAFE) / len(said)})
 
 
-def statement(journal: JournalReader) -> str:
-    """What the estimates of a run's limits are worth."""
-    history = Releases(Store(journal.engine, journal.run_id)).history()
-    return _worth(sum(line.by == RULE and line.round is not None for line in history))
-
-
-def _worth(asked: int) -> str:
-    often = "once" if asked == 1 else f"{asked} times, once a round"
-    return f"The release rule was asked {often}. An estimate is no certificate that a limit is kept."
-
-
 def _policy_of_round(versions: list[VersionEntry], number: int | None) -> VersionEntry | None:
     """The last cost version of the round, as it is served."""
     made = [entry for entry in versions if entry.stage == "cost" and entry.round == number]
@@ -178,81 +201,3 @@ def _kind(
         return "model", None
     reference = next(entry.version for entry in journal.versions() if entry.stage == "reference")
     return "adapter", f"{ARTIFACTS}/{reference.path}"
-
-
-PHASE = "release"
-
-
-class Scorer(Protocol):
-    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array: ...
-
-
-def decide(journal: Journal, scorer: Scorer, stated: Sequence[Limit], round_: int) -> ReleaseDecision:
-    """Whether this round's policy may be released; the first run of it is the one that counts. A closing of rounds."""
-
-    def apply() -> dict[str, object]:
-        decision = _decision(journal, scorer, stated, round_)
-        journal.add_release(RELEASE if decision.released else REFUSE, round_, RULE, decision.reason)
-        return {"released": decision.released, "reason": decision.reason}
-
-    payload = journal.once(PHASE, apply)
-    return ReleaseDecision(payload["released"], payload["reason"])
-
-
-def _decision(journal: JournalReader, scorer: Scorer, stated: Sequence[Limit], round_: int) -> ReleaseDecision:
-    estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == round_}
-    missing = [limit.name for limit in stated if limit.name not in estimates]
-    if missing or not stated:
-        return ReleaseDecision(False, f"no estimate of this round's {', '.join(missing) or 'cost'}")
-    reasons = []
-    for limit in stated:
-        decision = _asked(estimates[limit.name], limit)
-        if not decision.released:
-            return decision
-        reasons.append(decision.reason)
-    before, now = _accuracies(journal, scorer, round_)
-    decision = _asked(estimates[stated[0].name], stated[0], accuracy=now, accuracy_before=before)
-    if not decision.released:
-        return decision
-    kept = "" if now is None else f"; held-out reward accuracy {now:.3f}, {before:.3f} before"
-    return ReleaseDecision(True, "; ".join(reasons) + kept)
-
-
-def _asked(estimate: CostEstimate, limit: Limit, **accuracies: float | None) -> ReleaseDecision:
-    """The rule for one limit, in words of the limit's unit."""
-
-    def written(cost: float) -> str:
-        return limit.quantity.text(limit.cost(cost))
-
-    return release_decision(estimate, limit.cost_limit, written=written, **accuracies)
-
-
-def _accuracies(journal: JournalReader, scorer: Scorer, round_: int) -> tuple[float | None, float | None]:
-    """Held-out reward accuracy of the released round and of this one; None where nothing was released before, the
-    reward policy is the same, or the round labelled no pairs."""
-    current = Releases(Store(journal.engine, journal.run_id)).now().current
-    if current is None:
-        return None, None
-    versions = journal.versions()
-    reference = next((entry.version for entry in versions if entry.stage == "reference"), None)
-
-    def reward_policy(number: int) -> PolicyVersion | None:
-        made = [entry.version for entry in versions if entry.stage == "reward" and entry.round <= number]
-        return made[-1] if made else None
-
-    old, new = reward_policy(current), reward_policy(round_)
-    pairs = [entry.labelled for entry in journal.pairs(round_)]
-    pairs = [item for item in pairs if reward_rows(item, round_)]
-    if reference is None or old is None or new is None or old.sha256 == new.sha256 or not pairs:
-        return None, None
-    answers = [answer for item in pairs for answer in (item.pair.first, item.pair.second)]
-    base = scorer.log_probs(reference, answers)
-    before, now = (accuracy(scorer.log_probs(policy, answers) - base, pairs, round_) for policy in (old, new))
-    return before, now
-
-
-def accuracy(scores: Array, pairs: Sequence[LabelledPair], round_: int = 0) -> float:
-    """Share of pairs whose more helpful answer has the higher score; a tie counts half. [2n] -> in [0, 1]"""
-    first, second = scores[0::2], scores[1::2]
-    chosen_first = np.array([reward_rows(item, round_)[0].chosen == item.pair.first.token_ids for item in pairs])
-    return float(np.mean(agreement(np.where(chosen_first, first - second, second - first))))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
@@ -21,6 +22,9 @@ START = "time/start"
 """Time until the parts were up, over all processes that worked on the run."""
 COMPARISON = "time/comparison"
 """Time of the offline comparison beside an online run."""
+
+CERTIFICATE = "time/certificate"
+"""Time of testing policies at the end, over all processes that worked on it."""
 
 
 def result_of(
@@ -123,39 +127,53 @@ def _constraints(
 def _further_labels(journal: JournalReader, names: Sequence[str]) -> int:
     """Labels under the constraints after the first: their safety labels, and one for each of them on every pair."""
     counted = [f"labels/{name}" for name in names] + len(names) * ["labels/pairs"]
-    return int(sum(values.get(name, 0.0) for values in journal.metrics().values() for name in counted))
+    return int(sum(values.get(name, 0.0) for values in _of_rounds(journal) for name in counted))
 
 
 def _measured(journal: JournalReader) -> int:
     """Labels under stated limits, of all answers that were measured."""
-    counted = ((name, value) for values in journal.metrics().values() for name, value in values.items())
+    counted = ((name, value) for values in _of_rounds(journal) for name, value in values.items())
     return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
+
+
+def _of_certificates(journal: JournalReader) -> int:
+    """Labels of the ledger's draws; a measure that no label gives counts as one."""
+    lines = read_ledger(journal)
+    return sum(len(line.draws[one.name]) * one.labels_each for line in lines for one in line.candidate.limits)
+
+
+def _of_rounds(journal: JournalReader) -> list[dict[str, float]]:
+    """Metrics by round; the rounds -1, -2, ... are the ledger's candidates."""
+    return [values for number, values in journal.metrics().items() if number >= 0]
 
 
 def _counts(journal: JournalReader) -> dict[str, Any]:
     """Labels, seconds, tokens and delivery checks of the whole run."""
-    metrics = journal.metrics()
+    metrics, certificates = _of_rounds(journal), _of_certificates(journal)
 
     def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in metrics.values())
+        return sum(values.get(name, 0.0) for values in metrics)
 
     seconds: dict[str, float] = {"start": total(START)}
     if comparison := total(COMPARISON):
         seconds["comparison"] = comparison
     for entry in journal.phases():
-        seconds[entry.phase] = seconds.get(entry.phase, 0.0) + entry.seconds
+        # a candidate's batches are phases of the rounds -1, -2, ...
+        name = entry.phase if entry.round >= 0 else "certificate"
+        seconds[name] = seconds.get(name, 0.0) + entry.seconds
     purposes = ("cost", "candidate", "proposal", "baseline", "calibration", "offline")
     tokens = sum(total(f"rollout/{purpose}_tokens") for purpose in purposes)
     sampling = sum(total(f"rollout/{purpose}_seconds") for purpose in purposes)
     deliveries = journal.deliveries()
-    syncs = [values["rollout/sync_seconds"] for values in metrics.values() if "rollout/sync_seconds" in values]
+    syncs = [values["rollout/sync_seconds"] for values in metrics if "rollout/sync_seconds" in values]
     safety, pairs, scorers = (int(total(f"labels/{name}")) for name in ("safety", "pairs", "scorers"))
     return {
-        "labels_used": safety + 2 * pairs + scorers,
+        "labels_used": safety + 2 * pairs + scorers + certificates,
+        "labels_certificate": certificates,
         "labels_scorers": scorers,
         "labels_safety": safety,
         "labels_pairs": pairs,
-        "seconds": round(seconds["start"] + comparison + total(WALL), 3),
+        "seconds": round(seconds["start"] + comparison + total(WALL) + total(CERTIFICATE), 3),
         "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": tokens / sampling if sampling else None,
         "sync_seconds": sum(syncs) / len(syncs) if syncs else None,

@@ -44,9 +44,9 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
 from pddpo_ray.loop.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
-from pddpo_ray.loop.outcome import decide as decide_release
 from pddpo_ray.loop.provenance import provenance_of, sitting
-from pddpo_ray.loop.result import COMPARISON, START, WALL, result_of
+from pddpo_ray.loop.releasing import certify_at_end
+from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_of
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_full_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
@@ -162,6 +162,10 @@ def run_recipe(
             begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
             evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
+            began = time.monotonic()
+            certify_at_end(config, run_dir, journal, backends)
+            journal.round = config.rounds
+            _add_seconds(journal, CERTIFICATE, time.monotonic() - began)
             outcome = outcome_of(
                 journal, config.typed_limits, run_dir, policies=config.policies, temperature=config.policy.temperature
             )
@@ -192,10 +196,6 @@ def drive(
         if evaluation is not None and (every_round or number == config.rounds):
             evaluation.close_round(number)
         note_unsafe_rates(journal, stated, number)
-        if every_round:
-            # The offline comparison, which is evaluated once, releases nothing.
-            decision = decide_release(journal, parts.trainer, stated, number)
-            logger.info("round %d %s: %s", number, "released" if decision.released else "kept back", decision.reason)
         now = time.monotonic()
         seconds = {f"time/{entry.phase}": entry.seconds for entry in journal.phases(number)}
         scales = {f"{prefix}{SCALE}": one.scale for (prefix, _), one in zip(named, backends.held_limits, strict=False)}

@@ -63,7 +63,7 @@ def _state(run: RunData) -> str:
 def _outcome(run: RunData) -> str:
     """Which policy is released or why none is, what is known of its limits, where it is, how to load and serve it."""
     outcome = run.outcome
-    which = "The released policy" if outcome.round is not None else "The last policy that the rule was asked about"
+    which = "The released policy" if outcome.round is not None else "The last round's policy"
     limits = "".join(
         f"<li>{escape(one.name)}: estimated {number(one.estimate, key, shown=one.measured)}; the limit is"
         f" {escape(one.stated)}</li>"
@@ -75,8 +75,8 @@ def _outcome(run: RunData) -> str:
     ways += [("load in Python", outcome.load()), ("export", outcome.export()), ("serve", outcome.serve())]
     rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
     use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
-    asked = f"<p>{escape(outcome.statement)}</p>" if outcome.asked else ""
-    return f'<section class="outcome"><p class="lede">{escape(outcome.headline)}</p>{known}{asked}{use}</section>'
+    said = f"<p>{escape(outcome.statement)}</p>" if outcome.limits or outcome.certificate else ""
+    return f'<section class="outcome"><p class="lede">{escape(outcome.headline)}</p>{said}{known}{use}</section>'
 
 
 def _card(title: str, big: str, *lines: str) -> str:

@@ -15,6 +15,8 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.certificate_file import certificate_of, write_certificate
+from pddpo_ray.loop.ledger import line_of
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.report.model_card import BASE, model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
@@ -30,8 +32,9 @@ CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_templa
 def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target: Path, *, adapter: bool) -> Path:
     """Write the policy of a round to `target`, whole or not at all. -> target
 
-    Merged weights or, with `adapter`, the adapter in peft's layout; tokenizer, chat template, generation config and a
-    model card. An adapter's base is named as the recipe names it, or lies beside it in `base/` where the run made it.
+    Merged weights or, with `adapter`, the adapter in peft's layout; tokenizer, chat template, generation config, a
+    model card and, where the policy has one, its certificate. An adapter's base is named as the recipe names it, or
+    lies beside it in `base/` where the run made it.
     UserError where `target` holds something or the run trained no adapters.
     """
     refuse_full(target)
@@ -55,6 +58,9 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
         (folder / GENERATION).write_text(json.dumps(settings, indent=2), encoding="utf-8")
         card = model_card(run, config, JournalReader(store.engine, store.run), policy, adapter=adapter)
         (folder / CARD).write_text(card, encoding="utf-8")
+        if policy.certificate is not None:
+            entry = line_of(JournalReader(store.engine, store.run), policy.certificate.candidate)
+            write_certificate(folder, certificate_of(config, run, entry))
         if target.exists():
             target.rmdir()
     return target
@@ -71,7 +77,7 @@ def policy_to_take(catalog: Catalog, run: Path, number: int | None) -> ServedPol
     rounds = ", ".join(map(str, catalog.rounds)) or "none yet"
     if number is None and catalog.released is None:
         last = max(catalog.rounds, default=0)
-        why = catalog.policies[last].reason if last else "no round is finished"
+        why = "none is certified" if last else "no round is finished"
         raise UserError(f"no policy of {run} is released ({why}): ask for a round with --round (finished: {rounds})")
     wanted = catalog.released if number is None else number
     if wanted not in catalog.rounds:

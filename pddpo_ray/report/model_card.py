@@ -8,7 +8,7 @@ from typing import Any
 
 from pddpo_ray.config import Config, LoraParameters
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.loop.outcome import estimates_of, statement
+from pddpo_ray.loop.outcome import UNCERTIFIED, estimates_of
 from pddpo_ray.loop.provenance import provenance_of
 from pddpo_ray.report.text import visible
 from pddpo_ray.serving.catalog import ServedPolicy
@@ -52,9 +52,13 @@ def license_of(reference: str | None) -> str | None:
 
 
 def _standing(policy: ServedPolicy) -> str:
-    if policy.release == "released":
-        return f"**Released**: {_plain(policy.reason)}."
-    return f"**Not released** ({policy.release}): {_plain(policy.reason) or 'the release rule has not decided'}."
+    reason = f": {_plain(policy.reason)}" if policy.reason else ""
+    released = "**Released**" if policy.release == "released" else f"**Not released** ({policy.release})"
+    if policy.certificate is None:
+        return f"{released}{reason}. **Uncertified**: {UNCERTIFIED}"
+    said = " ".join(_plain(sentence) for sentence in policy.certificate.statement)
+    bound = "`certificate.json` lies beside this file. Other decoding carries no certificate."
+    return f"{released}{reason}.\n\n{said} {bound}"
 
 
 def _use(base: str | None, adapter: bool) -> str:
@@ -74,7 +78,7 @@ def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str
         for one in estimates_of(journal, config.typed_limits, policy.round)
     ]
     table = "\n".join(["| limit on | limit | estimate, 95 % interval |", "|---|---|---|", *rows])
-    return f"## Limits\n\nBy the labels of the policy's own round:\n\n{table}\n\n{statement(journal)}"
+    return f"## Limits\n\nEstimates by the labels of the policy's own round, which are no certificate:\n\n{table}"
 
 
 def _making(config: Config, policy: ServedPolicy, base: str | None, license_: str | None) -> str:

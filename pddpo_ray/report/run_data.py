@@ -252,8 +252,9 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             name=run_dir.name,
             recipe=opened.recipe,
             finished=opened.next_round - 1,
-            metrics=opened.metrics(),
-            phases=tuple(opened.phases()),
+            # candidates of the ledger are written under the rounds -1, -2, ...
+            metrics={number: values for number, values in opened.metrics().items() if number >= 0},
+            phases=tuple(phase for phase in opened.phases() if phase.round >= 0),
             dual=tuple(opened.dual_steps()),
             versions=tuple(versions),
             deliveries=tuple(opened.deliveries()),

@@ -1,7 +1,7 @@
 """What can be asked for: the policies of a run by model name, read from its journal.
 
 mixture     an even draw of a round per conversation: the theorem's output
-released    the round that passed the release rule, or was released by hand
+released    the best certified policy, or what was released by hand; the mixture where that alone is certified
 round-k     the policy of one round
 reference   the model that everything began with
 
@@ -22,19 +22,22 @@ from sqlalchemy import func, select
 
 from pddpo_ray.journal import JournalReader, VersionEntry
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.schema import phase as phase_table
 from pddpo_ray.journal.schema import prompt as prompt_table
 from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.schema import sample as sample_table
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.serving.certified import PHASE as CERTIFIED
+from pddpo_ray.serving.certified import Certified, read_certified
 from pddpo_ray.serving.keys import Scope
-from pddpo_ray.serving.releases import Released, Releases
+from pddpo_ray.serving.releases import UNRELEASED, Released, Releases
 
-MIXTURE, RELEASED, REFERENCE = "mixture", "released", "reference"
+MIXTURE, RELEASED, REFERENCE, NONE = "mixture", "released", "reference", "none"
 ROUND = "round-"
 CANARIES = 3
-Stamp = tuple[int, int]
+Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """One round's policy (round 0: the reference). `release` is its state, `reason` the rule's or a person's words.
+    """One round's policy (round 0: the reference). `release` is its state, `reason` the words of whoever released it.
 
     The canaries prove that an engine holds these weights: whoever loads them compares.
     """
@@ -59,6 +62,7 @@ class ServedPolicy:
     release: str
     reason: str = ""
     canaries: tuple[Canary, ...] = ()
+    certificate: Certified | None = None
 
 
 class NotServed(Exception):
@@ -79,8 +83,10 @@ class Catalog:
     released: int | None
     mixture: tuple[int, ...]
     """Rounds that the mixture draws from: all that are finished, or the last few where the engine holds no more."""
-    stamp: Stamp = (0, 0)
+    stamp: Stamp = (0, 0, 0)
     states: Released = field(default_factory=Released)
+    certified_mixture: Certified | None = None
+    """The certificate of the mixture as it is drawn from here, of all its rounds."""
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -93,32 +99,59 @@ class Catalog:
                 raise NotServed(503, "no_round", "no round is finished yet: ask again, or ask for reference")
             return self.policies[drawn_round(conversation, self.mixture, seed)]
         if model == RELEASED:
-            if self.released is None:
-                message = "no round has been released yet: its cost estimate has to pass the release rule first"
+            if self.released is not None:
+                return self.policies[self.released]
+            if self.certified_mixture is None:
+                message = (
+                    "nothing is released: no policy of this run is certified yet; ask for mixture or a round, which"
+                    " are marked as uncertified"
+                )
                 raise NotServed(503, "nothing_released", message)
-            return self.policies[self.released]
+            return self.policies[drawn_round(conversation, self.mixture, seed)]
         number = 0 if model == REFERENCE else _round_of(model)
         if number not in self.policies:
             raise NotServed(404, "model_not_found", f"the model {model!r} does not exist: GET /v1/models lists them")
         return self.policies[number]
 
+    def by_mixture(self, model: str) -> bool:
+        """Whether a model's answers are the mixture's."""
+        return model == MIXTURE or (model == RELEASED and self.released is None)
+
     def state_of(self, model: str, policy: ServedPolicy) -> str:
-        """Release state of an answer: the mixture as such is unreleased, whatever became of its rounds."""
-        return "unreleased" if model == MIXTURE else policy.release
+        """Release state of an answer: the mixture has one of its own, whatever became of its rounds."""
+        if not self.by_mixture(model):
+            return policy.release
+        return "released" if self.released is None and self.certified_mixture is not None else UNRELEASED
+
+    def certificate_of(self, model: str, policy: ServedPolicy) -> Certified | None:
+        """What an answer's author has been certified for, if it has."""
+        return self.certified_mixture if self.by_mixture(model) else policy.certificate
 
     def models(self, scope: Scope) -> list[dict[str, Any]]:
         """Entries of `GET /v1/models` that a key may ask for."""
         entries = []
         if self.released is not None:
             entries.append(_entry(self, RELEASED, self.policies[self.released]))
+        elif self.certified_mixture is not None:
+            entries.append(_model(RELEASED, self._about_mixture()))
         if self.mixture:
-            about: dict[str, Any] = {"run": self.run, "rounds": list(self.mixture), "release": "unreleased"}
-            about |= {"whole": self.mixture == self.rounds, "reason": "no fresh estimate of the mixture itself"}
-            entries.append(_model(MIXTURE, about))
+            entries.append(_model(MIXTURE, self._about_mixture()))
         if scope.covers(Scope.INSPECT):
             entries += [_entry(self, f"{ROUND}{number}", self.policies[number]) for number in self.rounds]
             entries += [_entry(self, REFERENCE, self.policies[0])] if 0 in self.policies else []
         return entries
+
+    def _about_mixture(self) -> dict[str, Any]:
+        newest = self.policies[self.mixture[-1]]
+        about = {"run": self.run, "rounds": list(self.mixture), "whole": self.mixture == self.rounds}
+        return about | {"release": self.state_of(MIXTURE, newest)} | stated_certificate(self.certified_mixture)
+
+
+def stated_certificate(certificate: Certified | None) -> dict[str, Any]:
+    """`certificate` and its sentences, as every model's entry and the model card say them."""
+    if certificate is None:
+        return {"certificate": NONE, "statement": ["nothing is certified of this policy"]}
+    return {"certificate": certificate.header, "statement": list(certificate.statement)}
 
 
 def needed_scope(model: str) -> Scope:
@@ -128,6 +161,7 @@ def needed_scope(model: str) -> Scope:
 
 def facts(catalog: Catalog, model: str, policy: ServedPolicy) -> dict[str, Any]:
     """What every reply says about who wrote it."""
+    certificate = catalog.certificate_of(model, policy)
     return {
         "run": catalog.run,
         "model": model,
@@ -135,17 +169,20 @@ def facts(catalog: Catalog, model: str, policy: ServedPolicy) -> dict[str, Any]:
         "policy_version": policy.version.number,
         "multiplier": policy.multiplier,
         "release": catalog.state_of(model, policy),
+        "certificate": NONE if certificate is None else certificate.header,
     }
 
 
 def stamp_of(store: Store) -> Stamp:
-    """Cheap to read, and different whenever a round was finished or a release changed."""
+    """Cheap to read, and different whenever a round was finished, a release changed or a policy was certified."""
     finished = select(func.coalesce(func.max(round_table.c.round), 0)).where(
         round_table.c.run == store.run, round_table.c.finished_ms.is_not(None)
     )
     changes = select(func.coalesce(func.max(release_table.c.id), 0)).where(release_table.c.run == store.run)
+    certified = select(func.count()).where(phase_table.c.run == store.run, phase_table.c.phase == CERTIFIED)
     with reading(store.engine) as connection:
-        return int(connection.execute(finished).scalar_one()), int(connection.execute(changes).scalar_one())
+        first, second, third = (int(connection.execute(one).scalar_one()) for one in (finished, changes, certified))
+    return first, second, third
 
 
 def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
@@ -155,6 +192,8 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     journal = JournalReader(store.engine, store.run)
     states = Releases(store).now()
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
+    certified = read_certified(journal)
+    of_weights = {one.sha256: one for one in reversed(certified)}
     policies: dict[int, ServedPolicy] = {}
     for entry in journal.versions():
         number = _served_round(entry, stamp[0])
@@ -167,16 +206,19 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
                 release,
                 states.reasons.get(number, ""),
                 _canaries(store, entry.version.number),
+                of_weights.get((entry.version.sha256,)),
             )
     rounds = [number for number in sorted(policies) if number > 0]
+    drawn = tuple(rounds if mixture_max is None else rounds[-mixture_max:])
     wanted = [] if states.current is None else [states.current, *reversed(states.earlier)]
     return Catalog(
         run=store.run,
         policies=policies,
         released=next((number for number in wanted if number in policies), None),
-        mixture=tuple(rounds if mixture_max is None else rounds[-mixture_max:]),
+        mixture=drawn,
         stamp=stamp,
         states=states,
+        certified_mixture=of_weights.get(tuple(policies[number].version.sha256 for number in drawn)),
     )
 
 
@@ -209,7 +251,8 @@ def _round_of(model: str) -> int:
 
 
 def _entry(catalog: Catalog, name: str, policy: ServedPolicy) -> dict[str, Any]:
-    return _model(name, facts(catalog, name, policy) | {"reason": policy.reason})
+    about = facts(catalog, name, policy) | {"reason": policy.reason}
+    return _model(name, about | stated_certificate(catalog.certificate_of(name, policy)))
 
 
 def _model(name: str, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Which round is released: a history that is only ever appended to, and what follows from replaying it.
 
-The release rule decides once about every round when it ends; people release, and roll back, by hand. All of it is in
-the journal, so a served endpoint follows a run by reading.
+A certificate releases the best certified policy; people release, and roll back, by hand. All of it is in the journal,
+so a served endpoint follows a run by reading. Histories of version 0.1 hold refusals too, one for every round whose
+estimate was too high.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.rows import record_of
 from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.serving.certified import read_certified
 
 RELEASE, REFUSE, ROLLBACK = "release", "refuse", "rollback"
 RULE = "rule"
-"""Who decided, where no person did."""
-UNDECIDED = "undecided"
+"""Who decided, where no person did: a certificate."""
+UNRELEASED = "unreleased"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class ReleaseEntry:
 
 @dataclass(frozen=True)
 class Released:
-    """What a history comes to. `states` by round: released, superseded, withdrawn or refused; others are undecided."""
+    """What a history comes to. `states` by round: released, superseded, withdrawn or refused; others are unreleased."""
 
     current: int | None = None
     earlier: tuple[int, ...] = ()
@@ -48,7 +51,7 @@ class Released:
     reasons: Mapping[int, str] = field(default_factory=dict)
 
     def state(self, round_: int) -> str:
-        return self.states.get(round_, UNDECIDED)
+        return self.states.get(round_, UNRELEASED)
 
 
 def replay(history: Sequence[ReleaseEntry]) -> Released:
@@ -87,17 +90,18 @@ class Releases:
         return replay(self.history())
 
     def release(self, round_: int, *, by: str, reason: str = "", force: bool = False) -> Released:
-        """Releases a finished round. One that the rule refused needs `force`. Raises UserError."""
+        """Releases a finished round. One without a certificate needs `force`. Raises UserError."""
+        certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
 
         def add(connection: Connection) -> None:
             state = replay(self._history(connection))
             self._demand_finished(connection, round_)
             if state.current == round_:
                 raise UserError(f"round {round_} is the released one already")
-            if state.state(round_) == "refused" and not force:
+            if (round_,) not in certified and not force:
                 raise UserError(
-                    f"round {round_} was refused by the release rule ({state.reasons[round_]}): choose another round,"
-                    " or add --force to overrule it"
+                    f"the policy of round {round_} has no certificate: `pddpo certify RUN --policy round-{round_}`"
+                    " tests it; with --force it is served all the same, marked as uncertified"
                 )
             self._add(connection, RELEASE, round_, by, reason or "released by hand")
 

@@ -1,15 +1,8 @@
-"""What a run hands over: which rounds' policies, with which weights, and whether one may be released (paper.md §10)."""
+"""What a run hands over: which rounds' policies, with which weights, and who is tested first (paper.md §10)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from pddpo_ray.records import CostEstimate
-
-STANDARD_ERRORS = 1.64
-"""Distance that an estimate keeps from its limit; asked in every round, that is no level of confidence."""
-ACCURACY_DROP = 0.02
+from collections.abc import Mapping
 
 
 def output_weights(rounds: int) -> tuple[float, ...]:
@@ -19,32 +12,28 @@ def output_weights(rounds: int) -> tuple[float, ...]:
     return (1.0 / rounds,) * rounds
 
 
-@dataclass(frozen=True)
-class ReleaseDecision:
-    """Whether a version may be served as `released`, and why (one line)."""
+def shortfall(
+    estimates: Mapping[str, float], reachable: Mapping[str, float], limits: Mapping[str, float]
+) -> float | None:
+    """How far a policy's estimates are from what a test can be expected to certify, in parts of the way to the limit.
 
-    released: bool
-    reason: str
-
-
-def release_decision(
-    estimate: CostEstimate,
-    threshold: float,
-    *,
-    accuracy: float | None = None,
-    accuracy_before: float | None = None,
-    written: Callable[[float], str] = "{:.4g}".format,
-) -> ReleaseDecision:
-    """Released when c~ + 1.64 se <= d and held-out reward accuracy fell by at most 2 points.
-
-    `written` writes a cost in the unit that its limit is stated in.
+    At most 0: every estimate is low enough; 1: one is at its limit. None: one is above it, or there is none.
+    `reachable` lies below its limit by the width of the test.
     """
-    bound = estimate.value + STANDARD_ERRORS * estimate.standard_error
-    said = f"estimated {estimate.constraint}, {STANDARD_ERRORS} standard errors to the worse, is {written(bound)}"
-    if not bound <= threshold:
-        return ReleaseDecision(False, f"{said}, beyond the limit {written(threshold)}")
-    if accuracy is not None and accuracy_before is not None and accuracy < accuracy_before - ACCURACY_DROP:
-        return ReleaseDecision(
-            False, f"held-out reward accuracy fell from {accuracy_before:.3f} to {accuracy:.3f}, by more than 2 points"
-        )
-    return ReleaseDecision(True, f"{said}, within the limit {written(threshold)}")
+    parts = []
+    for name, limit in limits.items():
+        if not estimates.get(name, float("inf")) <= limit:
+            return None
+        parts.append((estimates[name] - reachable[name]) / (limit - reachable[name]))
+    return max(parts)
+
+
+def in_order_of_test(shortfalls: Mapping[int, float | None], helpfulness: Mapping[int, float]) -> list[int]:
+    """Rounds in the order in which they are put to the test; those with a shortfall of None are not.
+
+    Those whose test can be expected to succeed come first, the most helpful of them before all; then the others, the
+    nearest first. in_order_of_test({1: 0.0, 2: None, 3: -0.2, 4: 0.5}, {1: 0.1, 2: 9.0, 3: 0.3, 4: 5.0}) = [3, 1, 4]
+    """
+    known = {number: short for number, short in shortfalls.items() if short is not None}
+    likely = sorted((n for n, short in known.items() if short <= 0), key=lambda n: (-helpfulness[n], -n))
+    return likely + sorted((n for n, short in known.items() if short > 0), key=lambda n: (known[n], -n))

@@ -364,11 +364,11 @@ FIXED = (
         "test_levels_of_all_candidates_sum_to_delta",
     ),
     mutant(
-        "a release looks at the lower end",
-        "theory/output release_decision",
-        "bound = estimate.value + ",
-        "bound = estimate.value - ",
-        "test_release_needs_the_bound_below_the_limit_and_accuracy_kept",
+        "a policy above its limit is put to the test",
+        "theory/output shortfall",
+        "return None",
+        "return 0.0",
+        "test_the_shortfall_is_a_share_of_the_way_from_what_a_test_reaches_to_the_limit",
     ),
     mutant(
         "the mixture weighted unevenly",

@@ -177,7 +177,7 @@ def test_what_is_no_computation_of_a_round_is_all_but_fit_sample_score_label_and
     """By hand: 10 s, of which 2 + 3 s of fits (trainer's own 1.5 and 2.5 s), 1 s of samples and 0.5 s of labels."""
     seconds = {
         "fit-reward": 2.0, "fit-cost": 3.0, "publish": 0.25, "sample": 1.0, "safety": 0.5,
-        "dual": 0.25, "evaluate": 1.0, "release": 0.5,
+        "dual": 0.25, "evaluate": 1.0, "preferences": 0.5,
     }  # fmt: skip
     metrics = {"fit/reward_seconds": 1.5, "fit/cost_seconds": 2.5, "time/wall": 10.0}
     data: Any = SimpleNamespace(
@@ -193,8 +193,8 @@ def test_what_is_no_computation_of_a_round_is_all_but_fit_sample_score_label_and
 
 
 def test_what_a_reward_fit_begun_ahead_covers_is_no_idle_part_of_the_round_before() -> None:
-    """By hand: round 2's fit takes 3.2 s, 2 of them in round 2; the other 1.2 cover evaluation and part of the rule."""
-    seconds = {"fit-reward": 2.0, "fit-cost": 3.0, "publish": 0.25, "evaluate": 1.0, "release": 0.5} | dict.fromkeys(
+    """By hand: round 2's fit takes 3.2 s, 2 of them in round 2; the other 1.2 cover the evaluation."""
+    seconds = {"fit-reward": 2.0, "fit-cost": 3.0, "publish": 0.25, "evaluate": 1.0} | dict.fromkeys(
         ("sample", "safety"), 1.0
     )
     metrics = {"fit/reward_seconds": 2.0, "fit/cost_seconds": 3.0, "time/wall": 10.0}
@@ -207,8 +207,7 @@ def test_what_a_reward_fit_begun_ahead_covers_is_no_idle_part_of_the_round_befor
         deliveries=(),
     )
     first, second = (run_shares.round_of(data, number).parts for number in (1, 2))
-    assert (first["exact evaluation"], first["release rule"]) == pytest.approx((0.0, 0.3))
-    assert (second["exact evaluation"], second["release rule"]) == pytest.approx((1.0, 0.5))
+    assert (first["exact evaluation"], second["exact evaluation"]) == pytest.approx((0.0, 1.0))
     assert second["way to the trainer"] == 0.0
 
 

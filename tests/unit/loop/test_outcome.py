@@ -13,10 +13,15 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from pddpo_ray.cli.train import show_result
+from pddpo_ray.config import load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.certificate_file import FILE, sentences, verified
+from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.outcome import Outcome, outcome_of
+from pddpo_ray.loop.releasing import why_not_asked
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.progress import watching
 from pddpo_ray.report.text import seconds
@@ -24,33 +29,31 @@ from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import run_of, small
 
-KEPT = ("dual.threshold=1.9",)
-BROKEN = ("dual.threshold=-0.55", "feedback.responses=64", "feedback.labels_each=16")
-"""A limit that every estimate keeps, and one close to the least cost there is, which two rounds do not reach."""
+KEPT = ("dual.threshold=1.9", "certificate.certify=end", "certificate.draws=128")
+BROKEN = ("dual.threshold=-0.55", "feedback.responses=64", "feedback.labels_each=16", "certificate.certify=end")
+"""A limit that every policy keeps, and one close to the least cost there is, which two rounds do not reach."""
 
 
-def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_releases_the_best_certified_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, run_dir = small(*KEPT, rounds=1), tmp_path / "run"
     result = run_recipe(config, run_dir)
     with read_journal(run_dir / JOURNAL, "run") as journal:
         outcome = outcome_of(journal, config.typed_limits, run_dir, policies="tables")
         (step,), policy = journal.dual_steps(), journal.policies[-1]
     assert Outcome.from_json(json.loads((run_dir / RESULT).read_text())["outcome"]) == outcome
-    assert (outcome.round, outcome.policy, outcome.by, outcome.asked) == (1, "policy-1", "rule", 1)
+    assert (outcome.round, outcome.policy, outcome.by, outcome.tested) == (1, "policy-1", "rule", 1)
     (limit,) = outcome.limits
     assert (limit.limit, limit.estimate, limit.standard_error) == (
         1.9,
         step.estimate.value,
         step.estimate.standard_error,
     )
+    said = sentences(verified(run_dir / FILE))
+    assert list(outcome.certificate) == said
     show_result(config, result, run_dir, None)
     out = capsys.readouterr().out
-    assert out.startswith("Released: policy-1, the policy of round 1, by the release rule.\n  cost: estimated ")
-    assert "was asked once. An estimate is no certificate" in out
+    assert out.startswith(f"Released: policy-1, the policy of round 1. {said[0]}\n  {said[1]}\n")
     assert re.search(r"unsafe rate \d", out)
-    assert "95 %" not in out
     (path,) = re.findall(r'load_file\("(.*)"\)', out)
     stored = load_file(path)
     assert stored
@@ -58,23 +61,31 @@ def test_a_released_policy_is_named_with_its_estimate_and_its_weights_load(
     assert policy.path in path
 
 
-def test_a_run_without_a_release_says_why_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_certificate_says_so_and_what_may_still_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = small(*BROKEN)
     result = run_recipe(config, tmp_path / "run")
     outcome = Outcome.from_json(result["outcome"])
     assert (outcome.round, outcome.policy, outcome.weights, outcome.load(), outcome.serve()) == (None,) * 5
-    assert outcome.asked == 2
+    assert (outcome.certificate, outcome.tested) == ((), 0)
     show_result(config, result, tmp_path / "run", None)
     out = capsys.readouterr().out
-    assert re.match(
-        r"No policy is released: estimated cost, 1.64 standard errors to the worse, is \S+ logit, "
-        r"beyond the limit -0.55 logit\.",
-        out,
-    )
+    assert out.startswith("No policy is certified, and none is released: by its own labels no round keeps every limit")
     assert "more rounds (a new run with rounds=4)" in out
+    assert "--force`, which serves round K marked as uncertified" in out
+    assert "% confidence" not in out
 
 
-def test_a_release_by_hand_leads_with_the_persons_name(tmp_path: Path) -> None:
+def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
+    result = run_recipe(small(*KEPT, "certificate.certify=never", rounds=1), tmp_path / "run")
+    assert "this recipe tests no policy by itself, `pddpo certify RUN` does" in result["outcome"]["headline"]
+    asked = load("tabular", ["feedback.kind=people", "certificate.certify=end"])
+    assert "feedback.kind=people" in (why_not_asked(asked) or "")
+    assert why_not_asked(load("tabular")) is None
+
+
+def test_a_release_by_hand_leads_with_the_persons_name_and_is_marked_as_uncertified(tmp_path: Path) -> None:
     config, run_dir = small(*BROKEN), tmp_path / "run"
     run_recipe(config, run_dir)
     engine = open_database(run_dir / JOURNAL)
@@ -82,7 +93,23 @@ def test_a_release_by_hand_leads_with_the_persons_name(tmp_path: Path) -> None:
     engine.dispose()
     with read_journal(run_dir / JOURNAL, "run") as journal:
         outcome = outcome_of(journal, config.typed_limits, run_dir, policies="tables")
-    assert outcome.headline == "Released: policy-1, the policy of round 1, by ana (a trial)."
+    assert outcome.headline == "Released: policy-1, the policy of round 1, by ana (a trial). It is not certified."
+
+
+def test_a_run_that_is_resumed_tests_nothing_twice_and_a_release_by_hand_stays(tmp_path: Path) -> None:
+    config, run_dir = small(*KEPT), tmp_path / "run"
+    first = run_recipe(config, run_dir)
+    with open_folder(run_dir) as journal:
+        before = read_ledger(journal)
+    engine = open_database(run_dir / JOURNAL)
+    other = 3 - first["outcome"]["round"]
+    Releases(Store(engine, run_of(run_dir))).release(other, by="ana", force=True)
+    engine.dispose()
+    again = run_recipe(config, run_dir, resume=True)
+    assert again["outcome"]["round"] == other
+    with open_folder(run_dir) as journal:
+        assert read_ledger(journal) == before
+        assert [(entry.candidate.number, entry.state) for entry in before] == [(1, "certified")]
 
 
 def test_terminal_result_and_report_say_the_same_seconds(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
     clipped_logit,
@@ -28,7 +28,7 @@ from pddpo_ray.theory.cost_estimate import (
     unsafe_shares,
     within_prompt_variance,
 )
-from pddpo_ray.theory.output import output_weights, release_decision
+from pddpo_ray.theory.output import in_order_of_test, output_weights, shortfall
 from pddpo_ray.verify.experiments import bias_table, interval_coverage
 
 SAFE, UNSAFE, ABSTAIN, FAILED = Verdict.SAFE, Verdict.UNSAFE, Verdict.ABSTAIN, Verdict.FAILED
@@ -225,11 +225,18 @@ def test_output_weights() -> None:
         output_weights(0)
 
 
-def test_release_needs_the_bound_below_the_limit_and_accuracy_kept() -> None:
-    good = CostEstimate(-0.2, 0.1, 100, 32)
-    assert release_decision(good, 0.0).released  # -0.2 + 0.164 < 0
-    assert not release_decision(CostEstimate(-0.2, 0.13, 100, 32), 0.0).released
-    assert release_decision(good, 0.0, accuracy=0.70, accuracy_before=0.715).released
-    refused = release_decision(good, 0.0, accuracy=0.70, accuracy_before=0.75)
-    assert not refused.released
-    assert "2 points" in refused.reason
+def test_the_shortfall_is_a_share_of_the_way_from_what_a_test_reaches_to_the_limit() -> None:
+    reach, limits = {"a": 0.03, "b": 0.5}, {"a": 0.05, "b": 1.0}
+    assert shortfall({"a": 0.04, "b": 0.5}, reach, limits) == pytest.approx(0.5)
+    assert shortfall({"a": 0.02, "b": 0.25}, reach, limits) == pytest.approx(-0.5)
+    assert shortfall({"a": 0.051, "b": 0.1}, reach, limits) is None
+    assert shortfall({"a": 0.01}, reach, limits) is None
+    assert shortfall({"a": math.nan, "b": 0.1}, reach, limits) is None
+
+
+def test_who_is_tested_first() -> None:
+    """The likely ones by helpfulness, the later of two alike; then the nearest; those above a limit never."""
+    short = {1: -1.0, 2: None, 3: 0.0, 4: 0.7, 5: 0.2, 6: -0.1}
+    helpful = {1: 0.1, 2: 9.0, 3: 0.3, 4: 5.0, 5: 0.0, 6: 0.3}
+    assert in_order_of_test(short, helpful) == [6, 3, 1, 5, 4]
+    assert in_order_of_test({}, {}) == []

@@ -34,7 +34,7 @@ from pddpo_ray.theory.dual import (
 from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.intervals import rate_interval
 from pddpo_ray.theory.mle import PAIRS_PER_RIDGE, box_mle, gradient, negative_log_likelihood
-from pddpo_ray.theory.output import release_decision
+from pddpo_ray.theory.output import shortfall
 from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
@@ -71,14 +71,9 @@ def test_intervals_of_rates_end_exactly_at_0_and_1() -> None:
     assert ends[1] == pytest.approx(-ends[0])
 
 
-def test_an_estimate_exactly_at_the_limit_is_released() -> None:
-    assert release_decision(CostEstimate(0.5, 0.0, 9, 5), 0.5).released
-    assert not release_decision(CostEstimate(0.5, 0.1, 9, 5), 0.66).released
-    assert release_decision(CostEstimate(0.5, 0.1, 9, 5), 0.67).released
-    assert not release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.6, accuracy_before=0.7).released
-    assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.69, accuracy_before=0.7).released
-    assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy_before=0.7).released
-    assert release_decision(CostEstimate(0.0, 0.0, 9, 5), 0.5, accuracy=0.0, accuracy_before=0.02).released
+def test_an_estimate_exactly_at_the_limit_is_put_to_the_test() -> None:
+    assert shortfall({"cost": 0.5}, {"cost": 0.4}, {"cost": 0.5}) == pytest.approx(1.0)
+    assert shortfall({"cost": 0.4}, {"cost": 0.4}, {"cost": 0.5}) == 0.0
 
 
 def test_learning_rates_of_the_cost_stage_fall_below_the_reference_multiplier() -> None:

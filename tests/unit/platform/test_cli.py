@@ -46,7 +46,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def run_recipe(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         calls.append({"config": config, "run_dir": run_dir, "resume": resume})
-        outcome = Outcome(None, None, None, "no round is finished", (), 0).as_json()
+        outcome = Outcome(None, None, None, "no round is finished", ()).as_json()
         return {"outcome": outcome, "gap_last": None, "labels_used": 7, "seconds": 1.25, "rounds": config.rounds}
 
     monkeypatch.setattr(train, "runner", lambda config: run_recipe)
@@ -183,10 +183,11 @@ def test_train_ends_with_its_outcome_and_not_with_a_dump_of_keys(
 ) -> None:
     _, out, _ = run(capsys, "train", "tabular", "--run", str(tmp_path / "r"))
     assert out.splitlines() == [
-        "No policy is released: no round is finished.",
-        "  The release rule was asked 0 times, once a round. An estimate is no certificate that a limit is kept.",
+        "No policy is certified, and none is released: no round is finished.",
+        "  Nothing is certified. An estimate of a round's own labels is no certificate that a limit is kept.",
         f"run folder  {tmp_path / 'r'}",
-        f"next        more rounds (a new run with rounds=200), or `pddpo release {tmp_path / 'r'} ROUND --force`",
+        f"next        `pddpo certify {tmp_path / 'r'} --policy round-K --budget N`, more rounds (a new run with"
+        f" rounds=200), or `pddpo release {tmp_path / 'r'} K --force`, which serves round K marked as uncertified",
         "effort      7 labels, 1.2 s",
     ]
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app, main
+from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
 from pddpo_ray.storage.artifacts import tensors_sha256
@@ -24,7 +25,7 @@ TEXT = torch.tensor([[1, 5, 6, 7, 20, 30, 40, 2]])
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
-    """Round 1 is released, round 2 refused."""
+    """Round 1 is certified and released, round 2 is neither."""
     made = make_run(tmp_path_factory.mktemp("runs") / "demo", (SAFE, UNSAFE))
     yield made
     made.close()
@@ -54,7 +55,9 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     run: ServedRun, tmp_path: Path
 ) -> None:
     told = export(run.folder, tmp_path / "model")
-    assert (told["round"], told["release"]) == (1, "released")
+    assert (told["round"], told["release"], told["certified"]) == (1, "released", True)
+    assert verified(tmp_path / "model" / "certificate.json")["candidate"]["versions"][0]["sha256"] == told["sha256"]
+    assert "Certified: cost: the mean logit" in (tmp_path / "model" / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(log_probs(model), log_probs(tiny_llama(101)), atol=1e-6, rtol=0)
     assert tensors_sha256(model.state_dict().items()) == told["sha256"]
@@ -73,13 +76,15 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     )
 
 
-def test_a_refused_round_is_exported_when_it_is_asked_for_and_its_card_says_so(run: ServedRun, tmp_path: Path) -> None:
+def test_an_uncertified_round_is_exported_when_it_is_asked_for_and_its_card_says_so(
+    run: ServedRun, tmp_path: Path
+) -> None:
     told = export(run.folder, tmp_path / "second", "--round", "2")
-    assert (told["round"], told["release"]) == (2, "refused")
+    assert (told["round"], told["release"], told["certified"]) == (2, "unreleased", False)
+    assert not (tmp_path / "second" / "certificate.json").exists()
     card = (tmp_path / "second" / "README.md").read_text()
-    assert "**Not released** (refused)" in card
-    assert "| cost | 0 | 0.4 | 0.1 |" in card
-    assert "The release rule was asked 2 times" in card
+    assert "**Not released** (unreleased). **Uncertified**: Nothing is certified." in card
+    assert "| cost | at most 0 logit | " in card
     assert told["sha256"] in card
     assert "temperature of the policy: 1 (" in card
     assert "licence of the base: not stated" in card

@@ -129,8 +129,38 @@ def test_a_key_for_applications_gets_what_is_released_and_the_mixture_alone(call
     assert caller.chat(Scope.CHAT, model="mixture").status_code == 200
     refused = caller.chat(Scope.CHAT, model="round-2")
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
-    assert caller.chat(Scope.INSPECT, model="round-2").json()["pddpo"]["release"] == "refused"
+    assert caller.chat(Scope.INSPECT, model="round-2").json()["pddpo"]["release"] == "unreleased"
     assert caller.chat(Scope.INSPECT, model="").json()["pddpo"]["model"] == "released"
+
+
+def test_answers_say_what_is_certified_of_their_author_and_other_decoding_carries_none(caller: Caller) -> None:
+    """The certificate is about temperature 1, nothing cut off, and answers of at most five tokens."""
+    certified = caller.chat()
+    header = certified.headers["x-pddpo-certificate"]
+    assert header == certified.json()["pddpo"]["certificate"]
+    assert header.startswith("certified; cost at most -")
+    assert "95 % confidence" in header
+    plain = {name: value for name, value in CHAT.items() if name != "max_tokens"}
+    assert caller.post("/v1/chat/completions", plain).headers["x-pddpo-certificate"] == header
+    assert caller.engine.asked[-1][1]["max_tokens"] == 5
+    same = caller.chat(temperature=1.0, top_p=1, top_k=-1, stop=[], stream=True)
+    assert same.headers["x-pddpo-certificate"] == header
+    for change in ({"temperature": 0.7}, {"top_p": 0.9}, {"max_tokens": 4}, {"stop": "x"}, {"logit_bias": {"5": 9}}):
+        (name,) = change
+        other = caller.chat(**change)
+        assert other.status_code == 200
+        assert other.headers["x-pddpo-certificate"].startswith(f"none: {name}=")
+        assert other.json()["pddpo"]["certificate"] == other.headers["x-pddpo-certificate"]
+    for model in ("mixture", "round-2", "reference"):
+        assert caller.chat(model=model, temperature=0.7).headers["x-pddpo-certificate"] == "none"
+
+
+def test_other_decoding_of_a_certified_policy_is_refused_where_that_is_configured(tmp_path: Path) -> None:
+    caller = Caller(tmp_path, other_decoding="refuse")
+    assert caller.chat().status_code == 200
+    assert "temperature=0.7 is other decoding" in error_of(caller.chat(temperature=0.7))
+    assert caller.chat(model="round-2", temperature=0.7).status_code == 200
+    caller.close()
 
 
 def test_headers_and_body_state_the_same_also_for_strange_conversations(caller: Caller) -> None:
@@ -277,7 +307,7 @@ def test_a_release_is_taken_over_only_after_its_policy_has_answered(caller: Call
     assert (caller.endpoint.catalog.released, caller.endpoint.catalog.rounds) == (3, (1, 2, 3, 4))
     told = caller.client.get("/admin/releases", headers={"authorization": f"Bearer {caller.keys[Scope.ADMIN]}"})
     assert [line["action"] for line in told.json()["history"]] == [
-        *("release", "refuse", "release", "rollback", "release", "refuse"),
+        *("release", "release", "rollback", "release"),
     ]
 
 

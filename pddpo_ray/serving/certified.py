@@ -1,0 +1,68 @@
+"""Which policies are certified, as it stands in the journal, and what of a certificate travels with every answer.
+
+A certificate is bound to what was tested: the weights by their hash, the template, the decoding, the source of labels
+and the prompts. Another decoding of the same weights is another policy, and carries none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from pddpo_ray.journal import JournalReader
+
+PHASE = "certified"
+"""Written under the candidate's round of the ledger once it keeps all limits of the recipe; it is never undone."""
+WHOLE: Mapping[str, tuple[float, ...]] = {
+    "top_p": (1.0,), "top_k": (-1, 0), "min_p": (0.0,), "frequency_penalty": (0.0,), "presence_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}  # fmt: skip
+"""Values of a request's sampling fields that leave the policy as it is."""
+BENDING = ("logit_bias", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "response_format")
+"""Fields of a request that, where they are set, make other answers of the same weights."""
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A policy whose limits are all certified. `sha256` are the weights that it draws from, evenly."""
+
+    candidate: int
+    policy: str
+    rounds: tuple[int, ...]
+    sha256: tuple[str, ...]
+    template: str
+    decoding: Mapping[str, Any]
+    limits: tuple[str, ...]
+    """Of each limit its name, bound and confidence."""
+    statement: tuple[str, ...]
+    """The sentences."""
+
+    @property
+    def header(self) -> str:
+        """One line for `x-pddpo-certificate`: the bounds, and the hash of the first weights."""
+        said = ["certified", *self.limits, f"candidate {self.candidate}", f"sha256 {self.sha256[0][:16]}"]
+        return "; ".join(said).encode("ascii", "backslashreplace").decode("ascii")
+
+    def other_decoding(self, asked: Mapping[str, Any]) -> str | None:
+        """How a request departs from the decoding that was tested; None: it does not."""
+        tested = {**WHOLE, **{name: (self.decoding[name],) for name in ("temperature", "max_tokens")}}
+        for field, value in asked.items():
+            name = "max_tokens" if field == "max_completion_tokens" else field
+            if (name in tested and value not in tested[name]) or (name in BENDING and value):
+                return f"{field}={value}"
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        lists = {name: tuple(stored[name]) for name in ("rounds", "sha256", "limits", "statement")}
+        return cls(**{**stored, **lists})
+
+
+def read_certified(journal: JournalReader) -> list[Certified]:
+    """All that are certified, in the order in which they entered the ledger."""
+    found = [phase for phase in journal.phases(like=PHASE) if phase.round <= 0]
+    return [Certified.from_json(phase.payload) for phase in sorted(found, key=lambda phase: -phase.round)]
