@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from pddpo_ray.config import Config, NoWorldConfig, PeopleFeedback
 from pddpo_ray.config.cluster import InProcess
@@ -185,12 +187,22 @@ def siblings(config: Config, run_dir: Path) -> list[str]:
     mine = {**config.fixed_settings(), "seed": None}
     found = []
     for folder in sorted(run_dir.parent.iterdir()):
-        if folder != run_dir and (folder / JOURNAL).is_file():
-            with open_folder(folder) as other:
-                recipe = Config.model_validate(other.recipe)
-            if {**recipe.fixed_settings(), "seed": None} == mine:
-                found.append(folder.name)
+        if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == mine:
+            found.append(folder.name)
     return found
+
+
+def _settings_of(folder: Path) -> Mapping[str, Any]:
+    """Fixed settings of another run by today's rules, or as they are stored where its recipe is none of today's."""
+    try:
+        with open_folder(folder) as other:
+            stored = other.about
+    except UserError:  # begun this moment, or no journal of a run
+        return {}
+    try:
+        return Config.model_validate(stored.recipe).fixed_settings()
+    except ValidationError:
+        return dict(stored.fixed_settings)
 
 
 def _demand_possible(config: Config) -> None:

@@ -189,9 +189,12 @@ def finding(tested: TestedLimit, numbers: Numbers) -> Finding:
     lower = tested.from_unit(lower_bound(least, min(above, 0.999), tested.level)) - tested.bias
     certified = first_certified(most, limit, tested.level)
     rejected = first_rejected(least, above, tested.level) if above < 1.0 else None
+    # what a bound said at one look holds for ever, so later draws loosen none
     if certified is not None and (rejected is None or certified <= rejected):
-        return Finding("certified", upper, lower, certified)
-    return Finding("undecided" if rejected is None else "rejected", upper, lower, rejected)
+        return Finding("certified", min(upper, tested.limit), lower, certified)
+    if rejected is None:
+        return Finding("undecided", upper, lower, rejected)
+    return Finding("rejected", upper, max(lower, tested.limit), rejected)
 
 
 def read_ledger(journal: JournalReader) -> list[Entry]:
