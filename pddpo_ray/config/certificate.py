@@ -13,9 +13,9 @@ class CertificateConfig(Strict):
     """How a run shows that its limits are kept (docs/certificates.md). Levels are fixed with the recipe; budgets
     may grow later, since a look costs nothing."""
 
-    certify: Literal["end", "never"] | None = None
-    """When the run tests its policies by itself. null: at its end where a world's truth labels, never where people,
-    judges or models are asked: `pddpo certify RUN` asks them."""
+    certify: Literal["end", "never"] = "never"
+    """When the run tests its policies by itself: `end`, when its rounds are done; `never`, since a test asks for labels
+    beyond those of training: `pddpo certify RUN` asks for them."""
     candidates: int = Field(3, ge=1)
     """The most rounds' policies that are tested at the end: the most helpful by their own estimates first, until one is
     certified."""

@@ -210,13 +210,6 @@ class Config(Strict):
         return dict.fromkeys(self.thresholds, round(1.0 - self.certificate.confidence, 12))
 
     @property
-    def certifies_at_end(self) -> bool:
-        """Whether the run tests its policies by itself when its rounds are done."""
-        if self.certificate.certify is None:
-            return isinstance(self.feedback, WorldFeedback)
-        return self.certificate.certify == "end"
-
-    @property
     def skip_below(self) -> float:
         """Multiplier at or below which the cost fit is skipped."""
         return SKIP_SHARE * self.beta if self.dual.skip_below is None else self.dual.skip_below

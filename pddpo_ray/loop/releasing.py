@@ -56,7 +56,9 @@ def why_not_asked(config: Config) -> str | None:
     """Why a run with this recipe tests nothing by itself; None: it does at its end."""
     if reason := reason_against(config):
         return reason
-    return None if config.certifies_at_end else "this recipe tests no policy by itself, `pddpo certify RUN` does"
+    if config.certificate.certify == "end":
+        return None
+    return "this recipe tests no policy by itself, `pddpo certify RUN` does (certificate.certify is never)"
 
 
 def certify_and_release(

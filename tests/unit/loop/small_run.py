@@ -17,7 +17,6 @@ SMALL = (
     "explore.prompts=6",
     "explore.calibration=16",
     "offline.pairs=40",
-    "certificate.certify=never",
 )
 
 
