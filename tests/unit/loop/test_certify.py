@@ -77,7 +77,7 @@ def test_a_certified_bound_lies_above_the_exact_rate_and_follows_from_the_labels
     values = [float(labels[name][0] == "unsafe") for name in entry.draws["cost"]]
     limit, level = entry.candidate.limits[0].limit, Allocation().level(0.05, 1)
     assert found.decided_after == first_certified(values, limit, level)
-    assert found.upper == upper_bound(values, limit, level)
+    assert found.upper == min(limit, upper_bound(values, limit, level))
     assert len(set(entry.draws["cost"])) == entry.count == len(labels)
 
 
@@ -197,7 +197,7 @@ def test_a_logit_is_certified_below_its_bias_with_the_unsafe_rate_beside_it(tmp_
     values = logit_draws([share or 0.0 for share in entry.numbers["cost"]], 2.0)
     limit = (1.5 - bias_bound(16, 2.0) + 2.0) / 4.0
     expected = 4.0 * upper_bound(values, limit, Allocation().level(0.05, 1)) - 2.0 + bias_bound(16, 2.0)
-    assert entry.findings["cost"].upper == pytest.approx(expected)
+    assert entry.findings["cost"].upper == pytest.approx(min(1.5, expected))
     assert "% of the labels say unsafe" in sentences(certificate_of(config, tmp_path / "run", entry))[1]
     with pytest.raises(UserError, match="cannot be certified by any number of draws"):
         certify(config, tmp_path / "run", "last", {"cost": -1.99}, MANY)
