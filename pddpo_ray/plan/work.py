@@ -84,6 +84,7 @@ def work_before(config: Config, prompts: int) -> Work:
     if not config.online:
         return once
     once = _with_comparison(config, once)
+    answers = once.answers
     proposal = proposal_of(config, prompts)
     whitened = calibration_size(config, prompts)
     if proposal.baseline:
