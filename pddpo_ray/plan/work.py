@@ -84,17 +84,17 @@ def work_before(config: Config, prompts: int) -> Work:
     if not config.online:
         return once
     once = _with_comparison(config, once)
-    answers = once.answers
+    answers = dict(once.answers)
     proposal = proposal_of(config, prompts)
     whitened = calibration_size(config, prompts)
     if proposal.baseline:
         answers["calibration"] = whitened
         if config.explore.loss == "xpo":
             answers["baseline"] = prompts_of_the_term(config, prompts) * config.explore.baseline_answers
-        return replace(once, features=whitened + answers.get("baseline", 0))
+        return replace(once, answers=answers, features=whitened + answers.get("baseline", 0))
     baseline = prompts * config.explore.baseline_answers
     answers |= {"baseline": baseline, "proposal": prompts * proposal.pool}
-    return replace(once, features=baseline + whitened)
+    return replace(once, answers=answers, features=baseline + whitened)
 
 
 def _trained_scorers(config: Config) -> int:
