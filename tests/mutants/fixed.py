@@ -253,8 +253,8 @@ FIXED = (
     mutant(
         "the threshold's sign",
         "theory/dual ConstraintState.excess",
-        "return estimate.value - self.threshold",
-        "return estimate.value + self.threshold",
+        "return estimate.value - (self.threshold - self.margin)",
+        "return estimate.value + (self.threshold - self.margin)",
         "test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound",
     ),
     mutant(
@@ -333,7 +333,7 @@ FIXED = (
         "theory/intervals student_half_width",
         "student.ppf(0.5 + level / 2, count - 1)",
         "student.ppf(level, count - 1)",
-        "test_intervals_of_a_rate_and_of_a_mean_are_scipys",
+        "test_groups_of_values_are_averaged_and_none_is_left_out",
     ),
     mutant(
         "the tail of a rate's interval",

@@ -238,7 +238,7 @@ def test_the_page_shows_both_limits(tmp_path: Path) -> None:
     run_recipe(small("rounds=2"), tmp_path / "run")
     page = build_report(tmp_path / "run").read_text(encoding="utf-8")
     assert 'data-key="privacy/multiplier_optimum"' in page
-    assert 'data-key="cost/g_mixture"' in page
+    assert 'data-key="cost/value_mixture"' in page
 
 
 def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
