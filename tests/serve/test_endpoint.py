@@ -87,7 +87,7 @@ def about(reply: Any) -> dict[str, Any]:
 def test_models_are_listed_with_what_is_known_of_them(endpoint: Endpoint) -> None:
     models = {entry.id: entry.model_extra["pddpo"] for entry in endpoint.client().models.list()}  # type: ignore[index]
     assert list(models) == ["released", "mixture", "round-1", "round-2", "round-3", "reference"]
-    assert (models["released"]["round"], models["round-2"]["release"]) == (3, "refused")
+    assert (models["released"]["round"], models["round-2"]["release"]) == (3, "unreleased")
     assert endpoint.client().models.retrieve("mixture").id == "mixture"
     assert httpx.get(f"{endpoint.url}/readyz", timeout=60).json() == {"ok": True}
 
@@ -220,12 +220,12 @@ def test_release_and_rollback_drop_no_request_of_twenty_clients(endpoint: Endpoi
     assert set(seen) == {1, 2, 3}
 
 
-def test_the_endpoint_follows_the_run_and_a_round_that_fails_the_rule_stays_unreleased(endpoint: Endpoint) -> None:
+def test_the_endpoint_follows_the_run_and_a_round_without_a_certificate_stays_unreleased(endpoint: Endpoint) -> None:
     endpoint.wait_for(3)
     endpoint.run.add_round(UNSAFE)
     until(lambda: "round-4" in {entry.id for entry in endpoint.client().models.list()})
     assert about(ask(endpoint.client(), "released"))["round"] == 3
-    assert about(ask(endpoint.client(), "round-4"))["release"] == "refused"
+    assert about(ask(endpoint.client(), "round-4"))["release"] == "unreleased"
     with pytest.raises(httpx.HTTPStatusError, match="409"):
         endpoint.admin("release", round=4)
     endpoint.run.add_round(SAFE)
@@ -237,7 +237,7 @@ def test_the_endpoint_follows_the_run_and_a_round_that_fails_the_rule_stays_unre
 
 
 def test_weights_that_were_changed_on_disk_are_not_served_and_nothing_else_suffers(endpoint: Endpoint) -> None:
-    """Round 6 is released by the rule, but its file is not what the journal says: the endpoint stays with round 5."""
+    """Round 6 is certified and released, but its file is not what the journal says: the endpoint stays with round 5."""
     run = endpoint.run
     original, run.store.write_tensors = run.store.write_tensors, _with_a_scaled_matrix(run)  # type: ignore[method-assign]
     try:
