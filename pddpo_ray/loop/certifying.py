@@ -54,9 +54,17 @@ MakeParts = Callable[[], AbstractContextManager[Backends]]
 
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
-    """Puts a policy of a finished run to the test: `ask` on the journal in its folder."""
+    """Puts a policy of a finished run to the test in this process: `ask` on the journal in its folder."""
+    here = in_one_process(config)
     with opened(config, run_dir) as journal:
-        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(config, run_dir)))
+        return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(here, run_dir)))
+
+
+def in_one_process(config: Config) -> Config:
+    """The same recipe with one engine and one rank, here: it draws and labels as the run's own parts do."""
+    trainer = config.trainer.model_copy(update={"workers": 1, "engine": "torch"})
+    rollout = config.rollout.model_copy(update={"engines": 1})
+    return config.model_copy(update={"cluster": InProcess(), "trainer": trainer, "rollout": rollout})
 
 
 def opened(config: Config, run_dir: Path) -> Journal:
@@ -217,8 +225,6 @@ def _demand_possible(config: Config) -> None:
             f"certificate.prompts: the limit {on_sets[0]} is about a prompt set, and these files are in none; leave"
             " them out, and the set's own prompts are drawn"
         )
-    if not isinstance(config.cluster, InProcess):
-        raise UserError("cluster.mode=ray: certificates are given in one process; use a recipe with mode in-process")
 
 
 def _versions(journal: Journal, policy: str) -> tuple[PolicyVersion, ...]:

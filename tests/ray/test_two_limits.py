@@ -1,4 +1,4 @@
-"""Several limits through Ray actors: the same multipliers, labels and versions as in one process."""
+"""Several limits, and certificates, through Ray actors: the same numbers as in one process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
 from tests.ray_session import session
 from tests.traces import trace
@@ -37,3 +40,22 @@ def test_stated_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_
     there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
     assert there["limits"] == here["limits"]
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
+
+
+def test_a_run_on_ray_is_certified_at_its_end_and_later_in_one_process(ray_running: None, tmp_path: Path) -> None:
+    rate = ["feedback.signal=unsafe_rate", "dual.threshold=0.6", "certificate={certify: end, candidates: 1, draws: 640}"]
+    in_one = load("tabular", [*SMALL, *rate])
+    on_ray = load("tabular", [*SMALL, *rate, "cluster.mode=ray", "cluster.cpus=4", "rollout.engines=2"])
+    here, there = tmp_path / "here" / "run", tmp_path / "there" / "run"
+    run_recipe(in_one, here)
+    launch.run_recipe(on_ray, there)
+    later = [certify(config, run, "mixture", {}, 640) for config, run in ((in_one, here), (on_ray, there))]
+    assert later[0].numbers == later[1].numbers
+    lines = []
+    for run in (here, there):
+        with open_folder(run) as journal:
+            lines.append(read_ledger(journal))
+    assert [(one.candidate, one.numbers, one.state) for one in lines[0]] == [
+        (one.candidate, one.numbers, one.state) for one in lines[1]
+    ]
+    assert [one.state for one in lines[0]] == ["certified", "certified"]
