@@ -43,7 +43,11 @@ def test_stated_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_
 
 
 def test_a_run_on_ray_is_certified_at_its_end_and_later_in_one_process(ray_running: None, tmp_path: Path) -> None:
-    rate = ["feedback.signal=unsafe_rate", "dual.threshold=0.6", "certificate={certify: end, candidates: 1, draws: 640}"]
+    rate = [
+        "feedback.signal=unsafe_rate",
+        "dual.threshold=0.6",
+        "certificate={certify: end, candidates: 1, draws: 640}",
+    ]
     in_one = load("tabular", [*SMALL, *rate])
     on_ray = load("tabular", [*SMALL, *rate, "cluster.mode=ray", "cluster.cpus=4", "rollout.engines=2"])
     here, there = tmp_path / "here" / "run", tmp_path / "there" / "run"
