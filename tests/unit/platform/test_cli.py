@@ -47,7 +47,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def run_recipe(config: Any, run_dir: Path, *, resume: bool, progress: Any) -> dict[str, Any]:
         calls.append({"config": config, "run_dir": run_dir, "resume": resume})
         outcome = Outcome(None, None, None, "no round is finished", ()).as_json()
-        return {"outcome": outcome, "gap_last": None, "labels_used": 7, "seconds": 1.25, "rounds": config.rounds}
+        known = {"outcome": outcome, "limits": {}, "gap_last": None, "labels_used": 7}
+        return {**known, "seconds": 1.25, "rounds": config.rounds}
 
     monkeypatch.setattr(train, "runner", lambda config: run_recipe)
     monkeypatch.setattr(train, "write_report", lambda config, run_dir: None)
