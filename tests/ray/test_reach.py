@@ -14,7 +14,7 @@ from pddpo_ray.config import load
 from pddpo_ray.loop.run import run_recipe
 from tests.ray_session import session
 from tests.reach import Entered, entered, missing
-from tests.unit.methods.test_reach import ON_TABLES, ONLY_TEXTS, WORLD, by_runs
+from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ONLY_TEXTS, WORLD, by_runs
 
 pytestmark = pytest.mark.ray
 
@@ -51,6 +51,7 @@ CHOICES = {
     "simhash": [*VARIANTS["bonus-simhash"], *VARIANTS["dual-newton"]],
     "thompson": [*VARIANTS["bonus-thompson"], *VARIANTS["dual-pid"]],
     "anytime": VARIANTS["dual-anytime"],
+    "certified": CERTIFIED,
 }
 
 

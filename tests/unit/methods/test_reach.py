@@ -21,6 +21,8 @@ WORLD = "world={kind: tabular, name: random, seed: 3}"
 ON_TABLES = {name: [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}
 CHOICES = ("bonus-simhash", "bonus-thompson", "loss-xpo", "dual-anytime", "dual-newton", "dual-pid", "signal-rate")
 ON_TABLES |= {choice: ["rounds=2", *VARIANTS[choice]] for choice in CHOICES}
+CERTIFIED = ["rounds=2", *VARIANTS["signal-rate"], "certificate={certify: end, candidates: 1, draws: 64}"]
+ON_TABLES["certified"] = CERTIFIED
 ON_TEXTS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo-fixed")
 ONLY_TEXTS = (
     "pddpo_ray.theory.objectives.preference_loss",
