@@ -426,6 +426,12 @@ class Config(Strict):
                 " certificate.prompts"
             )
 
+    def in_one_process(self) -> Config:
+        """The same recipe with one rank and one engine in this process."""
+        trainer = self.trainer.model_copy(update={"workers": 1, "engine": "torch"})
+        rollout = self.rollout.model_copy(update={"engines": 1})
+        return self.model_copy(update={"cluster": InProcess(), "trainer": trainer, "rollout": rollout})
+
     def _one_process(self) -> None:
         only = (
             ("trainer.workers", self.trainer.workers, 1),

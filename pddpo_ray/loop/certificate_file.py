@@ -10,7 +10,6 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.certifying import siblings
 from pddpo_ray.loop.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
 from pddpo_ray.storage.whole_files import JOURNAL, write_json
@@ -139,7 +138,7 @@ def _sentence(candidate: Candidate, limit: TestedLimit, found: Finding, numbers:
     missing = sum(number is None for number in numbers)
     said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
-    low, high = sorted((_shown(limit, found.lower), _shown(limit, found.upper)), key=lambda one: one.number)
+    low, high = sorted((limit.amount(found.lower), limit.amount(found.upper)), key=lambda one: one.number)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
     if found.state == "certified":
         end = f"at least {low}" if limit.at_least else f"at most {high}"
@@ -162,10 +161,6 @@ def _measure(limit: TestedLimit) -> str:
     if limit.labelled:
         return "share of unsafe answers"
     return f"{'share' if limit.kind == 'rate' else 'mean'} by {limit.source}"
-
-
-def _shown(limit: TestedLimit, cost: float) -> Amount:
-    return Amount(limit.stated.quantity, limit.stated.cost(cost))
 
 
 def _unsafe_rate(limit: TestedLimit, numbers: Numbers) -> str:

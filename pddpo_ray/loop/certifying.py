@@ -24,7 +24,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from pddpo_ray.config import Config, NoWorldConfig, PeopleFeedback
-from pddpo_ray.config.cluster import InProcess
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
@@ -55,16 +54,9 @@ MakeParts = Callable[[], AbstractContextManager[Backends]]
 
 def certify(config: Config, run_dir: Path, policy: str, limits: Mapping[str, float], budget: int) -> Entry:
     """Puts a policy of a finished run to the test in this process: `ask` on the journal in its folder."""
-    here = in_one_process(config)
+    here = config.in_one_process()
     with opened(config, run_dir) as journal:
         return ask(config, journal, policy, limits, budget, lambda: closing(in_process.make_backends(here, run_dir)))
-
-
-def in_one_process(config: Config) -> Config:
-    """The same recipe with one engine and one rank, here: it draws and labels as the run's own parts do."""
-    trainer = config.trainer.model_copy(update={"workers": 1, "engine": "torch"})
-    rollout = config.rollout.model_copy(update={"engines": 1})
-    return config.model_copy(update={"cluster": InProcess(), "trainer": trainer, "rollout": rollout})
 
 
 def opened(config: Config, run_dir: Path) -> Journal:
@@ -173,11 +165,8 @@ def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLi
     labels, cost_max, signal = config.feedback.labels_each, config.dual.cost_max, config.feedback.signal
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
-    level, delta, source = (
-        level_of(config, name, number),
-        config.deltas[name],
-        SOURCES.get(config.feedback.kind, config.feedback.kind),
-    )
+    level, delta = level_of(config, name, number), config.deltas[name]
+    source = SOURCES.get(config.feedback.kind, config.feedback.kind)
     if signal == "unsafe_rate":
         return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source)
     return TestedLimit(name, bound, level, delta, "logit", labels, -cost_max, cost_max, source, unit="logit")

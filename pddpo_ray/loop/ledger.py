@@ -56,6 +56,10 @@ class TestedLimit:
         limit = Limit(self.name, Amount(quantity, 0.0), self.at_least, 1.0 - self.delta)
         return replace(limit, bound=Amount(quantity, limit.cost(self.limit)))
 
+    def amount(self, cost: float) -> Amount:
+        """A cost as a number of the quantity that the limit is stated in."""
+        return Amount(self.stated.quantity, self.stated.cost(cost))
+
     @property
     def bias(self) -> float:
         """How much higher than its estimate the mean may be, whatever the number of draws."""

@@ -11,7 +11,6 @@ from pddpo_ray.journal import JournalReader
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.limits import HeldLimit
-from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
 
@@ -42,9 +41,8 @@ def limits_result(
         }
         if one.name in steps:
             step = steps[one.name]
-            ends = interval(step.estimate)
-            low, high = (None, None) if ends is None else sorted(limit.cost(end) for end in ends)
-            entry |= {"estimate": limit.cost(step.estimate.value), "low": low, "high": high}
+            said = LimitEstimate.of(limit, step.estimate)
+            entry |= {"estimate": said.estimate, "low": said.low, "high": said.high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
             entry["price"] = _price(config, journal, one)
             entry["neighbour"] = _neighbour(journal, one)

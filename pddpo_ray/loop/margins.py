@@ -15,7 +15,6 @@ import numpy as np
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import tested_limits
 from pddpo_ray.loop.labellers import CONSTRAINT
@@ -41,7 +40,7 @@ class Margin:
     def line(self, name: str, limit: float) -> str:
         if self.tested is None:
             return f"the dual of {name} aims {self.kept:g} below the limit {limit:g}"
-        aim = Amount(self.tested.stated.quantity, self.tested.stated.cost(self.tested.limit - self.kept))
+        aim = self.tested.amount(self.tested.limit - self.kept)
         said = f"the dual of {name} aims at {aim}; the limit is {self.tested.stated}"
         if self.kept < self.wanted:
             return f"{said}: it can hardly be certified with certificate.draws, which would take a margin twice as wide"
@@ -92,7 +91,11 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
     for early, later in zip(first, late, strict=True):
         unit = early.to_unit(early.limit - early.bias)
         rate = SHARE * unit if early.kind == "rate" else 0.0
-        what = f"at a true value of {_shown(early, rate)}" if early.kind == "rate" else "if every draw is at its best"
+        what = (
+            f"at a true value of {early.amount(early.from_unit(rate))}"
+            if early.kind == "rate"
+            else "if every draw is at its best"
+        )
         levels = (early.level, later.level)
         counts = [_about(draws_needed(unit, rate, level, most=MOST) if level else None) for level in levels]
         rows.append((early.name, f"{early.stated} {what}", f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
@@ -105,7 +108,3 @@ def _about(draws: int | None) -> str:
         return f"over {MOST:,}"
     unit = 10 ** max(0, int(math.log10(draws)) - 2)
     return f"about {math.ceil(draws / unit) * unit:,}"
-
-
-def _shown(tested: TestedLimit, unit: float) -> str:
-    return str(Amount(tested.stated.quantity, tested.stated.cost(tested.from_unit(unit))))

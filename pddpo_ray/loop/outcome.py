@@ -19,7 +19,7 @@ from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.records import Verdict
 from pddpo_ray.serving.certified import read_certified
-from pddpo_ray.serving.releases import RULE, Releases
+from pddpo_ray.serving.releases import RULE, Releases, replay
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 
 RUN = "RUN"
@@ -121,8 +121,8 @@ def outcome_of(
     temperature: float = 1.0,
 ) -> Outcome:
     """The outcome as the journal has it now. `policies` says what the run's policies are."""
-    releases = Releases(Store(journal.engine, journal.run_id))
-    history, now = releases.history(), releases.now()
+    history = Releases(Store(journal.engine, journal.run_id)).history()
+    now = replay(history)
     ledger, certified = read_ledger(journal), read_certified(journal)
     number, finished = now.current, journal.next_round - 1
     version = _policy_of_round(journal.versions(), number)

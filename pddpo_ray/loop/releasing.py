@@ -100,10 +100,8 @@ def _certified(config: Config, journal: JournalReader, entry: Entry, said: Seque
 
 def _in_short(one: TestedLimit, upper: float) -> str:
     """`leaks at most 4.3 % (limit 5 %, 95 % confidence)`"""
-    bound, quantity = one.stated.bound, one.stated.quantity
-    side = "least" if one.at_least else "most"
-    shown, confidence = quantity.text(one.stated.cost(upper)), f"{100 * (1 - one.delta):.4g} % confidence"
-    return f"{one.name} at {side} {shown} (limit {bound}, {confidence})"
+    side, confidence = "least" if one.at_least else "most", f"{100 * (1 - one.delta):.4g} % confidence"
+    return f"{one.name} at {side} {one.amount(upper)} (limit {one.stated.bound}, {confidence})"
 
 
 def _noted(journal: Journal, newest: Certified) -> dict[str, Any]:

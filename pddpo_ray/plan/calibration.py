@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.config import Config, ModelFeedback
-from pddpo_ray.config.cluster import InProcess
 from pddpo_ray.contracts import FitCommand, FitResult, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
@@ -80,13 +79,7 @@ def measure(config: Config) -> Measured:
     """
     if config.policies != "language models":
         raise UserError("--calibrate measures a language model; other policies take no time worth measuring")
-    alone = config.model_copy(
-        update={
-            "cluster": InProcess(),
-            "trainer": config.trainer.model_copy(update={"engine": "torch", "workers": 1}),
-            "rollout": config.rollout.model_copy(update={"engines": 1}),
-        }
-    )
+    alone = config.in_one_process()
     with TemporaryDirectory() as folder:
         began = time.monotonic()
         backends = make_backends(alone, Path(folder))

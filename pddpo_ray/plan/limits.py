@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.config.recipe import STATED_LIMITS
-from pddpo_ray.errors import UserError
 from pddpo_ray.limits.recipe_form import limits_lines
-from pddpo_ray.loop.in_process import limits_on
-from pddpo_ray.worlds.table_limits import as_stated
+from pddpo_ray.worlds.table_limits import as_stated, table_limits
 from pddpo_ray.worlds.tabular_files import tabular_world
 
 FREE = ("rule", "regex", "json_schema", "function")
@@ -52,11 +50,9 @@ def kept_on_tables(config: Config) -> list[str]:
     """
     if not config.limits or not isinstance(config.world, TabularWorldConfig):
         return []
-    limits = limits_on(tabular_world(config.world), config)
-    if limits is None:
-        raise UserError("limits: none is stated")
-    limits.oracle(config.beta)
-    found = limits.reached()
+    limits = table_limits(tabular_world(config.world), config.stated, config.prompt_sets)
+    limits.demand_feasible()
+    found = limits.reached
     lines = []
     for stated, lowest, together, broken in zip(limits.stated, found.lowest, found.together, found.broken, strict=True):
         limit = stated.limit

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.certificate_file import statements
 from pddpo_ray.loop.ledger import Entry, TestedLimit, by_prompt, finding
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
@@ -101,7 +100,7 @@ def _tighter(entry: Entry, limit: TestedLimit) -> str:
 
 
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
-    """The prompts with the highest cost, each with its own bounds: an average may hide one that is always bad."""
+    """The prompts with the highest cost, each with its own bounds, which the average over prompts does not show."""
     groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda one: (-one.mean, -one.draws))
     if len(groups) < 2:
         return ""
@@ -138,4 +137,4 @@ def _ledger(ledger: Sequence[Entry]) -> str:
 
 def _said(limit: TestedLimit, cost: float) -> str:
     """A cost as the quantity that the limit is stated in."""
-    return escape(str(Amount(limit.stated.quantity, limit.stated.cost(cost))))
+    return escape(str(limit.amount(cost)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.special import expit
@@ -93,17 +94,19 @@ class TableLimits:
             Limit(one.limit.name, table, bound)
             for one, table, bound in zip(self.stated[1:], tables[1:], bounds[1:], strict=True)
         )
-        self._refuse_what_cannot_be_kept()
+        self.demand_feasible()
         return replace(self.base, prior=self.weights, cost=tables[0], threshold=bounds[0], beta=beta, further=further)
 
+    @cached_property
     def reached(self) -> Reach:
         """What policies of the world can reach, exactly: each limit alone, and all together."""
         excess = self.costs - np.array([one.limit.cost_limit for one in self.stated])[:, None, None]
         there = self.base.reference > 0
         return reach(excess, self.weights, scales=self.scales, factors=self.factors, answers=there)
 
-    def _refuse_what_cannot_be_kept(self) -> None:
-        found = self.reached()
+    def demand_feasible(self) -> None:
+        """Raises UserError where no policy keeps the limits: one of them alone, or all together."""
+        found = self.reached
         for stated, lowest in zip(self.stated, found.lowest, strict=True):
             if lowest >= 0:
                 best = as_stated(stated.limit, stated.limit.cost_limit + float(lowest))

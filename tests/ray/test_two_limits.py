@@ -26,19 +26,14 @@ def ray_running() -> Iterator[None]:
     yield from session()
 
 
-def test_two_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_path: Path) -> None:
-    here = run_recipe(load("tabular-two-limits", SMALL), tmp_path / "here" / "run")
-    on_ray = load("tabular-two-limits", [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
+@pytest.mark.parametrize(("recipe", "said"), [("tabular-two-limits", "constraints"), ("tabular-limits", "limits")])
+def test_several_limits_on_ray_equal_those_in_one_process(
+    ray_running: None, tmp_path: Path, recipe: str, said: str
+) -> None:
+    here = run_recipe(load(recipe, SMALL), tmp_path / "here" / "run")
+    on_ray = load(recipe, [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
     there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
-    assert there["constraints"] == here["constraints"]
-    assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
-
-
-def test_stated_limits_on_ray_equal_those_in_one_process(ray_running: None, tmp_path: Path) -> None:
-    here = run_recipe(load("tabular-limits", SMALL), tmp_path / "here" / "run")
-    on_ray = load("tabular-limits", [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
-    there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
-    assert there["limits"] == here["limits"]
+    assert there[said] == here[said]
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 
 
