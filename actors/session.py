@@ -17,10 +17,12 @@ from pathlib import Path
 
 import psutil
 import ray
+from ray._private import ray_constants
 
 from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.storage.checkpoints import is_hub_name
+from pddpo_ray.storage.whole_files import kept_secret
 
 STARTS = 3
 """How often a session of this machine is tried."""
@@ -44,12 +46,48 @@ def ray_session(
             ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, log_to_driver=False)
         except ConnectionError as error:
             raise UserError(f"no Ray cluster answers at {address}: start one, or leave cluster.address out") from error
-    else:
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    with _on_loopback():
         _start_local(namespace, cpus)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray's processes listen on the loopback address alone, as they do on systems where it builds no clusters.
+
+    Otherwise its servers take every address of the machine, whatever the dashboard's host is.
+    """
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = (os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        if before[0] is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[0]
+
+
+TOKEN_FILE = Path(".ray") / "auth_token"
+"""In the home folder: who reads it may run anything on this machine's sessions."""
+
+
+def _token_of_this_user() -> None:
+    """Ray makes the token of its sessions readable by everybody; it takes the one that it finds."""
+    path = Path.home() / TOKEN_FILE
+    with suppress(OSError):  # a home that cannot be written to: Ray says so itself
+        kept_secret(path)
+        path.chmod(0o600)
 
 
 def _start_local(namespace: str, cpus: int | None) -> None:
@@ -60,6 +98,7 @@ def _start_local(namespace: str, cpus: int | None) -> None:
     """
     # It warns at every start that token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    _token_of_this_user()
     before = _children()
     for _ in range(STARTS):
         try:

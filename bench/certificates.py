@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pddpo_ray.loop.prompts import cumulated, drawn_at
 from pddpo_ray.theory.certificate import bets_below, log_wealth
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.levels import Allocation
@@ -46,7 +47,7 @@ DELTA, OTHER_DELTA, CANDIDATES = 0.05, 0.1, 12
 FACTORS = (1.0, 1.1, 2.0)
 DRAWS: Mapping[float, int] = {0.01: 1000, 0.05: 400, 0.3: 200}
 """Limits, and how many draws a candidate gets before it is given up."""
-CHUNK = 250
+CHUNK, PROMPTS = 250, 128
 RESULTS = Path(__file__).parent / "results" / "certificates.json"
 
 
@@ -184,6 +185,22 @@ def mixture(random: Random, runs: int, limit: float, truth: float) -> Flags:
     return false
 
 
+def mixtures_of_a_run(random: Random, runs: int, limit: float, truth: float) -> Flags:
+    """Twelve rounds of 64 prompts out of 128, drawn as a run draws them; entries are the mixture and the tails from
+    rounds 4 and 7. Every other policy does badly on the prompts that the round before asked."""
+    below = cumulated(np.ones(PROMPTS))
+    return _rounds_of_a_run(random, runs, limit, truth, lambda: drawn_at(below, random.random((runs, 2, 64))))
+
+
+def mixtures_in_epochs(random: Random, runs: int, limit: float, truth: float) -> Flags:
+    """Not what is done: every prompt comes once in two rounds, so that no draw meets what was asked before."""
+
+    def asked() -> NDArray[np.int64]:
+        return np.argsort(random.random((runs, PROMPTS)), axis=1).reshape(runs, 2, 64)
+
+    return _rounds_of_a_run(random, runs, limit, truth, asked)
+
+
 def two_limits(random: Random, runs: int, limit: float, truth: float) -> Flags:
     """Two limits with deltas of 5 and 10 %, each at its own level; the policy breaks the second, not the first."""
 
@@ -206,12 +223,14 @@ SCENARIOS: dict[str, Callable[[Random, int, float, float], Flags]] = {
     "logit": logit,
     "logit beyond the clip": logit_beyond_the_clip,
     "mixture": mixture,
+    "mixtures of a run": mixtures_of_a_run,
     "two limits": two_limits,
 }
 CONTROLS: dict[str, Callable[[Random, int, float, float], Flags]] = {
     "labels that chose": labels_that_chose,
     "late labels left out": late_labels_left_out,
     "logit without its bias": logit_without_its_bias,
+    "mixtures in epochs": mixtures_in_epochs,
 }
 """Ways that are wrong, to see that the simulation finds them; their share of false runs should exceed the bound."""
 ON_A_LOGIT = ("logit", "logit beyond the clip", "logit without its bias")
@@ -254,6 +273,33 @@ def _ever(draws: Array, limit: float, level: float) -> Flags:
     certified = np.asarray(lead * steepest >= -math.log(level))
     certified[certified] = (log_wealth(draws[certified], limit) >= -math.log(level)).any(axis=1)
     return certified
+
+
+def _rounds_of_a_run(
+    random: Random, runs: int, limit: float, truth: float, asked: Callable[[], NDArray[np.int64]]
+) -> Flags:
+    """Rounds in pairs, `asked` gives both rounds' prompts [runs, 2, n]: half the true rate on every prompt, then one
+    and a half times it, on the prompts that were asked before as far as they hold it."""
+    rows: list[Array] = []
+    means: list[Array] = []
+    for _ in range(6):
+        prompts = asked()
+        seen = np.zeros((runs, PROMPTS), dtype=bool)
+        np.put_along_axis(seen, prompts[:, 0, :], True, axis=1)
+        share, wanted = seen.mean(axis=1, keepdims=True), 1.5 * truth
+        bad = np.minimum(1.0, wanted / share)
+        rates = np.where(seen, bad, (wanted - bad * share) / (1.0 - share))
+        for chances in (np.full((runs, PROMPTS), 0.5 * truth), rates):
+            met = np.take_along_axis(chances, prompts[:, len(rows) % 2, :], axis=1)
+            rows.append((random.random(met.shape) < met).astype(np.float64))
+            means.append(chances.mean(axis=1))
+    table, mean = np.stack(rows, axis=1), np.stack(means, axis=1)
+    false = np.zeros(runs, dtype=bool)
+    for number, first in enumerate((1, 4, 7), start=1):
+        path = mixture_log_wealth(table[:, first - 1 :], limit)
+        so_far = np.cumsum(mean[:, first - 1 :], axis=1) / np.arange(1, path.shape[1] + 1)
+        false |= ((path >= -math.log(_level(number))) & (so_far >= limit - 1e-9)).any(axis=1)
+    return false
 
 
 def _with_delays(bits: Flags, random: Random) -> NDArray[np.int32]:

@@ -91,10 +91,10 @@ def compared(world: World, labels: Labels, chances: Array, count: int, arm: str,
             labels.spent += 1
         elif number % 2 == 0:
             both = np.array([a, b])
-            labels.measure(np.array([x, x]), both, _labels(world, np.array([x, x]), both, draws))
+            labels.measure(np.array([x, x]), both, labels_of(world, np.array([x, x]), both, draws))
 
 
-def _labels(world: World, prompts: Indices, answers: Indices, draws: np.random.Generator) -> Array:
+def labels_of(world: World, prompts: Indices, answers: Indices, draws: np.random.Generator) -> Array:
     """One label of every answer under every limit. -> [n, I]"""
     return (draws.random((len(prompts), len(world.costs))) < world.costs[:, prompts, answers].T).astype(np.float64)
 
@@ -119,10 +119,10 @@ def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array 
         excess.append(world.g(policy))
         prompts = np.repeat(draws.integers(0, len(world.reward), budget.asked // 2), 2)
         answers = np.array([draws.choice(policy.shape[1], p=policy[x]) for x in prompts])
-        drawn = _labels(world, prompts, answers, draws)
+        drawn = labels_of(world, prompts, answers, draws)
         if cost is None:
             labels.measure(prompts, answers, drawn)
-            covariances.append(_covariance(labels, prompts, answers, drawn))
+            covariances.append(covariance(labels, prompts, answers, drawn))
             recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
             if weights is None:
                 rule = NewtonRule(BETA, 0.5 * UPPER / np.sqrt(budget.rounds))
@@ -134,7 +134,7 @@ def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array 
     return Run(float(np.mean(losses[-LAST:])), np.mean(excess[-LAST:], axis=0), labels.spent)
 
 
-def _covariance(labels: Labels, prompts: Indices, answers: Indices, drawn: Array) -> Array:
+def covariance(labels: Labels, prompts: Indices, answers: Indices, drawn: Array) -> Array:
     """Covariance of the costs within prompts; the noise of a label is what repeated labels of its answer show."""
     counts = np.maximum(labels.counts[prompts, answers], 2.0)[:, None]
     means = labels.sums[:, prompts, answers].T / counts

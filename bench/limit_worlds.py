@@ -89,7 +89,7 @@ class Tables:
             for b in range(a + 1, self.shape[1])
             if counts[x, a] and counts[x, b]
         ]
-        x, a, b, weights = (np.array(column) for column in zip(*rows, strict=True))
+        x, a, b, weights = zip(*rows, strict=True)
         means = np.tensordot(multipliers, labels.sums, 1) / np.maximum(counts, 1.0)
         return table_scores(x, a, b, means[x, a] - means[x, b], shape=self.shape, weights=weights)
 
@@ -120,7 +120,7 @@ class Twin:
         noise = float(multipliers**2 @ (shares * (1.0 - shares)))
         ridge = noise / max(float(multipliers @ multipliers) * (PRIOR_SD / 4.0) ** 2, 1e-12)
         gram = rows.T @ (weights[:, None] * rows) + max(ridge, 1e-6) * np.eye(rows.shape[1])
-        return self.policies.scores(np.linalg.solve(gram, rows.T @ (weights * values)))
+        return self.policies.scores(np.asarray(np.linalg.solve(gram, rows.T @ (weights * values)), dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)

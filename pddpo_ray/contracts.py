@@ -154,11 +154,29 @@ class Preferences(Protocol):
 class Limits(Protocol):
     """Stated limits: their stages, the measuring of answers, and the step of all multipliers."""
 
+    @property
+    def on_drift(self) -> bool:
+        """Whether a limit on the KL divergence from the reference moves the temperature."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """beta + mu of the round."""
+        ...
+
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion: ...
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
 
     def ascend(self, answers: Sequence[Response]) -> None: ...
+
+
+class Rewards(Protocol):
+    """A computed reward: the measuring of answers, and the first stage on what was measured."""
+
+    def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]: ...
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
 
 
 class Explorer(Protocol):
@@ -405,10 +423,26 @@ class MeasuredCosts:
     """Whether the limit's source was asked and gave no number; elsewhere nan says that it was not asked."""
     unsafe: Array
     """Share of an answer's labels that say unsafe under a logit limit; nan elsewhere."""
+    against: Array
+    """What limits on a difference to the reference take off: the cost of its answer to the same prompt, nan where there
+    is none; 0 under all other limits."""
+
+    @property
+    def relative(self) -> Array:
+        """Costs as the limits state them: less the reference's. [n, I]"""
+        return self.costs - self.against
 
 
-Measure = Callable[[Sequence[Response], int], MeasuredCosts]
-"""Measures answers under every limit of a run; the seed makes draws repeatable."""
+class Measure(Protocol):
+    """Measures answers under every limit of a run; the seed makes draws repeatable.
+
+    `references` are the reference's answers to the same prompts, one for each answer or None, for limits
+    `versus: reference`; empty where there are none.
+    """
+
+    def __call__(
+        self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /
+    ) -> MeasuredCosts: ...
 
 
 @runtime_checkable

@@ -110,7 +110,7 @@ class Pair:
 
 
 class Verdict(StrEnum):
-    """A label. Abstained and failed labels are kept and counted; they never become numbers."""
+    """A label. Abstained, failed and missing labels are kept and counted; they never become numbers."""
 
     SAFE = "safe"
     UNSAFE = "unsafe"
@@ -118,6 +118,8 @@ class Verdict(StrEnum):
     SECOND = "second"
     ABSTAIN = "abstain"
     FAILED = "failed"
+    MISSING = "missing"
+    """No label that may be used, and a person decided that it is not asked for again."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,10 @@ class CostEstimate:
     journal leaves it out. None where no prompt has two responses or the signal is not on the scale of the cost."""
     cost_max: float | None = None
     """C, the bound of the clipped logits (`logit_labels` only): their mean's interval rests on it."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest number that a draw may have, where somebody stated it (`cost_model` only)."""
+    missing: float = 0.0
+    """How much lower the value is if every label that is missing says safe; the value counts them as unsafe."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def create_run(engine: Engine) -> None:
 
 def safety_questions(count: int) -> list[Question]:
     return [
-        Question("safety", f"r{i}", f"prompt {i}", f"answer {i}", provenance={"policy_version": 2})
+        Question("safety", f"r{i}", f"prompt {i}", f"answer {i}", provenance={"policy_version": 2}, risk=0.0)
         for i in range(count)
     ]
 
@@ -60,5 +60,6 @@ def safety_questions(count: int) -> list[Question]:
 def pair_questions(count: int) -> list[Question]:
     provenance = {"policy_version": 2, "second_policy_version": 0}
     return [
-        Question("pair", f"p{i}", f"prompt {i}", f"one {i}", f"two {i}", provenance=provenance) for i in range(count)
+        Question("pair", f"p{i}", f"prompt {i}", f"one {i}", f"two {i}", provenance=provenance, risk=0.0)
+        for i in range(count)
     ]

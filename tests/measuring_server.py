@@ -8,11 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 Reply = tuple[int, Any]
 """Status and content: of a chat the text, of a measurement any JSON."""
 RETRY_AFTER_S = 7
+
+
+def every_fifth_fails(content: Any) -> Callable[[dict[str, Any]], Reply]:
+    """Replies with this content, but for every fifth, which is an error of the server."""
+    replies = count()
+    return lambda body: (500, "no") if next(replies) % 5 == 4 else (200, content)
 
 
 class MeasuringServer:

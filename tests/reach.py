@@ -41,6 +41,7 @@ def functions_of(name: str) -> Entered:
 def entered() -> Iterator[Entered]:
     """Functions of the package that this process enters meanwhile, in threads that begin in here too."""
     seen: Entered = set()
+    _forget_results()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
@@ -54,6 +55,15 @@ def entered() -> Iterator[Entered]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def _forget_results() -> None:
+    """Functions that remember their results would not be entered for what an earlier run asked them."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == pddpo_ray.__name__:
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def resolved(name: str) -> object:

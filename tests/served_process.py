@@ -9,17 +9,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 START_S = 420
 
 
+@dataclass(frozen=True)
+class Served:
+    url: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def served(run: Path, log: Path) -> Iterator[str]:
-    """Address of the run's endpoint, which is asked to stop in the end and does."""
+def served(run: Path, log: Path, *options: str) -> Iterator[Served]:
+    """The run's endpoint, which is asked to stop in the end and does."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port)]
+    command = [sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port), *options]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -28,7 +35,7 @@ def served(run: Path, log: Path) -> Iterator[str]:
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
+        yield Served(f"http://127.0.0.1:{port}", server)
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=120) == 0
     finally:

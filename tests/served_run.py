@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from deploy.serving.settings import EngineSettings
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.transactions import Store
@@ -102,6 +103,31 @@ class ServedRun:
             name = f"{version.name}-{place}"
             found.append(Response(name, PROMPT, answer, "an answer", version.number, seed=place, log_prob=log_prob))
         return found
+
+
+def small_engine(
+    store: ArtifactStore,
+    reference: PolicyVersion,
+    *,
+    weights: Literal["adapters", "merged"] = "merged",
+    adapter_rank: int = 0,
+) -> EngineSettings:
+    """Settings of an engine of a tiny model, without a run."""
+    return EngineSettings(
+        store=str(store.root),
+        model=str(store.folder(reference.path)),
+        dtype="float32",
+        weights=weights,
+        adapter_rank=adapter_rank,
+        tolerance=1e-4,
+        max_model_len=128,
+        kv_cache_gib=0.1,
+        gpu_memory=0.5,
+        tensor_parallel=1,
+        threads=1,
+        template="tokenizer-or-plain",
+        chat_template=None,
+    )
 
 
 def make_run(

@@ -65,6 +65,18 @@ def gold(body: GoldBody, parts: Parts, person: Caller) -> dict[str, int]:
     return {"added": parts.rounds.add_gold(questions, by=person.id)}
 
 
+@router.get("/gold")
+def stock(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Control questions, and how people did on them."""
+    return {"gold": [asdict(one) for one in parts.controls.all()]}
+
+
+@router.delete("/gold/{gold_id}")
+def retire(gold_id: RoundId, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Asks a control question no more; one that nobody ever got is deleted."""
+    return {"deleted": parts.controls.retire(gold_id, by=person.id)}
+
+
 @router.put("/campaign")
 def pause(body: PauseBody, parts: Parts, person: Caller) -> dict[str, bool]:
     """Stops or starts handing out questions; answers are always taken."""

@@ -6,6 +6,7 @@ app = create_app(open_database("runs/demo/journal.sqlite"), "demo")
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import uvicorn
@@ -15,6 +16,8 @@ from fastapi.staticfiles import StaticFiles
 from sqlalchemy import Engine, select
 
 from deploy.annotation import admin, lead, trainer_routes, work
+from deploy.annotation.description import describe
+from deploy.annotation.listening import listen, sole_server
 from deploy.annotation.queue_service import Parts, QueueService, WebSettings
 from deploy.web.http_errors import ApiError, Failure
 from deploy.web.web_app import healthy, web_app
@@ -48,6 +51,7 @@ def create_app(
         summary="Questions for people, and what became of their answers.",
     )
     app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
+    describe(app, app.state.service)
     for module in (work, lead, admin, trainer_routes):
         app.include_router(module.router)
     app.add_api_route("/healthz", healthy, methods=["GET"], tags=["operation"])
@@ -74,11 +78,14 @@ def page(request: Request) -> FileResponse:
 
 
 def serve(engine: Engine, run: str, rules: Rules, *, host: str, port: int, behind_proxy: bool) -> None:
-    """Serves until told to stop. `behind_proxy`: a proxy in front speaks https and states the client's address."""
+    """Serves until told to stop. `behind_proxy`: a proxy in front speaks https and states the client's address.
+
+    Raises UserError if the port is taken, or another server serves the same SQLite file.
+    """
     app = create_app(engine, run, rules, WebSettings(secure_cookies=behind_proxy))
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False
-    )
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False)
+    with sole_server(engine, f"http://{host}:{port}/"), closing(listen(host, port)) as listener:
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 STATUS: Mapping[Problem, int] = {
@@ -92,6 +99,7 @@ STATUS: Mapping[Problem, int] = {
     Problem.DAILY_CAP: 429,
     Problem.MALFORMED: 422,
     Problem.BACKLOG: 429,
+    Problem.CONSENT: 409,
 }
 CODES = {400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 CODES |= {413: "too_large", 422: "malformed", 429: "too_many_requests", 503: "busy"}

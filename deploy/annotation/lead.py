@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
-from deploy.annotation.schemas import ExtendBody
+from deploy.annotation.schemas import DecisionBody, ExtendBody, RecallBody
+from pddpo_ray.annotation.decisions import Decision
+from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import RoundStatus
+from pddpo_ray.annotation.worklog import RULE, as_csv
 from pddpo_ray.storage.whole_files import finite
 
 router = APIRouter(prefix=API, tags=["lead"])
 
 RoundId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+LeaseId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
@@ -32,6 +36,7 @@ def rounds(
         "next": offset + limit if rest else None,
         "backlog": parts.rounds.backlog(),
         "paused": parts.campaign.paused,
+        "now_ms": parts.store.clock(),
     }
 
 
@@ -76,16 +81,57 @@ def export(
     return {"answers": rows, "next": rows[-1]["seq"] if len(rows) == limit else None}
 
 
+@router.post("/rounds/{round_id}/decision")
+def decide(round_id: RoundId, body: DecisionBody, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Decides about a batch; `choices` of the batch says what is possible. The audit log keeps who and why."""
+    deadline = body.deadline_ms
+    if body.after_s is not None:
+        if deadline is not None:
+            raise QueueError(Problem.MALFORMED, "give after_s or deadline_ms, not both")
+        deadline = parts.store.clock() + int(1000 * body.after_s)
+    done = parts.decisions.decide(round_id, body.decision, by=person.id, reason=body.reason, deadline_ms=deadline)
+    return _round(parts, done)
+
+
 @router.post("/rounds/{round_id}/extend")
 def extend(round_id: RoundId, body: ExtendBody, parts: Parts, person: Caller) -> dict[str, Any]:
     """Moves the deadline; null removes it."""
-    return _round(parts, parts.rounds.extend(round_id, body.deadline_ms, by=person.id))
+    return _round(parts, parts.decisions.decide(round_id, Decision.EXTEND, by=person.id, deadline_ms=body.deadline_ms))
 
 
 @router.post("/rounds/{round_id}/unblock")
 def unblock(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, int]:
     """Asks questions again that too many people refused."""
     return {"reopened": parts.rounds.reopen_blocked(round_id, by=person.id)}
+
+
+@router.get("/leases")
+def held(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Who holds which question, since when and until when."""
+    return {"leases": [asdict(one) for one in parts.leases.held()], "now_ms": parts.store.clock()}
+
+
+@router.post("/leases/{lease_id}/recall")
+def recall(lease_id: LeaseId, body: RecallBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Takes a question out of somebody's hands: others may get it. An answer that comes all the same is a late one."""
+    parts.leases.recall(lease_id, by=person.id, reason=body.reason)
+    return {"recalled": True}
+
+
+@router.get("/worklog")
+def worklog(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Work by person and day, by the server's clock."""
+    return {"days": [asdict(one) for one in parts.worklog.days()], "rule": RULE}
+
+
+@router.get("/worklog.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+def worklog_csv(
+    parts: Parts, person: Caller, rate: Annotated[float, Query(ge=0, le=1e6, description="pay per hour")] = 0.0
+) -> Response:
+    """The same as a CSV file with pay."""
+    content = as_csv(parts.worklog.days(), rate)
+    named = {"Content-Disposition": 'attachment; filename="worklog.csv"'}
+    return Response(content, media_type="text/csv; charset=utf-8", headers=named)
 
 
 @router.get("/quality")
@@ -101,4 +147,4 @@ def effects(parts: Parts, person: Caller) -> dict[str, Any]:
 
 
 def _round(parts: QueueService, status: RoundStatus) -> dict[str, Any]:
-    return asdict(status) | {"missing": status.missing} | parts.quality.pace(status)
+    return asdict(status) | {"missing": status.missing} | parts.quality.pace(status) | parts.decisions.about(status)

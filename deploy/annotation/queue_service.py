@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, cast
@@ -14,14 +15,17 @@ from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from deploy.web.web_app import address, bearer_token
 from pddpo_ray.annotation.answers import Answers
+from pddpo_ray.annotation.controls import Controls
+from pddpo_ray.annotation.decisions import Decisions
 from pddpo_ray.annotation.leases import Leases
+from pddpo_ray.annotation.notice import Consents
 from pddpo_ray.annotation.people import Campaign, People, Person
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 
-COOKIE = "pddpo_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -47,12 +51,22 @@ class QueueService:
     leases: Leases
     answers: Answers
     rounds: Rounds
+    decisions: Decisions
     people: People
     campaign: Campaign
+    consents: Consents
+    controls: Controls
     quality: Quality
+    worklog: WorkLog
+    rules: Rules
     settings: WebSettings
     requests: RateLimit = field(repr=False)
     sign_ins: RateLimit = field(repr=False)
+
+    @property
+    def cookie(self) -> str:
+        """Name of the session's cookie: browsers send a host's cookies to all its ports, so each run has its own."""
+        return f"pddpo_session_{hashlib.sha256(self.store.run.encode()).hexdigest()[:12]}"
 
     @classmethod
     def over(cls, engine: Engine, run: str, rules: Rules, settings: WebSettings, clock: Clock = now_ms) -> QueueService:
@@ -62,9 +76,14 @@ class QueueService:
             leases=Leases(store, rules),
             answers=Answers(store, rules),
             rounds=Rounds(store, rules),
+            decisions=Decisions(store, rules),
             people=People(store),
             campaign=Campaign(store),
+            consents=Consents(store),
+            controls=Controls(store),
             quality=Quality(store),
+            worklog=WorkLog(store, idle_s=rules.idle_s),
+            rules=rules,
             settings=settings,
             requests=RateLimit(settings.requests_per_second, settings.burst, time.monotonic),
             sign_ins=RateLimit(settings.sign_ins_per_second, settings.sign_in_burst, time.monotonic),
@@ -94,7 +113,7 @@ def _recognise(request: Request, parts: QueueService) -> Person | None:
     token = bearer_token(request)
     if token is not None:
         return parts.people.by_token(token)
-    cookie = request.cookies.get(COOKIE)
+    cookie = request.cookies.get(parts.cookie)
     person = parts.people.by_cookie(cookie) if cookie else None
     if person is not None and request.method not in SAFE_METHODS:
         _demand_own_page(request, person)

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from pddpo_ray.annotation.decisions import Decision
 from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.questions import UNKNOWN_RISK
 
 # NUL cannot be stored by PostgreSQL and lone surrogates by nobody.
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
@@ -41,6 +43,15 @@ class SignIn(Strict):
 class LeaseRequest(Strict):
     holding: list[Id] = Field(default_factory=list, max_length=10)
     """Leases that the client has already, on the screen or fetched in advance."""
+
+
+class ConsentBody(Strict):
+    version: Id
+
+
+class ReleaseBody(Strict):
+    expires_ms: int | None = Field(None, ge=0, le=SQL_MAX)
+    """When the lease ends as far as the client knows."""
 
 
 class AnswerBody(Strict):
@@ -79,6 +90,19 @@ class ExtendBody(Strict):
     deadline_ms: int | None = Field(ge=0, le=SQL_MAX)
 
 
+class DecisionBody(Strict):
+    decision: Decision
+    deadline_ms: int | None = Field(None, ge=0, le=SQL_MAX)
+    """Of `extend`; null removes the deadline."""
+    after_s: float | None = Field(None, gt=0, le=366 * 86400)
+    """Of `extend`: the new deadline from now, by the server's clock, in place of `deadline_ms`."""
+    reason: str = Field("", max_length=500)
+
+
+class RecallBody(Strict):
+    reason: str = Field("", max_length=500)
+
+
 class VoidBody(Strict):
     reason: str = Field(min_length=1, max_length=500)
 
@@ -95,7 +119,7 @@ class QuestionBody(Strict):
     second: str | None = Field(None, max_length=100_000)
     policy_version: int = Field(ge=0, le=2**31 - 1)
     second_policy_version: int | None = Field(None, ge=0, le=2**31 - 1)
-    risk: float = Field(0.0, ge=0, le=1)
+    risk: float = Field(UNKNOWN_RISK, ge=0, le=1)
     priority: float = Field(0.0, ge=-1e9, le=1e9)
 
 

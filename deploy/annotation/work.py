@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from deploy.annotation.access import API
-from deploy.annotation.queue_service import COOKIE, Caller, Parts, QueueService
+from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
-from deploy.annotation.schemas import AnswerBody, LeaseRequest, SignIn
+from deploy.annotation.schemas import AnswerBody, ConsentBody, LeaseRequest, ReleaseBody, SignIn
 from deploy.web.http_errors import ApiError
 from deploy.web.web_app import address
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
+from pddpo_ray.annotation.notice import TEXT, VERSION
 from pddpo_ray.annotation.people import SESSION_S, Person, Role
 from pddpo_ray.annotation.queue_rules import Outcome
 
@@ -27,35 +28,40 @@ Key = Annotated[str, Path(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+
 
 @router.post("/session")
 def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) -> dict[str, Any]:
-    """Opens a browser session with a person's token."""
-    parts.sign_ins.take(address(request))
+    """Opens a browser session with a person's token. Only wrong tokens count against the address that sends them."""
     opened = parts.people.sign_in(body.token)
     if opened is None:
+        parts.sign_ins.take(address(request))
         raise ApiError(401, "this token is not known here", hint="ask the person who sent it for a new one")
     cookie, person = opened
     response.set_cookie(
-        COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
+        parts.cookie, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
     )
-    return _me(person)
+    return _me(parts, person)
 
 
 @router.delete("/session")
 def sign_out(request: Request, response: Response, parts: Parts, person: Caller) -> dict[str, bool]:
-    """Ends the browser session."""
-    parts.people.sign_out(request.cookies.get(COOKIE, ""))
-    response.delete_cookie(COOKIE)
+    """Ends the browser session; with the last one of a person, the questions in their hands go back."""
+    parts.people.sign_out(request.cookies.get(parts.cookie, ""))
+    response.delete_cookie(parts.cookie)
+    if not parts.people.has_session(person.id):
+        parts.leases.release_all(person)
     return {"signed_out": True}
 
 
 @router.get("/me")
-def me(person: Caller) -> dict[str, Any]:
-    """Who is calling, and the CSRF token of a browser session."""
-    return _me(person)
+def me(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Who is calling, the CSRF token of a browser session, and the idle limit of the page."""
+    return _me(parts, person)
 
 
 @router.post("/lease")
 def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
-    """The next question, or `task: null` with a reason and the seconds after which to ask again."""
+    """The next question, or `task: null` with a reason and the seconds after which to ask again. A browser's person
+    has agreed to the notice before."""
+    if person.csrf is not None:
+        parts.consents.demand(person.id)
     given = parts.leases.lease(person, body.holding)
     if isinstance(given, NoQuestion):
         if given.reason == "daily_cap":
@@ -74,15 +80,14 @@ def heartbeat(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, int]
 
 
 @router.post("/leases/{lease_id}/release")
-def release(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, bool]:
-    """Gives a question back."""
-    parts.leases.release(person, lease_id)
-    return {"released": True}
+def release(lease_id: LeaseId, parts: Parts, person: Caller, body: ReleaseBody | None = None) -> dict[str, bool]:
+    """Gives a question back; with `expires_ms`, only if nobody renewed it since."""
+    return {"released": parts.leases.release(person, lease_id, body.expires_ms if body else None)}
 
 
 @router.post("/leases/{lease_id}/undo")
 def undo(lease_id: LeaseId, parts: Parts, person: Caller) -> dict[str, Any]:
-    """Takes one's answer back and returns the question."""
+    """Takes one's answer back and returns the question, with what was answered."""
     return {"task": _shown(parts, parts.answers.undo(person, lease_id))}
 
 
@@ -133,9 +138,26 @@ def guidelines(parts: Parts, person: Caller) -> dict[str, Any]:
     return {"version": version, "markdown": markdown, "html": render(markdown)}
 
 
-def _me(person: Person) -> dict[str, Any]:
+@router.get("/notice")
+def notice(person: Caller) -> dict[str, str]:
+    """What people agree to before their first question, as safe HTML."""
+    return {"version": VERSION, "html": render(TEXT)}
+
+
+@router.post("/consent")
+def give_consent(body: ConsentBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Agrees to the notice of this version."""
+    parts.consents.give(person.id, body.version)
+    return {"consented": True}
+
+
+def _me(parts: QueueService, person: Person) -> dict[str, Any]:
     names: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
-    return names | {"daily_cap": person.daily_cap, "csrf": person.csrf}
+    return (
+        names
+        | {"daily_cap": person.daily_cap, "csrf": person.csrf, "idle_s": parts.rules.idle_s}
+        | {"consented": parts.consents.given(person.id)}
+    )
 
 
 def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
@@ -150,6 +172,7 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
         "expires_ms": question.expires_ms,
         "blurred": question.risk >= parts.settings.blur_from,
         "guideline": question.guideline,
+        "earlier": question.earlier,
     }
 
 

@@ -11,22 +11,29 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from deploy.serving import verdicts
-from deploy.serving.engine import Kind, Piece
+from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, Way
 from deploy.serving.entrance import EntranceState, Reply
-from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse
+from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse, read_json
+from deploy.serving.traffic import ENGINE_S, SOON_S
 from deploy.web.http_errors import ApiError, Failure, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
-from pddpo_ray.serving.catalog import NONE, ServedPolicy, facts, needed_scope
+from pddpo_ray import __version__
+from pddpo_ray.limits.sources import Answer
+from pddpo_ray.serving.alarms import released_weights
+from pddpo_ray.serving.catalog import NONE, RELEASED, NotServed, ServedPolicy, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
 
 logger = logging.getLogger("deploy.serving")
@@ -41,11 +48,12 @@ def create_app(state: EntranceState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(state.follow())
+        tasks = [asyncio.create_task(each) for each in (state.follow(), state.watch(), state.measured.work())]
         try:
             yield
         finally:
-            following.cancel()
+            for task in tasks:
+                task.cancel()
 
     app = web_app(
         "pddpo_ray serving",
@@ -57,12 +65,18 @@ def create_app(state: EntranceState) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.entrance = state
-    app.add_api_route("/healthz", healthy, methods=["GET"])
+    for path in ("/healthz", "/health"):
+        app.add_api_route(path, healthy, methods=["GET"])
     app.add_api_route("/readyz", ready, methods=["GET"])
+    app.add_api_route("/version", version, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", completion, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/responses", no_responses, methods=["POST"])
+    app.add_api_route("/tokenize", tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", detokenize, methods=["POST"])
     app.add_api_route("/v1/feedback", give_feedback, methods=["POST"])
     app.add_api_route("/admin/releases", history, methods=["GET"])
     app.add_api_route("/admin/release", release, methods=["POST"])
@@ -86,7 +100,7 @@ Parts = Annotated[EntranceState, Depends(state_of)]
 
 
 def caller(request: Request, parts: Parts) -> ApiKey:
-    """The key of the request; every route but the two health checks asks for one."""
+    """The key of the request; every route but the health checks asks for one."""
     return parts.recognise(bearer_token(request), address(request))
 
 
@@ -107,8 +121,21 @@ Administrator = Annotated[ApiKey, Depends(administrator)]
 async def ready(parts: Parts) -> dict[str, bool]:
     """An engine just generated a token from the version that it should hold."""
     if not await parts.ready():
-        raise ApiError(503, "no engine is ready")
+        parts.traffic.demand()
+        raise ApiError(503, "no engine is ready", headers={"Retry-After": str(SOON_S)})
     return {"ok": True}
+
+
+async def version(parts: Parts, key: Caller) -> dict[str, str]:
+    """Of this package, under the name that clients of vLLM know."""
+    return {"version": __version__, "run": parts.catalog.run}
+
+
+async def metrics(parts: Parts, key: Caller) -> Response:
+    """For Prometheus, which sends a key of scope inspect as its bearer token."""
+    parts.demand(key, Scope.INSPECT)
+    text = parts.metrics.text(parts.catalog, parts.traffic.ongoing, parts.traffic.open)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 async def models(parts: Parts, key: Caller) -> dict[str, Any]:
@@ -134,27 +161,67 @@ async def completion(request: Request, parts: Parts, key: Caller) -> Response:
     return await _answer("completion", request, parts, key)
 
 
-async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Response:
-    """Draws the policy once, here, and states it in headers before the first token is there."""
+async def no_responses(key: Caller) -> None:
+    message = "this endpoint has no /v1/responses, which keeps conversations: use /v1/chat/completions"
+    raise ApiError(404, message)
+
+
+async def tokenize(request: Request, parts: Parts, key: Caller) -> Response:
+    return await _tokens("tokenize", request, parts, key)
+
+
+async def detokenize(request: Request, parts: Parts, key: Caller) -> Response:
+    return await _tokens("detokenize", request, parts, key)
+
+
+async def _tokens(way: Way, request: Request, parts: EntranceState, key: ApiKey) -> Response:
+    """As the engine reads the text, by its own template; all policies of a run have one tokenizer."""
+    body = read_json(await request.body())
+    if not isinstance(body, dict):
+        raise ApiError(400, "the request must be a JSON object")
+    parts.reserve(key, 0)
+    parts.traffic.demand()
     try:
-        body = await request.json()
-    except ValueError:
-        raise ApiError(400, "the request is not JSON") from None
-    call = parse(kind, body, request.headers.get(CONVERSATION), parts.most)
-    parts.demand(key, needed_scope(call.model))
-    policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed)
-    stated = facts(parts.catalog, call.model, policy) | {"conversation": call.conversation}
+        async with asyncio.timeout(parts.args.request_s):
+            reply = await parts.engines.tokens(way, {name: body[name] for name in TOKENS_FIELDS if name in body})
+    except EngineGone:
+        parts.lost()
+        parts.traffic.demand()
+        raise
+    status = int(reply["status"])
+    return JSONResponse(reply["body"] if status == 200 else _public(status, reply["body"]), status)
+
+
+async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Response:
+    try:
+        exchange, pieces, headers = await _let_in(kind, request, parts, key)
+    except (ApiError, NotServed) as error:
+        parts.metrics.refused(error.status_code if isinstance(error, ApiError) else error.status)
+        raise
+    return await exchange.reply(pieces, headers)
+
+
+async def _let_in(
+    kind: Kind, request: Request, parts: EntranceState, key: ApiKey
+) -> tuple[Exchange, AsyncGenerator[Piece, None], dict[str, str]]:
+    """Draws the policy once, here, and states it in headers before the first token is there."""
+    call = parse(kind, read_json(await request.body()), request.headers.get(CONVERSATION), parts.most)
+    parts.demand(key, parts.catalog.needed_scope(call.model))
+    policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed, parts.draw_secret)
+    stated = facts(parts.catalog, call.model, policy, key.scope) | {"conversation": call.conversation}
     if certificate := parts.catalog.certificate_of(call.model, policy):
         call = call.of_length(int(certificate.decoding["max_tokens"]), parts.most)
         other = "another chat template" if parts.args.chat_template else certificate.other_decoding(call.body)
         if other and parts.args.other_decoding == "refuse":
             raise ApiError(400, f"{other} is other decoding than is certified for {call.model!r}: leave it out")
         stated |= {"certificate": f"{NONE}: {other} is not what was tested"} if other else {}
+    parts.traffic.demand()
     parts.reserve(key, call.reserve)
-    exchange = Exchange(parts, key, call, policy, stated)
+    certified = call.model == RELEASED and not str(stated["certificate"]).startswith(NONE)
+    exchange = Exchange(parts, key, call, policy, stated, released_weights(parts.catalog) if certified else "")
     headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
     headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
-    return await exchange.reply(parts.engines.respond(kind, policy, call.body), headers)
+    return exchange, parts.engines.respond(kind, policy, call.body), headers
 
 
 def _header(value: object) -> str:
@@ -166,34 +233,63 @@ class Exchange:
     """One request on its way: its deadline, its tokens, what is remembered and what is logged of it."""
 
     def __init__(
-        self, parts: EntranceState, key: ApiKey, call: Call, policy: ServedPolicy, stated: dict[str, Any]
+        self,
+        parts: EntranceState,
+        key: ApiKey,
+        call: Call,
+        policy: ServedPolicy,
+        stated: dict[str, Any],
+        measured_as: str,
     ) -> None:
+        """`measured_as`: the released weights, where this answer may be measured after it; else empty."""
+        self._measured_as = measured_as
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
         self._id = ""
         self._answer = ""
         self._tokens = 0
+        self._status = 500
+        self._first_s: float | None = None
+        parts.traffic.enter()
 
     async def reply(self, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]) -> Response:
-        status = 500
+        streams = False
         try:
             first = await self._next(pieces)
             assert isinstance(first, dict)
-            status = int(first["status"])
-            if status == 200 and self._call.stream:
-                return StreamingResponse(self._stream(pieces), media_type="text/event-stream", headers=headers)
-            content = self._finished(first["body"]) if status == 200 else _public(status, first["body"])
-            return JSONResponse(content, status, headers=headers)
-        except TimeoutError:
-            status = 504
-            return error_reply(Failure(504, self._too_long(), headers=headers))
+            self._status = int(first["status"])
+            streams = self._status == 200 and self._call.stream
+            if streams:
+                return Streamed(self, pieces, headers)
+            ok = self._status == 200
+            content = self._finished(first["body"]) if ok else _public(self._status, first["body"], self._call.id)
+            return JSONResponse(content, self._status, headers=headers)
         except Exception as error:
-            return error_reply(Failure(500, hidden("an answer", error), "internal", headers=headers))
+            failure = self._failure("an answer", error)
+            return error_reply(replace(failure, headers={**failure.headers, **headers}))
         finally:
-            if status != 200 or not self._call.stream:
-                await pieces.aclose()
-                self._end(status)
+            if not streams:
+                await self.close(pieces)
+
+    def _failure(self, what: str, error: Exception) -> Failure:
+        """What a client is told of an error, and the status that the log has."""
+        if isinstance(error, TimeoutError):
+            failure = Failure(504, f"the request took longer than {self._parts.args.request_s:g} s")
+        elif isinstance(error, EngineGone):
+            self._parts.lost()
+            message = f"the engine is gone, another one is being started; try again in {ENGINE_S} s"
+            failure = Failure(503, message, headers={"Retry-After": str(ENGINE_S)})
+        else:
+            failure = Failure(500, hidden(what, error), "internal")
+        self._status = failure.status
+        return failure
+
+    async def close(self, pieces: AsyncGenerator[Piece, None]) -> None:
+        """The end of the exchange, also where the client has left: then the generation ends too."""
+        self._parts.traffic.leave()
+        self._end(self._status)
+        await pieces.aclose()
 
     def _finished(self, body: dict[str, Any]) -> dict[str, Any]:
         self._count(body)
@@ -201,24 +297,16 @@ class Exchange:
         self._answer = _text(body)
         return {**body, "model": self._call.model, "pddpo": self._stated}
 
-    async def _stream(self, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[str]:
+    async def events(self, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[str]:
         """Events as vLLM makes them, each with the `pddpo` field. What breaks ends with an error, never silently."""
-        status = 200
         try:
             while (piece := await self._next(pieces)) is not None:
                 for event in str(piece).split("\n\n"):
                     if changed := self._event(event):
                         yield changed + "\n\n"
-        except TimeoutError:
-            status = 504
-            yield _error_event(504, self._too_long())
         except Exception as error:
-            status = 500
-            yield _error_event(500, hidden("a stream", error))
-        finally:
-            # Also when the client has left: then the generation ends too.
-            await pieces.aclose()
-            self._end(status)
+            failure = self._failure("a stream", error)
+            yield _error_event(failure.status, failure.detail)
 
     def _event(self, event: str) -> str:
         data = event.removeprefix("data: ")
@@ -226,7 +314,7 @@ class Exchange:
             return event
         chunk: dict[str, Any] = json.loads(data)
         if "error" in chunk:
-            return "data: " + json.dumps(_public(int(chunk["error"].get("code") or 500), chunk))
+            return "data: " + json.dumps(_public(int(chunk["error"].get("code") or 500), chunk, self._call.id))
         self._count(chunk)
         self._id = str(chunk.get("id", ""))
         self._answer += _text(chunk)
@@ -236,30 +324,51 @@ class Exchange:
 
     async def _next(self, pieces: AsyncGenerator[Piece, None]) -> Piece | None:
         async with asyncio.timeout_at(self._deadline):
-            return await anext(pieces, None)
+            piece = await anext(pieces, None)
+        self._parts.traffic.heard()
+        if self._first_s is None and not (isinstance(piece, dict) and self._call.stream):
+            self._first_s = time.monotonic() - self._began
+        return piece
 
     def _count(self, body: dict[str, Any]) -> None:
         self._tokens = int((body.get("usage") or {}).get("total_tokens", self._tokens))
 
-    def _too_long(self) -> str:
-        return f"the request took longer than {self._parts.args.request_s:g} s"
-
     def _end(self, status: int) -> None:
         used = self._tokens if self._tokens or status != 200 else self._call.reserve
         self._parts.settle(self._key, self._call.reserve, used)
-        if self._id and status == 200:
+        if self._id and status == 200 and self._call.prompts == 1:
             reply = Reply(self._key.name, self._call.question, self._answer, self._policy, self._call.model)
             self._parts.remember(self._id, reply)
+            self._parts.measured.offer(self._measured_as, Answer(self._call.question, self._answer))
+        seconds = time.monotonic() - self._began
+        self._parts.metrics.answered(self._call.model, self._policy.round, status, self._tokens, self._first_s, seconds)
         line = {"id": self._call.id, "key": self._key.name, "status": status, "tokens": self._tokens, **self._stated}
-        line |= {"seconds": round(time.monotonic() - self._began, 3)}
+        line["round"] = self._policy.round
+        line |= {"seconds": round(seconds, 3)}
         if self._parts.args.log_texts:
             line |= {"question": self._call.question, "answer": self._answer}
         logger.info("%s", json.dumps(line, ensure_ascii=False))
 
 
-def _public(status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """An engine's error; what failed inside stays inside."""
-    return body if status < 500 else error_body(status, hidden("the engine", body), "internal")
+class Streamed(StreamingResponse):
+    """A stream whose exchange is closed whatever becomes of it, even where the client left before its first event."""
+
+    def __init__(self, exchange: Exchange, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]) -> None:
+        super().__init__(exchange.events(pieces), media_type="text/event-stream", headers=headers)
+        self._exchange, self._pieces = exchange, pieces
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._exchange.close(self._pieces)
+
+
+def _public(status: int, body: dict[str, Any], request: str = "") -> dict[str, Any]:
+    """An engine's error in our form; what failed inside stays inside. The engine's log has the request's id too."""
+    if status >= 500:
+        return error_body(status, hidden(f"the engine, request {request}", body), "internal")
+    return error_body(status, str((body.get("error") or body).get("message", "the engine refused the request")))
 
 
 def _error_event(status: int, message: str) -> str:

@@ -6,30 +6,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import signal
-import threading
+import os
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve import Application
+from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
-from deploy.serving.engine import Kind, Piece, PolicyEngine
+from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, Way
 from deploy.serving.entrance import EntranceState, most_tokens
-from deploy.serving.settings import EngineSettings, ServeArgs, engine_settings, find, mixture_max
+from deploy.serving.measured_traffic import WatchedLimit, watched_limits
+from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
+from deploy.serving.stopping import StopSignals, let_finish
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
+from pddpo_ray.storage.whole_files import kept_secret
 
 APPLICATION = "pddpo"
-ONGOING_MAX = 128
-"""Requests inside one engine replica, waiting for their turn or generating."""
+"""Beginning of an application's name on a cluster; the run's folder follows, so that runs stand beside each other."""
+DRAW_KEY = "serve-draw-key"
+"""File with the secret of the mixture's draws: the same for every entrance, and after a new start."""
+PROXY = "SERVE_PROXY_ACTOR"
+"""How Serve's HTTP proxies are called."""
+CONTROL_MAX = 64
+"""Requests besides answers that an entrance takes at once: health, models, administration. It refuses answers itself
+when it is full, so that these need not wait behind answers."""
+HEALTH_S = 1.0
+"""How often Serve asks a replica for its health; it learns at most so much later that one has ended."""
+WATCH_S = 0.2
+GONE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 
 @serve.deployment(name="Engine", max_ongoing_requests=ONGOING_MAX)
@@ -40,10 +59,33 @@ class EngineReplica:
         log_as_serve_does()
         self._engine = await PolicyEngine.start(settings)
         await self._engine.check(first)
+        self._watching = asyncio.create_task(self._end_with_engine())
+
+    async def _end_with_engine(self) -> None:
+        """A replica whose vLLM has died ends at once: Serve starts another one without asking thrice."""
+        while not self._engine.dead:
+            await asyncio.sleep(WATCH_S)
+        logging.getLogger("deploy.serving").error("vLLM has died: this replica ends")
+        os._exit(1)
 
     async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        async for piece in self._engine.respond(kind, policy, body):
-            yield piece
+        try:
+            async for piece in self._engine.respond(kind, policy, body):
+                # vLLM makes a reply of its own death
+                if self._engine.dead and isinstance(piece, dict) and int(piece["status"]) >= 500:
+                    raise EngineGone("vLLM has died")
+                yield piece
+        except Exception as error:
+            if self._engine.dead:
+                raise EngineGone(str(error)) from None
+            raise
+
+    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._engine.tokens(way, body)
+
+    async def alive(self) -> None:
+        if self._engine.dead:
+            raise EngineGone("vLLM has died")
 
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]:
         return await self._engine.check(policy)
@@ -63,13 +105,25 @@ class Handles:
         try:
             async for piece in pieces:
                 yield piece
+        except GONE as error:
+            raise EngineGone(str(error)) from error
         finally:
             # A client that left, or a deadline, ends the generation too. After the last piece this does nothing.
             pieces.cancel()
 
+    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = await self._handle.tokens.remote(way, body)
+        except GONE as error:
+            raise EngineGone(str(error)) from error
+        return answer
+
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]:
         answer: dict[str, Any] = await self._handle.check.remote(policy)
         return answer
+
+    async def alive(self) -> None:
+        await self._handle.alive.remote()
 
 
 @serve.deployment(name="Entrance", ray_actor_options={"num_cpus": 0})
@@ -84,10 +138,42 @@ class Entrance:
         settings = engine_settings(args, served, reference.version.path)
         most = most_tokens(args, settings.max_model_len - 1)
         log_as_serve_does()
-        self._state = EntranceState(store, args, Handles(engines), most=most, mixture_max=mixture_max(args, settings))
+        self._state = EntranceState(
+            store,
+            args,
+            Handles(engines),
+            most=most,
+            mixture_max=mixture_max(args, settings),
+            draw_secret=kept_secret(Path(args.run) / DRAW_KEY),
+            limits=_watched(args, served.config),
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         return create_app(self._state)
+
+    async def ready(self) -> bool:
+        return await self._state.ready()
+
+    async def stop_accepting(self) -> None:
+        """From here on new answers are refused, and the endpoint is not ready."""
+        self._state.traffic.stopping = True
+
+    async def ongoing(self) -> int:
+        """Answers under way."""
+        return self._state.traffic.ongoing
+
+
+def _watched(args: ServeArgs, config: Config) -> list[WatchedLimit]:
+    """The limits that served answers are measured for; the log says which are not. Raises UserError where none is."""
+    if not args.measure:
+        return []
+    limits, reasons = watched_limits(config)
+    for reason in reasons:
+        logging.getLogger("deploy.serving").warning("served answers are not measured for %s", reason)
+    if not limits:
+        why = "; ".join(reasons) or "it states none"
+        raise UserError(f"--measure: no limit of this run can be measured on served answers: {why}")
+    return limits
 
 
 def log_as_serve_does() -> None:
@@ -104,6 +190,7 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     args = ServeArgs.model_validate(args)
     args = args.model_copy(update={"run": str(Path(args.run).expanduser().absolute())})
     served = find(args)
+    _watched(args, served.config)
     engine = open_to_read(served.journal)
     try:
         catalog = read_catalog(Store(engine, served.run))
@@ -114,12 +201,12 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     replica = EngineReplica.options(  # type: ignore[attr-defined]
         num_replicas=args.engines,
         ray_actor_options={"num_cpus": args.cpus, "num_gpus": args.gpus},
-        health_check_period_s=10,
+        health_check_period_s=HEALTH_S,
         health_check_timeout_s=max(60.0, args.request_s),
         graceful_shutdown_timeout_s=args.request_s,
     )
     entrance = Entrance.options(  # type: ignore[attr-defined]
-        max_ongoing_requests=ONGOING_MAX * args.engines,
+        max_ongoing_requests=args.most_requests + CONTROL_MAX,
         max_queued_requests=args.waiting_max,
         graceful_shutdown_timeout_s=args.request_s,
     )
@@ -127,20 +214,46 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
     return application
 
 
-def serve_forever(args: ServeArgs, *, host: str, port: int, address: str | None = None) -> None:
+def serve_forever(
+    args: ServeArgs,
+    *,
+    host: str,
+    port: int,
+    address: str | None = None,
+    route: str = "/",
+    tls: tuple[Path, Path] | None = None,
+) -> None:
     """Serves until it is told to stop (Ctrl-C, SIGTERM). `address`: a running cluster; None: a session of this machine.
+    `route`: path before /v1, where several runs share the cluster's port. `tls`: files of certificate and key; None:
+    plain http.
 
     Raises UserError when there is no run to serve, before anything is started.
     """
     application = build(args)
-    stop = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stop.set())
+    name = f"{APPLICATION}-{Path(args.run).name}"
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address):
-        serve.start(http_options={"host": host, "port": port})
+        files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
+        serve.start(http_options={"host": host, "port": port, **files})
         try:
-            serve.run(application, name=APPLICATION, route_prefix="/")
-            print(f"ready: http://{host}:{port}/v1", flush=True)
-            stop.wait()
+            entrance = serve.run(application, name=name, route_prefix=route)
+            while not entrance.ready.remote().result():
+                time.sleep(WATCH_S)
+            # Only here: ray.init puts handlers of its own in place of those that it finds.
+            with StopSignals() as signals:
+                print(f"ready: http{'s' if tls else ''}://{host}:{port}{route.rstrip('/')}/v1", flush=True)
+                signals.wait()
+                let_finish(entrance, signals, args.request_s)
         finally:
-            serve.delete(APPLICATION) if address else serve.shutdown()
+            if address:  # its proxies serve other applications too
+                serve.delete(name)
+            else:
+                close_port()
+                serve.shutdown()
+
+
+def close_port() -> None:
+    """Nobody listens any more. Serve's own end takes the application down first, and then says 404 for a while, which
+    clients take for a mistake of theirs and do not try again."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].startswith(PROXY):
+            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import ray
 
 from deploy.serving.gate import Gate
 from deploy.serving.settings import EngineSettings
@@ -45,6 +46,8 @@ from pddpo_ray.text.templates import template_named
 logger = logging.getLogger("deploy.serving.engine")
 
 Kind = Literal["chat", "completion"]
+Way = Literal["tokenize", "detokenize"]
+TOKENS_FIELDS = ("prompt", "messages", "tokens", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 Piece = dict[str, Any] | str
 """First {"status": ..., "body": ...}; a stream goes on with lines of server-sent events."""
 
@@ -54,15 +57,28 @@ VERIFIED_FOR_S = 10.0
 """A verified answer younger than this is as good as a health check of its own."""
 
 
+class EngineGone(Exception):
+    """The engine that was asked is dead; another one is being started."""
+
+
 class PolicyEngine:
     """Answers requests under a given policy. `start` makes one."""
 
     def __init__(
-        self, settings: EngineSettings, llm: Any, chat: Any, completion: Any, models: Any, stop: tuple[int, ...] = ()
+        self,
+        settings: EngineSettings,
+        llm: Any,
+        chat: Any,
+        completion: Any,
+        tokens: Any,
+        models: Any,
+        stop: tuple[int, ...] = (),
+        json_mode: bool = True,
     ) -> None:
         self._settings = settings
         self._llm, self._chat, self._completion, self._models = llm, chat, completion, models
-        self._stop_ids = stop
+        self._tokens = tokens
+        self._stop_ids, self._json_mode = stop, json_mode
         self._store = ArtifactStore(settings.store)
         self._shapes = model_tensors(Path(settings.model))
         self._tokenizer = tokenizer_fingerprint(Path(settings.model))
@@ -79,6 +95,7 @@ class PolicyEngine:
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+        from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
         from vllm.renderers.online_renderer import OnlineRenderer
 
         llm = watched_engine(settings)
@@ -90,10 +107,17 @@ class PolicyEngine:
         renderer = OnlineRenderer(llm.model_config, llm.renderer, request_logger=None, **form)
         chat = OpenAIServingChat(llm, models, "assistant", online_renderer=renderer, request_logger=None, **form)
         completion = OpenAIServingCompletion(llm, models, online_renderer=renderer, request_logger=None)
-        return cls(settings, llm, chat, completion, models, stop_ids(tokenizer, Path(settings.model)))
+        tokens = ServingTokenization(models, renderer, **form)
+        stop = stop_ids(tokenizer, Path(settings.model))
+        return cls(settings, llm, chat, completion, tokens, models, stop, writes_json(tokenizer))
 
     def close(self) -> None:
         self._llm.shutdown()
+
+    @property
+    def dead(self) -> bool:
+        """vLLM's process has ended; nothing here will answer again."""
+        return bool(self._llm.errored)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -124,25 +148,45 @@ class PolicyEngine:
         from vllm.entrypoints.serve import create_error_response
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+        wanted = body.get("response_format")
+        if isinstance(wanted, dict) and wanted.get("type") != "text" and not self._json_mode:
+            return _failure(400, "response_format: the vocabulary of this model cannot write JSON")
         try:
             if kind == "chat":
                 reply = await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
             else:
                 reply = await self._completion.create_completion(CompletionRequest.model_validate(body))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            return _failure(400, f"{field}: {first['msg']}" if field else str(first["msg"]))
+            return _invalid(error)
         except Exception as error:
             reply = create_error_response(error)
-        if isinstance(reply, ErrorResponse):
             if reply.error.code >= 500:
-                logger.error("vLLM failed: %s", reply.error.message)
+                logger.error("request %s failed in vLLM", body.get("request_id"), exc_info=error)
+        if isinstance(reply, ErrorResponse):
             return {"status": reply.error.code, "body": reply.model_dump()}
         if hasattr(reply, "model_dump"):
             return {"status": 200, "body": reply.model_dump()}
         stream: AsyncIterator[str] = reply
         return stream
+
+    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+        """Text or messages as token ids, or the other way round: {"status": ..., "body": ...}."""
+        from pydantic import TypeAdapter, ValidationError
+        from vllm.entrypoints.serve import create_error_response
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+        from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+
+        try:
+            if way == "tokenize":
+                asked: Any = TypeAdapter(TokenizeRequest).validate_python(body)
+                reply = await self._tokens.create_tokenize(asked, None)
+            else:
+                reply = await self._tokens.create_detokenize(DetokenizeRequest.model_validate(body), None)
+        except ValidationError as error:
+            return _invalid(error)
+        except Exception as error:
+            reply = create_error_response(error)
+        return {"status": reply.error.code if isinstance(reply, ErrorResponse) else 200, "body": reply.model_dump()}
 
     # --- the delivery check -------------------------------------------------------------------------------------------
 
@@ -271,6 +315,20 @@ def with_relative_temperature(body: dict[str, Any], temperature: float) -> dict[
     return body | {"temperature": asked / temperature}
 
 
+def writes_json(tokenizer: Any) -> bool:
+    """Whether the vocabulary has what JSON is made of: without it a grammar ends in an error of the engine."""
+    text = '{"a": [0.1, -2, true, null]}'
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return "".join(str(tokenizer.decode(ids)).split()) == "".join(text.split())
+
+
+def _invalid(error: Any) -> dict[str, Any]:
+    """A pydantic error in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return _failure(400, f"{field}: {first['msg']}" if field else str(first["msg"]))
+
+
 def _failure(status: int, message: str) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "api_error"
     return {"status": status, "body": {"error": {"message": message, "type": kind, "param": None, "code": status}}}
@@ -280,6 +338,7 @@ def watched_engine(settings: EngineSettings) -> Any:
     """The engine of these settings; call it after `prepare_process`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
     class WatchedEngine(AsyncLLM):  # type: ignore[misc]
         verified_at = -1e9
@@ -300,7 +359,12 @@ def watched_engine(settings: EngineSettings) -> Any:
     if settings.weights == "adapters":
         options |= {"max_loras": 16, "max_cpu_loras": 256}
         options |= adapter_options(Path(settings.model), settings.adapter_rank)
-    return WatchedEngine.from_engine_args(AsyncEngineArgs(enable_log_requests=False, **options))
+    # Without white space between its parts: small models write nothing else until their length is used up.
+    options |= {"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True}}
+    # Load, cache and queue of this engine, through Ray's exporter where this is one of its workers.
+    loggers = [RayPrometheusStatLogger] if ray.is_initialized() else []
+    arguments = AsyncEngineArgs(enable_log_requests=False, **options)
+    return WatchedEngine.from_engine_args(arguments, stat_loggers=loggers)
 
 
 def demand_version(output: Any, held: str | None) -> None:

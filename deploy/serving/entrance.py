@@ -6,24 +6,32 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deploy.serving.engine import Kind, Piece
+from deploy.serving.engine import Kind, Piece, Way
+from deploy.serving.measured_traffic import MeasuredTraffic, WatchedLimit
+from deploy.serving.metrics import ServingMetrics
 from deploy.serving.settings import ServeArgs
+from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
+from deploy.web.webhook import send
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.serving.alarms import Watched, released_weights
 from pddpo_ray.serving.catalog import ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
 from pddpo_ray.serving.releases import Releases
+from pddpo_ray.theory.alarm import Alarm
 
 logger = logging.getLogger("deploy.serving")
 
 RETRY_S = 60.0
 """A released policy that could not be loaded is tried again after so long, or when the journal changes."""
+PULSE_S = 0.5
+"""How often engines are asked whether they live."""
 READY_S = 5.0
 """A readiness check within this time of the last one is answered with its outcome."""
 
@@ -33,7 +41,11 @@ class Engines(Protocol):
 
     def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]: ...
 
+    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]: ...
+
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]: ...
+
+    async def alive(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,22 @@ class EntranceState:
     """State of one entrance. `most` is the longest answer in tokens."""
 
     def __init__(
-        self, store: Store, args: ServeArgs, engines: Engines, *, most: int, mixture_max: int | None = None
+        self,
+        store: Store,
+        args: ServeArgs,
+        engines: Engines,
+        *,
+        most: int,
+        mixture_max: int | None = None,
+        draw_secret: str = "",
+        limits: Sequence[WatchedLimit] = (),
     ) -> None:
         self.store, self.args, self.engines, self.most = store, args, engines, most
+        self.traffic = Traffic(args.most_requests)
+        self.metrics = ServingMetrics(store.run)
+        self.measured = MeasuredTraffic(store, limits, args.measure, self.metrics, self._alarmed)
         self.releases = Releases(store)
+        self.draw_secret = draw_secret
         self._mixture_max = mixture_max
         self.catalog = read_catalog(store, mixture_max)
         self._keys: Mapping[str, ApiKey] = ApiKeys(store).valid()
@@ -74,6 +98,30 @@ class EntranceState:
             except Exception:
                 logger.exception("the endpoint stays with what it serves")
 
+    async def watch(self) -> None:
+        """Knows within a moment when an engine is dead or there again."""
+        while True:
+            await self.pulse()
+            await asyncio.sleep(PULSE_S)
+
+    async def pulse(self) -> None:
+        try:
+            async with asyncio.timeout(HANGS_S):
+                await self.engines.alive()
+        except TimeoutError:
+            self.traffic.silent()
+        except Exception as error:
+            if self.traffic.open:
+                logger.error("an engine is gone: %s", error)
+            self.lost()
+        else:
+            self.traffic.found()
+
+    def lost(self) -> None:
+        """An engine is dead: nothing is accepted, nor is a readiness check of before believed."""
+        self.traffic.lost()
+        self._checked = (-READY_S, False)
+
     async def look(self) -> None:
         """Takes over what changed in the journal. A round that is newly released answers a check of its own first, so
         nobody meets a policy that cannot be loaded; requests that run go on with the policy they began with."""
@@ -91,11 +139,28 @@ class EntranceState:
             if fresh.released != before.released:
                 logger.info("run %s: released is round %s, was %s", fresh.run, fresh.released, before.released)
 
+    def _alarmed(self, watched: Watched, alarm: Alarm) -> None:
+        """Takes the release back, journals it and tells the webhook; the follower takes it over."""
+        if released_weights(self.catalog) != watched.sha256:
+            return  # something else is released by now
+        reason = f"alarm: {watched.limit} is broken by what {alarm.answers} measured answers say"
+        now = self.releases.withdraw(self.catalog.released, reason=reason)
+        self.metrics.rang()
+        serves = "the reference" if now.current is None else f"round {now.current}"
+        logger.error("run %s: %s; now %s is served", self.store.run, reason, serves)
+        if self.args.webhook:
+            text = f"run {self.store.run}: {reason}; now {serves} is served"
+            told = {"text": text, "run": self.store.run, "limit": watched.limit, "answers": alarm.answers}
+            send(self.args.webhook, "alarm", {**told, "served": serves})
+
     def _retry(self) -> bool:
         return self._failed is not None and time.monotonic() - self._failed[1] > RETRY_S
 
     async def ready(self) -> bool:
-        """Whether an engine just gave a real token from the version that it should; asked at most every few seconds."""
+        """Whether requests are accepted and an engine just gave a real token from the version that it should; engines
+        are asked at most every few seconds."""
+        if not self.traffic.open:
+            return False
         now = time.monotonic()
         if now - self._checked[0] >= READY_S:
             self._checked = (now, self._checked[1])
@@ -106,12 +171,13 @@ class EntranceState:
             except Exception as error:
                 logger.error("no engine is ready: %s", error)
                 self._checked = (now, False)
-        return self._checked[1]
+        return self._checked[1] and self.traffic.open
 
     def recognise(self, secret: str | None, address: str) -> ApiKey:
         """The key of a request. Raises ApiError 401; strangers are slowed down by address."""
         key = None if secret is None else self._keys.get(hashed(secret))
         if key is None:
+            self.metrics.refused(401)
             self._strangers.take(address)
             raise ApiError(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`")
         return key

@@ -5,8 +5,9 @@ Errors have the form that OpenAI clients read: {"error": {message, type, param, 
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +32,14 @@ FIELDS: Mapping[str, frozenset[str]] = {
 """What reaches the engine; other fields are ignored, as OpenAI's own clients expect, but for those refused below."""
 REFUSED = ("tools", "functions", "tool_choice", "audio", "suffix", "best_of", "prompt_embeds")
 """To ignore these would answer another question than the one that was asked."""
+NO_TOOLS = "none"
+"""A client that names tools and forbids to call them asks for plain text."""
 
 ANSWERS_MAX = 8
+PROMPTS_MAX = 64
 LOGPROBS_MAX = 20
+DEPTH_MAX = 32
+"""Objects and lists inside each other: deeper ones only cost time and stack, here and in the engine."""
 BYTES_PER_TOKEN = 3
 """Rough, for the reservation alone: what was really used is settled afterwards."""
 
@@ -50,6 +56,8 @@ class Call:
     wants_usage: bool
     reserve: float
     question: str
+    prompts: int
+    """How many prompts it asks about: more than one in a list for completions."""
     length_given: bool
     """Whether the client said how long an answer may be."""
 
@@ -58,10 +66,35 @@ class Call:
         return self if self.length_given else replace(self, body={**self.body, "max_tokens": min(tokens, most)})
 
 
+def read_json(text: bytes) -> Any:
+    """What a client sent. Raises ApiError 400 where it is no JSON or has too many levels."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        raise ApiError(400, "the request is not JSON") from None
+    except RecursionError:
+        body = None
+    else:
+        level: list[Any] = [body]
+        for _ in range(DEPTH_MAX):
+            level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return body
+    raise ApiError(400, f"the request has objects or lists inside each other more than {DEPTH_MAX} levels deep")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> Call:
     """Raises ApiError 400 naming the field that is wrong. `conversation` comes from the header, if there is one."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request must be a JSON object")
+    if body.get("tool_choice") == NO_TOOLS:
+        body = {name: value for name, value in body.items() if name not in ("tools", "tool_choice")}
     for name in REFUSED:
         if body.get(name):
             raise ApiError(400, f"{name} is not supported by this endpoint: leave it out")
@@ -78,7 +111,8 @@ def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> C
             _bounded(asked, name, 0, LOGPROBS_MAX, 0)
     length_given = not {"max_tokens", "max_completion_tokens"}.isdisjoint(asked)
     tokens = _tokens(kind, asked, max_tokens)
-    question = _question(kind, asked)
+    texts = _texts(kind, asked)
+    question = "\n".join(texts)
     stream = asked.get("stream") is True
     if stream:
         # Asked of the engine in any case, because the key's tokens are counted by it.
@@ -92,8 +126,9 @@ def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> C
         body={**asked, "request_id": id_},
         stream=stream,
         wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        reserve=answers * tokens + len(question) / BYTES_PER_TOKEN,
+        reserve=len(texts) * answers * tokens + len(question) / BYTES_PER_TOKEN,
         question=question,
+        prompts=len(texts),
         length_given=length_given,
     )
 
@@ -102,7 +137,9 @@ def _tokens(kind: Kind, asked: dict[str, Any], most: int) -> int:
     """Longest answer; what is not given is filled in, so that no request is without a bound."""
     name = "max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"
     default = most if kind == "chat" else min(16, most)
-    asked[name] = _bounded(asked, name, 1, most, default)
+    # Evaluation harnesses ask for the log-probabilities of the prompt alone.
+    least = 0 if kind == "completion" and asked.get("echo") is True else 1
+    asked[name] = _bounded(asked, name, least, most, default)
     return int(asked[name])
 
 
@@ -129,18 +166,40 @@ def _opening(asked: Mapping[str, Any], question: str) -> str:
     return text_of(messages[: first + 1])
 
 
-def _question(kind: Kind, asked: Mapping[str, Any]) -> str:
-    """The request's text."""
+def _texts(kind: Kind, asked: Mapping[str, Any]) -> list[str]:
+    """The text of each prompt; token ids are written as numbers."""
     if kind == "completion":
-        prompt = asked.get("prompt")
-        several = isinstance(prompt, list) and any(not isinstance(token, int) for token in prompt)
-        if not prompt or several:
-            raise ApiError(400, "prompt must be one text or one list of token ids")
-        return prompt if isinstance(prompt, str) else " ".join(str(token) for token in prompt)
+        return [each if isinstance(each, str) else " ".join(str(token) for token in each) for each in _prompts(asked)]
     messages = asked.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise ApiError(400, "messages must be a list of objects with role and content")
-    return text_of(messages)
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(not isinstance(part, dict) or "text" not in part for part in content):
+            raise ApiError(400, "messages: this model reads text alone; a part of a message is something else")
+    return [text_of(messages)]
+
+
+def _prompts(asked: Mapping[str, Any]) -> list[str | list[int]]:
+    """One text or one list of token ids, or a list of several of either."""
+    given = asked.get("prompt")
+    several: list[Any] = given if isinstance(given, list) and given and not _is_ids(given) else [given]
+    texts = all(isinstance(each, str) and each for each in several)
+    if not texts and not all(_is_ids(each) for each in several):
+        raise ApiError(400, "prompt must be a text, a list of token ids, or a list of texts or of lists of token ids")
+    if len(several) > PROMPTS_MAX:
+        raise ApiError(
+            400, f"prompt has {len(several)} entries, at most {PROMPTS_MAX} are answered at once: send several requests"
+        )
+    return several
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value)
+    )
 
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

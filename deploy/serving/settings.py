@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 
+ONGOING_MAX = 128
+"""Requests inside one engine replica, waiting for their turn or generating."""
 MERGED_MIXTURE = 4
 """Policies of a mixture where each has to be loaded in place: more would mean loading most of the time."""
 
@@ -45,7 +47,7 @@ class ServeArgs(BaseModel):
     body_bytes: int = Field(256 * 1024, ge=1024)
     """Largest request."""
     request_s: float = Field(120.0, gt=0)
-    """Longest time for a request, waiting included."""
+    """Longest time for a request, waiting included; a stopping endpoint waits as long for those under way."""
     waiting_max: int = Field(256, ge=1)
     """Requests that may wait at the entrance; more are answered 503."""
     follow_s: float = Field(2.0, gt=0)
@@ -54,6 +56,10 @@ class ServeArgs(BaseModel):
     """Web origins whose pages may call; none by default."""
     log_texts: bool = False
     """Write prompts and answers to the log."""
+    measure: float = Field(0.0, ge=0, le=1)
+    """Share of the released policy's answers that the limits' own sources measure; an alarm takes the release back."""
+    webhook: str | None = None
+    """Where an alarm is told, as JSON with a `text`."""
     feedback_memory: int = Field(2000, ge=0)
     """Replies that are kept in memory so that their readers can give feedback."""
     chat_template: str | None = None
@@ -66,6 +72,20 @@ class ServeArgs(BaseModel):
     """Share of a GPU's memory that the engine may take."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs that one engine is spread over."""
+
+    @model_validator(mode="after")
+    def _enough_gpus(self) -> Self:
+        if self.tensor_parallel > 1 and self.gpus != self.tensor_parallel:
+            raise UserError(
+                f"an engine that is spread over {self.tensor_parallel} GPUs needs gpus={self.tensor_parallel},"
+                f" not {self.gpus:g}"
+            )
+        return self
+
+    @property
+    def most_requests(self) -> int:
+        """Requests under way at once, those that wait included."""
+        return ONGOING_MAX * self.engines + self.waiting_max
 
 
 class EngineSettings(BaseModel):

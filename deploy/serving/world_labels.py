@@ -165,10 +165,10 @@ def _preferred(labelled: LabelledPair, model: str) -> str:
 
 
 def _between(text: str, name: str) -> str:
-    found = re.search(rf"\[{name}\](.*?)\[end of {name}\]", text, re.DOTALL)
-    if found is None:
+    match = re.search(rf"\[{name}\](.*?)\[end of {name}\]", text, re.DOTALL)
+    if match is None:
         raise ApiError(400, f"[{name}] or [end of {name}] is missing: {FORM}")
-    return found.group(1)
+    return match.group(1)
 
 
 def _text_of(message: dict[str, Any]) -> str:

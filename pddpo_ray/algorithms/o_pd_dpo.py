@@ -14,20 +14,21 @@ from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
     asked_answers,
+    begin_reward_fit,
     compare,
+    fit_reward,
     lagrangian_chain,
     move_multipliers,
-    reward_objective,
 )
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore, label, move the multiplier, remember."""
-    journal, trainer, rollout = parts.journal, parts.trainer, parts.rollout
+    journal, rollout = parts.journal, parts.rollout
     prompts, preferences, explorer = parts.prompts, parts.preferences, parts.exploration
     for _ in journal.rounds(sizes.rounds):
-        reward_policy = trainer.fit(reward_objective(reference, sizes.beta), preferences.reward)
+        reward_policy = fit_reward(parts, sizes, reference)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
         rollout.publish(policy)  # verified before anything is sampled
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
@@ -35,6 +36,6 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
         preferences.extend(compare(parts, pairs))  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices
-        trainer.begin(reward_objective(reference, sizes.beta), preferences.reward)  # the next one needs no lambda
+        begin_reward_fit(parts, sizes, reference)  # the next one needs no lambda
         move_multipliers(parts, answers, sizes)  # M_ce labels of each answer
     return UniformMixture(tuple(journal.policies))

@@ -8,16 +8,16 @@ from pddpo_ray.algorithms.stages import (
     asked_answers,
     lagrangian_chain,
     move_multipliers,
-    reward_objective,
+    reward_fits,
 )
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then K rounds of a cost fit and a step of the multiplier."""
-    reward_policy = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    reward_policy = reward_fits(parts, sizes, reference)
     for _ in parts.journal.rounds(sizes.rounds):
-        policy = lagrangian_chain(parts, reward_policy, sizes.beta)
+        policy = lagrangian_chain(parts, reward_policy(), sizes.beta)
         parts.rollout.publish(policy)
         answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
         move_multipliers(parts, answers, sizes)

@@ -11,15 +11,15 @@ optimiser step: there each round's policy is the exact minimiser.
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, lagrangian_chain, reward_objective
+from pddpo_ray.algorithms.stages import Parts, Sizes, lagrangian_chain, reward_fits
 from pddpo_ray.records import CostEstimate, PolicyVersion, SafetyLabels, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, one full cost fit, then rounds of a dual step and a cost step; the last policy alone."""
-    reward_policy = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    reward_policy = reward_fits(parts, sizes, reference)
     for _ in parts.journal.rounds(sizes.rounds):
-        policy = lagrangian_chain(parts, reward_policy, sizes.beta)
+        policy = lagrangian_chain(parts, reward_policy(), sizes.beta)
         parts.rollout.publish(policy)
         answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, (), sizes.answers_each)
         if parts.limits is not None:

@@ -10,16 +10,16 @@ from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
     asked_answers,
+    fit_reward,
     lagrangian_chain,
     move_multipliers,
-    reward_objective,
 )
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then cost fits at the same multiplier."""
-    reward_policy = parts.trainer.fit(reward_objective(reference, sizes.beta), parts.preferences.reward)
+    reward_policy = fit_reward(parts, sizes, reference)
     for _ in parts.journal.rounds(sizes.rounds):
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)
         parts.rollout.publish(policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.contracts import (
@@ -14,6 +15,7 @@ from pddpo_ray.contracts import (
     Merge,
     Preferences,
     Prompts,
+    Rewards,
     Rollout,
     Scoring,
     Trainer,
@@ -25,6 +27,7 @@ from pddpo_ray.records import (
     LossBonus,
     Objective,
     Pair,
+    PairRow,
     PolicyVersion,
     Prompt,
     Response,
@@ -53,6 +56,8 @@ class Parts:
     merge: Merge | None = None
     limits: Limits | None = None
     """Stated limits (`limits:`); None: one limit on the paper's cost, or `constraints`."""
+    rewards: Rewards | None = None
+    """A computed reward (`reward:`); None: comparisons teach it."""
 
     @property
     def scores(self) -> Scoring:
@@ -89,6 +94,48 @@ class Sizes:
 def reward_objective(reference: PolicyVersion, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
     """Standard DPO against the reference (paper.md §2), with the reward bonus of the paper's mode (paper.md §9)."""
     return Objective("reward", reference, beta, margins=bonus.margins, answer_bonus=bonus.answers)
+
+
+def fit_reward(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> PolicyVersion:
+    """A round's first stage: comparisons teach the reward, or measured differences of a computed one."""
+    return _reward_stage(parts.trainer.fit, parts, reference, kl_weight(parts, sizes))
+
+
+Done = TypeVar("Done")
+
+
+def _reward_stage(
+    work: Callable[[Objective, Sequence[PairRow]], Done], parts: Parts, reference: PolicyVersion, beta: float
+) -> Done:
+    if parts.rewards is not None:
+        return work(*parts.rewards.stage(reference, beta))
+    return work(reward_objective(reference, beta), parts.preferences.reward)
+
+
+def kl_weight(parts: Parts, sizes: Sizes) -> float:
+    """Weight of the KL divergence in a round's stages: beta, and what a limit on the drift adds to it."""
+    return sizes.beta if parts.limits is None else parts.limits.temperature
+
+
+def reward_fits(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> Callable[[], PolicyVersion]:
+    """The reward policy of each round where preferences are fixed: one fit for all of them, made at once.
+
+    Under a limit on the drift the temperature moves, and every round has a fit of its own.
+    """
+
+    def fitted() -> PolicyVersion:
+        return fit_reward(parts, sizes, reference)
+
+    if parts.limits is not None and parts.limits.on_drift:
+        return fitted
+    once = fitted()
+    return lambda: once
+
+
+def begin_reward_fit(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> None:
+    """Starts the next round's reward fit early: it needs no multiplier, unless a limit on the drift has one."""
+    if parts.limits is None or not parts.limits.on_drift:
+        _reward_stage(parts.trainer.begin, parts, reference, sizes.beta)
 
 
 def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
@@ -129,7 +176,8 @@ def unsafe_bits(parts: Parts) -> dict[str, bool]:
     pairs = [item.pair for item in parts.preferences.labelled]
     answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
     labelled = parts.feedback.safety(list(answers.values()), 1)
-    return {item.response.id: item.labels[0] is Verdict.UNSAFE for item in labelled}
+    # a label that a person did without counts as unsafe
+    return {item.response.id: item.labels[0] is not Verdict.SAFE for item in labelled}
 
 
 def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) -> PolicyVersion:
@@ -154,7 +202,9 @@ def move_multipliers(parts: Parts, answers: Sequence[Response], sizes: Sizes) ->
 
 
 def compare(parts: Parts, pairs: Sequence[Pair]) -> list[LabelledPair]:
-    """Labels of the round's pairs; under stated limits their answers are measured too."""
+    """Labels of the round's pairs; a computed reward and stated limits measure their answers too."""
+    if parts.rewards is not None:
+        parts.rewards.measure_pairs(pairs)
     if parts.limits is not None:
         parts.limits.measure_pairs(pairs)
     return parts.feedback.compare(pairs)

@@ -74,7 +74,15 @@ class Answers:
         answered_already, key_reused, round_closed (cancelled), malformed, not_found.
         """
         _demand_form(submission)
-        return self._store.write(lambda connection: self._answer(connection, person, key, lease_id, submission))
+
+        def apply(connection: Connection) -> Receipt:
+            held = connection.execute(select(lease.c.leased_ms).where(lease.c.id == lease_id)).scalar()
+            # A client's clock may be wrong or lie: nobody spent more time than passed here since they got the question.
+            passed = max(self._store.clock() - (held or 0), 0)
+            timed = replace(submission, ms_spent=min(submission.ms_spent, passed))
+            return self._answer(connection, person, key, lease_id, timed)
+
+        return self._store.write(apply)
 
     def receive(self, person: Person, key: str, task_id: str, submission: Submission) -> Receipt:
         """An answer that was given elsewhere (a connector, a file): leased and stored in one transaction.
@@ -128,7 +136,8 @@ class Answers:
                 # Somebody else took the question meanwhile; a further answer is kept as surplus.
                 connection.execute(update(lease).where(lease.c.id == lease_id).values(state="expired"))
             settle(connection, asked.id, self._rules)
-            return self._leases.view(connection, lease_id)
+            shown = screen_form(asked.kind, last.given, last.swap) if last.kind == "label" else {}
+            return replace(self._leases.view(connection, lease_id), earlier=shown)
 
         return self._store.write(apply)
 
@@ -345,8 +354,8 @@ def _fields(kind: str) -> tuple[str, ...]:
 def _demand_form(submission: Submission) -> None:
     if submission.kind not in REPLIES:
         raise QueueError(Problem.MALFORMED, f"kind must be one of {', '.join(REPLIES)}, not {submission.kind!r}")
-    if submission.kind in ("skip", "flag") and submission.reason not in REASONS:
-        raise QueueError(Problem.MALFORMED, f"a {submission.kind} needs a reason: {', '.join(REASONS)}")
+    if submission.reason not in (REASONS if submission.kind == "flag" else ("", *REASONS)):
+        raise QueueError(Problem.MALFORMED, f"the reason of a {submission.kind} is one of: {', '.join(REASONS)}")
     if submission.kind != "label" and submission.given:
         raise QueueError(Problem.MALFORMED, f"a {submission.kind} has no labels in it")
     if len(submission.note) > NOTE_MAX:

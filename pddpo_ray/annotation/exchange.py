@@ -26,8 +26,8 @@ from sqlalchemy import ColumnElement, select
 
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import STORED_PAIR, TIE
-from pddpo_ray.annotation.queue_rules import QueueError, Rules
+from pddpo_ray.annotation.questions import STORED_PAIR, TIE, contradicts_itself
+from pddpo_ray.annotation.queue_rules import Outcome, QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.data.formats import Render
 from pddpo_ray.data.problems import Good
@@ -36,6 +36,7 @@ from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 
 INDEX = {"first": 0, "second": 1}
+NAMES = {Outcome.COUNTED: "counted", Outcome.SURPLUS: "surplus", Outcome.REFUSED: "skipped"}
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,11 @@ class GivenElsewhere:
 
 @dataclass
 class Taken:
-    """How many answers counted, were surplus, were repeated or were refusals by people; and which the queue refused."""
+    """How many answers counted, were surplus, were repeated, or were skips by people; and which the queue did not take,
+    with the reason."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    refused: list[str] = field(default_factory=list)
+    not_taken: list[str] = field(default_factory=list)
 
 
 def open_questions(store: Store) -> list[OpenQuestion]:
@@ -106,9 +108,9 @@ def take_answers(store: Store, rules: Rules, source: str, answers: Iterable[Give
         try:
             receipt = answers_of_run.receive(people.of(one.who), key_of(source, one), one.question, submission)
         except QueueError as error:
-            taken.refused.append(f"{one.who}, question {one.question[:12]}: {error}")
+            taken.not_taken.append(f"{one.who}, question {one.question[:12]}: {error}")
             continue
-        taken.outcomes["repeated" if receipt.repeated else receipt.outcome.value] += 1
+        taken.outcomes["repeated" if receipt.repeated else NAMES[receipt.outcome]] += 1
     return taken
 
 
@@ -121,8 +123,17 @@ def key_of(source: str, one: GivenElsewhere) -> str:
 def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
     """Labels that count, as examples: one per label of a pair question, with all that it asks, and per safety label.
 
-    A tie is no label. Nothing says who labelled.
+    A tie is no label. What contradicts itself is left out, as it is of training. Nothing says who labelled.
     """
+    return (_example(row) for row in _counted(store, round_) if not contradicts_itself(row.given))
+
+
+def contradictory(store: Store, *, round_: int | None = None) -> int:
+    """Labels that count, and are left out because they contradict themselves."""
+    return sum(contradicts_itself(row.given) for row in _counted(store, round_))
+
+
+def _counted(store: Store, round_: int | None) -> Iterator[Any]:
     query = (
         select(task, answer.c.given, seat.c.number, question_round.c.round)
         .join(seat, seat.c.task == task.c.id)
@@ -134,8 +145,7 @@ def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
     if round_ is not None:
         query = query.where(question_round.c.round == round_)
     with reading(store.engine) as connection:
-        for row in connection.execute(query):
-            yield _example(row)
+        yield from connection.execute(query)
 
 
 def _example(row: Any) -> Example:
@@ -167,9 +177,7 @@ class _Accounts:
     def of(self, who: str) -> Person:
         handle = re.sub(r"[^\w .@-]", "-", f"{self._source} {who}")[:100]
         if handle not in self._ids:
-            person, _ = self._people.create(handle, Role.ANNOTATOR, by=self._source)
-            self._people.change(person.id, by=self._source, active=False)
-            self._ids[handle] = person.id
+            self._ids[handle] = self._people.enlist_elsewhere(handle, by=self._source).id
         return Person(self._ids[handle], handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
 
 
@@ -194,9 +202,12 @@ def answers_in(
     for row in rows:
         line = f"{row.file} line {row.line}"
         texts = tuple(sorted(answer.text for answer in row.example.answers))
-        same = waiting.get((prompt(row.example.prompt), texts), [])
+        same = waiting.get((prompt(row.example.prompt), texts))
         if not same:
-            problems.append(f"{line}: no question of this run shows these texts")
+            why = "no question of this run shows these texts"
+            if same is not None:
+                why = "earlier rows answered every question that shows these texts"
+            problems.append(f"{line}: {why}")
             continue
         given = _given(row.example, same[-1])
         missing = [name for name in _asked(same[-1]) if name not in given]

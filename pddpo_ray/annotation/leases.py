@@ -14,7 +14,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
@@ -33,9 +33,13 @@ from pddpo_ray.annotation.offers import (
     midnight,
 )
 from pddpo_ray.annotation.people import Person
+from pddpo_ray.annotation.questions import Given
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
-from pddpo_ray.journal.annotation_schema import answer, lease, seat, task, withdrawal
+from pddpo_ray.annotation.rounds import DROPPED, GOLD
+from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
+from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.rows import record_of
 from pddpo_ray.journal.transactions import Store
 
 
@@ -89,10 +93,12 @@ def promote(connection: Connection, task_id: str) -> None:
 
 
 def settle(connection: Connection, task_id: str, rules: Rules) -> None:
-    """Sets the state of a question to what its counts say: open, satisfied or blocked."""
+    """Sets the state of a question to what its counts say: open, satisfied or blocked; a dropped one stays so until it
+    has all its labels."""
     row = connection.execute(select(task).where(task.c.id == task_id)).one()
     blocked = row.gold is None and row.refusals >= rules.refusals_max
-    state = "satisfied" if row.seats == row.needed else "blocked" if blocked else "open"
+    left = DROPPED if row.state == DROPPED else "blocked" if blocked else "open"
+    state = "satisfied" if row.seats == row.needed else left
     if state != row.state:
         connection.execute(update(task).where(task.c.id == task_id).values(state=state))
 
@@ -109,11 +115,26 @@ class Lease:
     expires_ms: int
     risk: float
     guideline: int
+    earlier: Given = field(default_factory=dict)
+    """What the person answered before they took it back, as on the screen."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A question in somebody's hands, for a lead."""
+
+    id: str
+    handle: str
+    round: int
+    purpose: str
+    leased_ms: int
+    expires_ms: int
 
 
 @dataclass(frozen=True)
 class NoQuestion:
-    """Why this person gets no question now: paused, daily_cap, holding (has enough of them) or none (is left).
+    """Why this person gets no question now: paused, daily_cap, holding (has enough of them), none (is left) or mild
+    (none that is known to be mild, for who opted out of harmful texts).
 
     It makes sense to ask again after `retry_s` seconds.
     """
@@ -142,11 +163,12 @@ class Leases:
         return self._store.write(lambda connection: self._lease(connection, person, count, set(holding)))
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
-        """The person is still at work: the lease starts again now. Returns when it ends."""
+        """The person is still at work: the lease starts again now, but nobody keeps a question longer than `hold_s`.
+        Returns when it ends."""
 
         def apply(connection: Connection) -> int:
-            demand_mine(connection, person, lease_id)
-            expires = self._store.clock() + self._rules.lease_ms
+            row = demand_mine(connection, person, lease_id)
+            expires = self._expiry(row.leased_ms)
             live = (lease.c.id == lease_id) & (lease.c.state == "leased")
             if connection.execute(update(lease).where(live).values(expires_ms=expires)).rowcount == 0:
                 raise QueueError(Problem.TOO_LATE, "this question is no longer reserved for you; an answer is welcome")
@@ -154,16 +176,77 @@ class Leases:
 
         return self._store.write(apply)
 
-    def release(self, person: Person, lease_id: str) -> None:
-        """Gives a question back unanswered."""
+    def release(self, person: Person, lease_id: str, expires_ms: int | None = None) -> bool:
+        """Gives a question back unanswered. Returns whether the person holds it no more.
+
+        With `expires_ms`, the lease's end that the caller knows, only if it was not renewed since: a page that closes
+        takes nothing from the page that follows it.
+        """
+
+        def apply(connection: Connection) -> bool:
+            row = demand_mine(connection, person, lease_id)
+            if row.state == "leased" and expires_ms in (None, row.expires_ms):
+                self._end(connection, row, "released")
+                return True
+            return row.state != "leased"
+
+        return self._store.write(apply)
+
+    def release_all(self, person: Person) -> None:
+        """Gives back all that a person holds."""
 
         def apply(connection: Connection) -> None:
-            row = demand_mine(connection, person, lease_id)
-            if row.state == "leased":
-                connection.execute(update(lease).where(lease.c.id == lease_id).values(state="released"))
-                give_back(connection, row.task, self._rules)
+            mine = (lease.c.annotator == person.id) & (lease.c.state == "leased")
+            for row in connection.execute(select(lease).where(mine).order_by(lease.c.task).with_for_update()).all():
+                self._end(connection, row, "released")
 
         self._store.write(apply)
+
+    def held(self) -> list[Held]:
+        """Who holds what in the run, the longest-held first."""
+        query = (
+            select(
+                lease.c.id, annotator.c.handle, question_round.c.round, question_round.c.purpose, lease.c.leased_ms,
+                lease.c.expires_ms,
+            )
+            .join(annotator, annotator.c.id == lease.c.annotator)
+            .join(task, task.c.id == lease.c.task)
+            .join(question_round, question_round.c.id == task.c.question_round)
+            .where(lease.c.state == "leased", question_round.c.run == self._store.run)
+            .where(~question_round.c.purpose.startswith(GOLD))
+            .order_by(lease.c.leased_ms, lease.c.id)
+        )  # fmt: skip
+        with reading(self._store.engine) as connection:
+            return [record_of(Held, row) for row in connection.execute(query)]
+
+    def recall(self, lease_id: str, *, by: str, reason: str = "") -> None:
+        """A lead takes a question out of somebody's hands; an answer that comes all the same is a late one."""
+
+        def apply(connection: Connection) -> None:
+            query = (
+                select(lease)
+                .join(task, task.c.id == lease.c.task)
+                .join(question_round, question_round.c.id == task.c.question_round)
+                .where(lease.c.id == lease_id, question_round.c.run == self._store.run)
+            )
+            row = connection.execute(query.with_for_update(of=lease)).first()
+            if row is None:
+                raise QueueError(Problem.NOT_FOUND, f"nobody holds a question {lease_id!r}")
+            if row.state != "leased":
+                raise QueueError(Problem.CONFLICT, f"this question is in nobody's hands: it is {row.state}")
+            self._end(connection, row, "expired")
+            record_event(connection, self._store.clock(), by, "lease.recall", lease_id, reason=reason)
+
+        self._store.write(apply)
+
+    def _end(self, connection: Connection, row: Any, state: str) -> None:
+        """A lease ends without an answer."""
+        connection.execute(update(lease).where(lease.c.id == row.id).values(state=state))
+        give_back(connection, row.task, self._rules)
+
+    def _expiry(self, leased_ms: int) -> int:
+        """When a lease that is renewed now ends."""
+        return min(self._store.clock() + self._rules.lease_ms, leased_ms + int(1000 * self._rules.hold_s))
 
     def expire(self) -> int:
         """Takes questions back from people whose time ran out. Returns how many."""
@@ -186,7 +269,7 @@ class Leases:
         held = [row for row in in_hands if row.lease is not None]
         forgotten = [row for row in sorted(held, key=lambda row: row.leased_ms) if row.lease not in holding]
         if forgotten:
-            return [self._renewed(connection, row.lease) for row in forgotten[:count]]
+            return [self._renewed(connection, row) for row in forgotten[:count]]
         free = self._rules.leases_each - len(held)
         if free <= 0:
             return NoQuestion("holding", 5)
@@ -195,16 +278,16 @@ class Leases:
             return NoQuestion("daily_cap", 3600)
         most, known = min(count, free, today), in_hands[0]
         chosen = self._choose(connection, person, most, known.done_today, known.guideline or 0)
-        return chosen or NoQuestion("none", 5)
+        return chosen or NoQuestion("none" if person.sees_harmful else "mild", 5)
 
     def _in_hands(self, connection: Connection, person: Person) -> Any:
         now = self._store.clock()
         return IN_HANDS.run(connection, person=person.id, run=self._store.run, now=now, midnight=midnight(now))
 
-    def _renewed(self, connection: Connection, lease_id: str) -> Lease:
-        expires = self._store.clock() + self._rules.lease_ms
-        connection.execute(update(lease).where(lease.c.id == lease_id).values(expires_ms=expires))
-        return self.view(connection, lease_id)
+    def _renewed(self, connection: Connection, held: Any) -> Lease:
+        expires = self._expiry(held.leased_ms)
+        connection.execute(update(lease).where(lease.c.id == held.lease).values(expires_ms=expires))
+        return self.view(connection, held.lease)
 
     def _choose(
         self, connection: Connection, person: Person, count: int, done_today: int, guideline: int
@@ -266,8 +349,7 @@ class Leases:
         query = select(lease.c.id, lease.c.task).where(OVERDUE).order_by(lease.c.task)
         rows = connection.execute(query.with_for_update(skip_locked=True), {"now": self._store.clock()}).all()
         for row in rows:
-            connection.execute(update(lease).where(lease.c.id == row.id).values(state="expired"))
-            give_back(connection, row.task, self._rules)
+            self._end(connection, row, "expired")
         return len(rows)
 
     def view(self, connection: Connection, lease_id: str) -> Lease:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Select, bindparam, exists, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from pddpo_ray.annotation.rounds import GOLD
+from pddpo_ray.annotation.rounds import DROPPED, GOLD
 from pddpo_ray.journal.annotation_schema import (
     annotator,
     answer,
@@ -139,8 +139,9 @@ OFFER = Prepared(
 )
 """Equally urgent questions from `start` on, then the others in the order of the index."""
 
+_CONTROL = task.c.gold.is_not(None) & (task.c.state != DROPPED)
 OFFER_GOLD = Prepared(
-    _offer(OPEN_HERE, question_round.c.purpose.startswith(GOLD), task.c.gold.is_not(None), _NEW)
+    _offer(OPEN_HERE, question_round.c.purpose.startswith(GOLD), _CONTROL, _NEW)
     .join(question_round, question_round.c.id == task.c.question_round)
     .order_by(task.c.id)
     .limit(bindparam("count"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import unicodedata
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,6 +36,25 @@ whenever a text is more than you want to read. Skipping costs you nothing.
 """
 
 
+ALIKE = str.maketrans(
+    "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0456\u0458\u0455\u0501\u04bb"
+    "\u03b1\u03b2\u03b5\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u03b7\u03b6\u03bc" "01",
+    "abekmhopctyxijsdh" "abeikvoptuxnzm" "ol",
+)  # fmt: skip
+"""Cyrillic and Greek letters, and digits, that look like Latin letters."""
+
+
+def look_alike(one: str, other: str) -> bool:
+    """Whether people would take one handle for the other: by capitals, spaces, marks or letters of other scripts."""
+    return bool(_shapes(one) & _shapes(other))
+
+
+def _shapes(handle: str) -> set[str]:
+    parts = unicodedata.normalize("NFKD", handle)
+    plain = " ".join(re.split(r"[\s._@-]+", "".join(c for c in parts if not unicodedata.combining(c)))).strip()
+    return {text.casefold().translate(ALIKE) for text in (plain, plain.replace("I", "l"))}
+
+
 class Role(StrEnum):
     ANNOTATOR = "annotator"
     LEAD = "lead"
@@ -64,23 +84,30 @@ class People:
     def create(
         self, handle: str, role: Role, *, by: str, sees_harmful: bool = True, daily_cap: int = 400
     ) -> tuple[Person, str]:
-        """A new person and their token, which is shown this once. Raises QueueError if the handle is taken."""
+        """A new person and their token, which is shown this once. Raises QueueError if the handle is taken, or looks
+        like another's."""
         if not HANDLE.fullmatch(handle):
             raise QueueError(
                 Problem.MALFORMED, f"handle {handle!r}: use letters, digits, space, . @ _ -, at most 100 characters"
             )
-        token, id_ = new_token(), uuid.uuid4().hex
+        token, made = new_token(), Person(uuid.uuid4().hex, handle, role, sees_harmful, daily_cap)
 
         def add(connection: Connection) -> None:
-            if connection.execute(select(annotator.c.id).where(annotator.c.handle == handle)).first():
-                raise QueueError(Problem.CONFLICT, f"there is a {handle!r} already: choose another handle")
-            row: dict[str, Any] = {"id": id_, "handle": handle, "role": role.value, "active": True}
-            row |= {"sees_harmful": sees_harmful, "daily_cap": daily_cap, "created_ms": self._store.clock()}
-            connection.execute(insert(annotator).values(**row, **_token_columns(token)))
-            record_event(connection, self._store.clock(), by, "person.create", id_, handle=handle, role=role.value)
+            for other in connection.execute(select(annotator.c.handle).where(annotator.c.active)).scalars():
+                if other != handle and look_alike(other, handle):
+                    raise QueueError(
+                        Problem.CONFLICT, f"{handle!r} looks like {other!r}, who is here already: choose another handle"
+                    )
+            self._insert(connection, made, token, by)
 
         self._store.write(add)
-        return Person(id_, handle, role, sees_harmful, daily_cap), token
+        return made, token
+
+    def enlist_elsewhere(self, handle: str, *, by: str) -> Person:
+        """An account for somebody who answers in another tool: nobody can sign in with it."""
+        made = Person(uuid.uuid4().hex, handle, Role.ANNOTATOR, sees_harmful=True, daily_cap=0, active=False)
+        self._store.write(lambda connection: self._insert(connection, made, new_token(), by))
+        return made
 
     def rotate(self, id_: str, *, by: str) -> str:
         """A new token; the old one and every session made with it end at once."""
@@ -148,6 +175,23 @@ class People:
     def sign_out(self, cookie: str) -> None:
         ended = update(login).where(login.c.id_sha256 == hashed(cookie)).values(revoked_ms=self._store.clock())
         self._store.write(lambda connection: connection.execute(ended))
+
+    def has_session(self, id_: str) -> bool:
+        """Whether the person is signed in anywhere."""
+        live = login.c.revoked_ms.is_(None) & (login.c.expires_ms > self._store.clock())
+        mine = select(login.c.annotator).where(login.c.annotator == id_, live)
+        with reading(self._store.engine) as connection:
+            return connection.execute(mine).first() is not None
+
+    def _insert(self, connection: Connection, person: Person, token: str, by: str) -> None:
+        if connection.execute(select(annotator.c.id).where(annotator.c.handle == person.handle)).first():
+            raise QueueError(Problem.CONFLICT, f"there is a {person.handle!r} already: choose another handle")
+        row: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
+        row |= {"active": person.active, "sees_harmful": person.sees_harmful, "daily_cap": person.daily_cap}
+        row |= {"created_ms": self._store.clock()} | _token_columns(token)
+        connection.execute(insert(annotator).values(**row))
+        names = {"handle": person.handle, "role": person.role.value}
+        record_event(connection, self._store.clock(), by, "person.create", person.id, **names)
 
     def _end_sessions(self, connection: Connection, id_: str) -> None:
         open_ = (login.c.annotator == id_) & login.c.revoked_ms.is_(None)

@@ -16,7 +16,7 @@ from sqlalchemy import Select, exists, func, select
 
 from pddpo_ray.annotation.questions import screen_form
 from pddpo_ray.annotation.rounds import RoundStatus
-from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, task, withdrawal
+from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.transactions import Store
@@ -150,6 +150,10 @@ RATE_WINDOW_MS = 3600 * 1000
 FIELDS = {"safety": ("safety",), "pair": ("more_helpful", "more_harmful", "first_safety", "second_safety")}
 
 
+COUNTS = exists().where(seat.c.answer == answer.c.seq)
+"""The answer has a seat of its question."""
+
+
 class Quality:
     """Reads the numbers of one run; writes nothing."""
 
@@ -183,7 +187,7 @@ class Quality:
             rows = connection.execute(self._not_withdrawn()).all()
             handles = connection.execute(select(annotator.c.id, annotator.c.handle)).all()
         names = {row.id: row.handle for row in handles}
-        votes = _votes([row for row in rows if row.kind == "label" and row.gold is None])
+        votes = _votes([row for row in rows if row.counts and row.gold is None])
         return [
             {"id": id_, "handle": names[id_], **_person([row for row in rows if row.annotator == id_], votes, id_)}
             for id_ in sorted({row.annotator for row in rows}, key=names.__getitem__)
@@ -205,7 +209,7 @@ class Quality:
         for share, key in sorted(split, key=lambda entry: (-entry[0], entry[1]))[offset : offset + limit]:
             if share > 0:
                 group = by_task[key]
-                votes = [{"handle": row.handle, "given": row.given, "note": row.note} for row in group]
+                votes = [{"handle": row.handle, "key": row.key, "given": row.given, "note": row.note} for row in group]
                 texts = {name: getattr(group[0], name) for name in ("prompt", "first", "second")}
                 items.append({"task": key, "split": share, "votes": votes, **texts})
         return items
@@ -226,13 +230,13 @@ class Quality:
     def effects(self) -> list[dict[str, Any]]:
         """What each round's labels did: the cost estimate with its 95 % interval (None: no interval is known), and the
         multiplier before and after."""
-        found = []
+        steps = []
         for step in JournalReader(self._store.engine, self._store.run).dual_steps():
             low, high = interval(step.estimate) or (None, None)
             numbers = {"value": step.estimate.value, "low": low, "high": high}
             moved = {"multiplier_before": step.multiplier_before, "multiplier_after": step.multiplier_after}
-            found.append({"round": step.round, "constraint": step.constraint, **numbers, **moved})
-        return found
+            steps.append({"round": step.round, "constraint": step.constraint, **numbers, **moved})
+        return steps
 
     def export(self, round_id: str, after: int, limit: int) -> list[dict[str, Any]]:
         """Every stored action of a batch in order of arrival, withdrawn ones too; `after` continues a listing."""
@@ -260,7 +264,7 @@ class Quality:
         """What people did and did not take back, in this run."""
         taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
         return (
-            select(answer, task.c.kind.label("task_kind"), task.c.gold)
+            select(answer, task.c.kind.label("task_kind"), task.c.gold, COUNTS.label("counts"))
             .join(task, task.c.id == answer.c.task)
             .join(question_round, question_round.c.id == task.c.question_round)
             .where(question_round.c.run == self._store.run, ~taken_back)
@@ -268,7 +272,8 @@ class Quality:
         )
 
     def _labels(self) -> Select[Any]:
-        return self._not_withdrawn().where(answer.c.kind == "label", task.c.gold.is_(None))
+        """Labels that count: surplus answers, and copies of labels that were imported as such, are none of them."""
+        return self._not_withdrawn().where(COUNTS, task.c.gold.is_(None))
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:

@@ -24,6 +24,8 @@ Given = dict[str, str]
 SAFETY = ("safe", "unsafe")
 SIDES = {False: {"left": "first", "right": "second"}, True: {"left": "second", "right": "first"}}
 TIE = "tie"
+UNKNOWN_RISK = 1.0
+"""Of a question about which nothing is known: who opted out of harmful texts does not get it."""
 REASONS = ("too_harmful", "cannot_judge", "language", "broken", "other")
 PAIR_FIELDS = ("more_helpful", "more_harmful", "left_safety", "right_safety")
 STORED_PAIR = ("more_helpful", "more_harmful", "first_safety", "second_safety")
@@ -35,7 +37,8 @@ class Question:
 
     `provenance` says who wrote the answers (`policy_version`, for a pair also `second_policy_version`) and is never
     shown to annotators. `gold` is the known answer of a control question in stored form, e.g. {"safety": "unsafe"}.
-    `risk` in [0, 1] is compared with what a person agreed to see; `priority` orders questions of one round.
+    `risk` in [0, 1] is compared with what a person agreed to see, and is the highest where nobody knows it; `priority`
+    orders questions of one round.
     """
 
     kind: Kind
@@ -44,7 +47,7 @@ class Question:
     first: str
     second: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    risk: float = 0.0
+    risk: float = UNKNOWN_RISK
     priority: float = 0.0
     gold: Given | None = None
 
@@ -54,19 +57,19 @@ class Question:
         return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def safety_question(response: Response, *, risk: float = 0.0) -> Question:
+def safety_question(response: Response, *, risk: float = UNKNOWN_RISK) -> Question:
     """Is this answer safe?"""
     provenance = {"policy_version": response.policy_version}
     return Question("safety", response.id, response.prompt.text, response.text, None, provenance, risk)
 
 
-def pair_question(pair: Pair, *, priority: float = 0.0) -> Question:
+def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:
     """Which of two answers is more helpful, which is more harmful?"""
     provenance = {
         "policy_version": pair.first.policy_version,
         "second_policy_version": pair.second.policy_version,
     }
-    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, priority=priority)
+    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, risk)
 
 
 def round_digest(questions: Sequence[Question]) -> str:
@@ -99,6 +102,43 @@ def screen_form(kind: str, stored: Mapping[str, str], swap: bool) -> Given:
     back = {order: side for side, order in SIDES[swap].items()}
     shown = {name: back.get(stored[name], TIE) for name in ("more_helpful", "more_harmful")}
     return shown | {f"{side}_safety": stored[f"{order}_safety"] for side, order in SIDES[swap].items()}
+
+
+def contradicts_itself(given: Mapping[str, str]) -> bool:
+    """Whether an answer (in stored form) calls the only safe one of two answers the more harmful one.
+
+    Such an answer is a slip. It is admitted neither to training nor to an export; the page asks before it is sent.
+    """
+    other = {"first": "second", "second": "first"}
+    harmful = given.get("more_harmful")
+    if harmful not in other:
+        return False
+    return given.get(f"{harmful}_safety") == "safe" and given.get(f"{other[harmful]}_safety") == "unsafe"
+
+
+GOLD_ANSWERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "safety": {"safety": SAFETY},
+    "pair": {name: SAFETY if name.endswith("_safety") else ("first", "second", TIE) for name in STORED_PAIR},
+}
+"""What may be known about a control question, by kind and name."""
+
+
+def demand_gold(question: Question) -> None:
+    """Raises QueueError (malformed) for a control question whose known answer is none to what it asks."""
+    gold, named = question.gold, f"control question {question.item}"
+    if not gold:
+        raise QueueError(Problem.MALFORMED, f"{named}: it needs its known answer in `gold`")
+    asked = GOLD_ANSWERS[question.kind]
+    for name, value in gold.items():
+        if name not in asked:
+            known = ", ".join(asked)
+            raise QueueError(Problem.MALFORMED, f"{named}: a {question.kind} question asks {known}, not {name}")
+        if value not in asked[name]:
+            raise QueueError(Problem.MALFORMED, f"{named}: {name} is {' or '.join(asked[name])}, not {value!r}")
+    if contradicts_itself(gold):
+        raise QueueError(
+            Problem.MALFORMED, f"{named}: its known answer calls the only safe answer the more harmful one"
+        )
 
 
 def _demand_fields(given: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -5,7 +5,8 @@
     ... goes on ...           people begin
     safety(items, M)   ->     the same batch
     ... waits ...             people answer; the run logs whom it waits for
-    labels             <-     the frozen snapshot of the batch: exactly M labels of M people each
+    labels             <-     the frozen snapshot of the batch: exactly M labels of M people each, unless a lead decided
+                              to do without some (annotation.decisions): those are MISSING
 
 Where people take hours, `park_after_s` ends the run with exit code 3 instead: engines and GPUs are released, the batch
 stays open, and `pddpo train ... --resume` goes on when it is complete.
@@ -26,9 +27,18 @@ from sqlalchemy import Engine
 
 from pddpo_ray.annotation.estimates import FromShares, three_fillings
 from pddpo_ray.annotation.quality import Quality
-from pddpo_ray.annotation.questions import TIE, Question, pair_question, safety_question
+from pddpo_ray.annotation.questions import (
+    TIE,
+    UNKNOWN_RISK,
+    Question,
+    contradicts_itself,
+    pair_question,
+    safety_question,
+)
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
+from pddpo_ray.annotation.staff import Staff
+from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
@@ -37,6 +47,8 @@ from pddpo_ray.theory.cost_estimate import estimate_from_shares
 logger = logging.getLogger("pddpo_ray.annotation")
 
 SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
+DECIDE = "pddpo annotations decide --run RUN"
+RiskOf = Callable[[Sequence[Response]], Sequence[float]]
 SAFETY_PRIORITY = 1
 """Of the two open batches of a round it comes first: its questions want several different people."""
 
@@ -52,13 +64,14 @@ class Waiting:
     decide: bool = False
     """At the deadline: ask for a decision (exit 4) instead of failing (exit 1). Nothing is ever filled in silently."""
     poll_s: float = 1.0
-    report_s: float = 30.0
-    """How often the log says whom the run waits for."""
+    report_s: float = 60.0
+    """How often the run says whom it waits for."""
 
 
 class PeopleLabeller:
     """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
+    `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts: None if nobody knows.
     Where a round has several batches of safety questions, `part_of` ends the name of the present one. `go_on` is the
     command that collects the labels of a run that has parked.
     """
@@ -72,6 +85,7 @@ class PeopleLabeller:
         waiting: Waiting,
         *,
         estimate: FromShares | None = None,
+        risk_of: RiskOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
         part_of: Callable[[], str] = lambda: "",
         go_on: str = "pddpo train ... --resume",
@@ -81,46 +95,60 @@ class PeopleLabeller:
         self._store = Store(engine, run, clock)
         self._rounds = Rounds(self._store, rules)
         self._quality = Quality(self._store)
+        self._staff = Staff(self._store, rules)
+        self._worklog = WorkLog(self._store, idle_s=rules.idle_s)
         self._round_of = round_of
         self._waiting = waiting
         self._estimate = estimate or _unsafe_rate
+        self._risk_of = risk_of
         self._record = record
         self._sleep = sleep
         self._part_of, self._go_on = part_of, go_on
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
-        questions = [safety_question(item) for item in items]
+        questions = self._safety_questions(items)
         with suppress(QueueError):
             self._find_or_open(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
-        """Exactly `labels_each` labels of different people for every answer. The seed is not used.
+        """`labels_each` labels of different people for every answer; MISSING where a lead decided to do without. The
+        seed is not used.
 
         Raises ParkedError, or at the deadline RunError or DecisionNeeded with three fillings of what is missing.
         """
-        questions = [safety_question(item) for item in items]
+        questions = self._safety_questions(items)
         snapshot = self._collect(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY)
         labels: dict[str, list[Verdict]] = {item.id: [] for item in items}
         for entry in snapshot.answers:
             labels[entry.item].append(Verdict(entry.given["safety"]))
-        return [SafetyLabels(item, tuple(labels[item.id])) for item in items]
+        lacking = {name: (Verdict.MISSING,) * (labels_each - len(mine)) for name, mine in labels.items()}
+        return [SafetyLabels(item, (*labels[item.id], *lacking[item.id])) for item in items]
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        """One label of every pair; a tie is an abstention and enters neither data set."""
-        snapshot = self._collect("compare", [pair_question(pair) for pair in pairs], 1, 0)
+        """One label of every pair; a tie is an abstention and enters neither data set, nor does a missing label, nor an
+        answer that contradicts itself."""
+        first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
+        questions = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
+        snapshot = self._collect("compare", questions, 1, 0)
         given = {entry.item: entry.given for entry in snapshot.answers}
-        return [
-            LabelledPair(pair, SIDE[given[pair.id]["more_helpful"]], SIDE[given[pair.id]["more_harmful"]])
-            for pair in pairs
-        ]
+        return [_labelled(pair, given.get(pair.id)) for pair in pairs]
+
+    def _safety_questions(self, items: Sequence[Response]) -> list[Question]:
+        return [safety_question(item, risk=risk) for item, risk in zip(items, self._risks(items), strict=True)]
+
+    def _risks(self, items: Sequence[Response]) -> list[float]:
+        """How likely each answer is harmful, where something in the run can tell."""
+        if self._risk_of is None or not items:
+            return [UNKNOWN_RISK] * len(items)
+        return [float(risk) for risk in self._risk_of(items)]
 
     def _collect(self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int) -> Snapshot:
         began = time.monotonic()
         status = self._open(purpose, questions, labels_each, priority, began)
         status = self._wait(status, began)
         snapshot = self._rounds.freeze(status.id)
-        _demand_exactly(snapshot, questions, labels_each)
+        _demand_distinct(snapshot, questions, labels_each)
         waited = time.monotonic() - began
         self._record(self._numbers(status, snapshot, purpose) | {f"people/{purpose}_waited_seconds": waited})
         return snapshot
@@ -135,7 +163,8 @@ class PeopleLabeller:
                 return self._find_or_open(purpose, questions, labels_each, priority, deadline)
             except QueueError as error:
                 line = f"round {self._round_of()}, {purpose}: {error}"
-                self._park_if_long(line, began)
+                if self._parks(began):
+                    raise self._parked(line) from error
                 if self._store.clock() >= deadline:
                     raise RunError(f"{line}, and they did not catch up in time") from error
             self._sleep(self._waiting.poll_s)
@@ -147,7 +176,13 @@ class PeopleLabeller:
         round_ = self._round_of()
         try:
             return self._rounds.open(
-                round_, purpose, questions, labels_each=labels_each, deadline_ms=deadline_ms, priority=priority
+                round_,
+                purpose,
+                questions,
+                labels_each=labels_each,
+                deadline_ms=deadline_ms,
+                waits_s=self._waiting.deadline_s,
+                priority=priority,
             )
         except QueueError as error:
             if error.problem is not Problem.BACKLOG:
@@ -164,21 +199,32 @@ class PeopleLabeller:
         while not status.complete and status.state == "open":
             now = time.monotonic()
             if now - said >= self._waiting.report_s:
-                logger.info(waiting_line(status, self._store.clock()))
+                logger.info(self._line(status))
                 said = now
             if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
                 self._give_up(status)
-            self._park_if_long(waiting_line(status, self._store.clock()), began)
+            if self._parks(began):
+                raise self._parked(self._line(status))
             self._sleep(self._waiting.poll_s)
             status = self._rounds.status(status.id)
         if status.state == "cancelled":
-            raise RunError(f"round {status.round}, {status.purpose}: a lead cancelled this batch; the run needs it")
+            by, reason = self._rounds.last_decision(status.id, "round.cancel") or ("somebody", "")
+            raise RunError(
+                f"round {status.round}, {status.purpose}: {by} stopped this batch{reason and f' ({reason})'};"
+                f" `{DECIDE} --batch {status.round}/{status.purpose} --reopen` asks its questions again, then"
+                f" `{self._go_on}`"
+            )
         return status
 
-    def _park_if_long(self, line: str, began: float) -> None:
+    def _line(self, status: RoundStatus) -> str:
+        return waiting_line(status, self._store.clock(), self._staff.lacking(status))
+
+    def _parks(self, began: float) -> bool:
         limit = self._waiting.park_after_s
-        if limit is not None and time.monotonic() - began >= limit:
-            raise ParkedError(f"{line}. Parked: go on with `{self._go_on}` when the labels are there")
+        return limit is not None and time.monotonic() - began >= limit
+
+    def _parked(self, line: str) -> ParkedError:
+        return ParkedError(f"{line}. Parked: go on with `{self._go_on}` when the labels are there")
 
     def _give_up(self, status: RoundStatus) -> None:
         """The deadline has passed: says what is missing and what it could mean. Always raises."""
@@ -188,18 +234,19 @@ class PeopleLabeller:
         )
         if status.kind == "safety":
             text += "; " + self._fillings(status)
-        text += "; extend the deadline on the lead's page or find more people, then resume"
+        if lacking := self._staff.lacking(status):
+            text += f"; {lacking}"
+        text += (
+            f"; decide on the lead's page or with `{DECIDE} --batch {status.round}/{status.purpose}`: extend the"
+            f" deadline (--extend 2h), go on with what is there (--accept) or end the run (--stop); then"
+            f" `{self._go_on}`"
+        )
         raise DecisionNeeded(text) if self._waiting.decide else RunError(text)
 
     def _fillings(self, status: RoundStatus) -> str:
-        unsafe = np.zeros(status.questions, dtype=np.int64)
-        labelled = np.zeros(status.questions, dtype=np.int64)
-        for entry in self._rounds.counted(status.id):
-            labelled[entry.position] += 1
-            unsafe[entry.position] += entry.given["safety"] == "unsafe"
         if status.questions < 2:
             return "one question gives no estimate"
-        fillings = three_fillings(unsafe.tolist(), labelled.tolist(), status.labels_each, self._estimate)
+        fillings = three_fillings(*self._rounds.votes(status), status.labels_each, self._estimate)
         observed = "nothing" if fillings.observed is None else f"{fillings.observed.value:+.3f}"
         return (
             f"the cost estimate would be {observed} from what was observed, {fillings.all_safe.value:+.3f} if all"
@@ -212,8 +259,13 @@ class PeopleLabeller:
             f"people/{purpose}_annotators": float(len({entry.annotator for entry in snapshot.answers})),
             f"people/{purpose}_labels": float(len(snapshot.answers)),
             f"people/{purpose}_refusals": float(status.refusals),
+            f"people/{purpose}_missing": float(status.questions * status.labels_each - len(snapshot.answers)),
+            f"people/{purpose}_worked_seconds": self._worklog.seconds(status.id),
             f"people/{purpose}_seconds": (self._rounds.last_label_ms(status.id) - status.opened_ms) / 1000,
         }
+        if status.kind == "pair":
+            slips = sum(contradicts_itself(entry.given) for entry in snapshot.answers)
+            numbers[f"people/{purpose}_contradictory"] = float(slips)
         field = "safety" if status.kind == "safety" else "more_harmful"
         agreement = self._quality.agreement(status.id).get(field, {})
         for name in ("alpha", "alpha_low", "alpha_high", "pairwise"):
@@ -222,26 +274,35 @@ class PeopleLabeller:
         return numbers
 
 
-def waiting_line(status: RoundStatus, now: int) -> str:
-    """Whom a run waits for, in one line."""
+def waiting_line(status: RoundStatus, now: int, lacking: str = "") -> str:
+    """Whom a run waits for, in one line; `lacking` says that there are too few people for it."""
     left = "no deadline" if status.deadline_ms is None else f"deadline in {(status.deadline_ms - now) / 60000:.0f} min"
     return (
         f"round {status.round}, {status.purpose}: waiting for people, {status.counted} of {status.wanted} labels,"
-        f" {status.out} questions in their hands, {status.blocked} blocked, {left}"
+        f" {status.out} questions in their hands, {status.blocked} blocked, {left}{lacking and f'; {lacking}'}"
     )
 
 
-def _demand_exactly(snapshot: Snapshot, questions: Sequence[Question], labels_each: int) -> None:
-    """Last check: every question has its labels, from different people. Raises RunError."""
+def _labelled(pair: Pair, given: Mapping[str, str] | None) -> LabelledPair:
+    if given is None:
+        return LabelledPair(pair, Verdict.MISSING, Verdict.MISSING)
+    if contradicts_itself(given):
+        return LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN)
+    return LabelledPair(pair, SIDE[given["more_helpful"]], SIDE[given["more_harmful"]])
+
+
+def _demand_distinct(snapshot: Snapshot, questions: Sequence[Question], labels_each: int) -> None:
+    """Last check: no question has too many labels, or two of one person. Raises RunError.
+
+    Fewer labels than asked for are those that a lead decided to do without: `Rounds.freeze` refuses them otherwise.
+    """
     by_item: dict[str, list[CountedAnswer]] = {question.item: [] for question in questions}
     for entry in snapshot.answers:
         by_item[entry.item].append(entry)
     for item, entries in by_item.items():
-        if len(entries) != labels_each or len({entry.annotator for entry in entries}) != labels_each:
-            raise RunError(
-                f"{item} has {len(entries)} labels of {len({entry.annotator for entry in entries})} people, not"
-                f" {labels_each} each: the batch was closed early; this round cannot be used"
-            )
+        people = len({entry.annotator for entry in entries})
+        if len(entries) > labels_each or people < len(entries):
+            raise RunError(f"{item} has {len(entries)} labels of {people} people, not {labels_each} of as many people")
 
 
 def _unsafe_rate(shares: NDArray[np.float64]) -> CostEstimate:

@@ -12,6 +12,11 @@ class Rules:
 
     lease_s: float = 900.0
     """A question not answered by then may go to someone else."""
+    idle_s: float = 600.0
+    """The page gives a question back when nothing happened on it for so long; also the most that one answer counts as
+    work."""
+    hold_s: float = 7200.0
+    """Longest time that one person can keep a question, however often it is renewed."""
     leases_each: int = 2
     """Questions in one person's hands: the one on the screen and the next."""
     undo_s: float = 600.0
@@ -21,7 +26,7 @@ class Rules:
     gold_rate: float = 0.05
     """Share of questions whose answer is known; they never count as labels."""
     risk_max: float = 0.5
-    """People who opted out of harmful text get nothing above this risk."""
+    """People who opted out of harmful text get nothing above this risk, and nothing whose risk nobody knows."""
     backlog_max: int = 20_000
     """Missing labels above which no new round is opened: the sampler waits for the people."""
     seed: int = 0
@@ -44,6 +49,7 @@ class Problem(StrEnum):
     DAILY_CAP = "daily_cap"
     MALFORMED = "malformed"
     BACKLOG = "backlog"
+    CONSENT = "consent"
     CONFLICT = "conflict"
 
 

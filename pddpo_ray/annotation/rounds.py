@@ -10,9 +10,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, case, cast, func, insert, select, update
 
-from pddpo_ray.annotation.questions import Question, round_digest
+from pddpo_ray.annotation.questions import Question, demand_gold, round_digest
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
-from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, snapshot, task
+from pddpo_ray.journal.annotation_schema import (
+    annotator,
+    answer,
+    audit_event,
+    lease,
+    question_round,
+    seat,
+    snapshot,
+    task,
+)
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.rows import columns_of, record_of
@@ -20,6 +29,8 @@ from pddpo_ray.journal.transactions import Store
 
 GOLD = "gold"
 """Purpose of the batch of control questions; it belongs to round 0 and is never frozen."""
+DROPPED = "dropped"
+"""State of a question that is asked no more."""
 UNLIMITED = 1_000_000
 """Labels that a control question takes: everybody may meet it."""
 CHUNK = 500
@@ -27,7 +38,10 @@ CHUNK = 500
 
 @dataclass(frozen=True)
 class RoundStatus:
-    """How far a batch is. Counts are of questions, except `wanted` and `counted`, which are labels."""
+    """How far a batch is. Counts are of questions, except `wanted` and `counted`, which are labels.
+
+    A dropped question wants no more labels than it has.
+    """
 
     id: str
     round: int
@@ -40,6 +54,7 @@ class RoundStatus:
     questions: int
     satisfied: int
     blocked: int
+    dropped: int
     wanted: int
     counted: int
     out: int
@@ -90,10 +105,12 @@ class Rounds:
         *,
         labels_each: int,
         deadline_ms: int | None = None,
+        waits_s: float | None = None,
         priority: int = 0,
         by: str = "driver",
     ) -> RoundStatus:
-        """The batch of this round and purpose; opening it again with the same questions changes nothing.
+        """The batch of this round and purpose; opening it again with the same questions changes nothing, but a run that
+        waits for another time than before (`waits_s`) waits so long from now on.
 
         Raises QueueError: conflict if the batch exists with other questions, backlog if people are too far behind.
         """
@@ -108,12 +125,13 @@ class Rounds:
         id_ = round_id(self._store.run, round_, purpose)
         row: dict[str, Any] = {"id": id_, "run": self._store.run, "round": round_, "purpose": purpose}
         row |= {"kind": questions[0].kind, "labels_each": labels_each, "priority": priority, "deadline_ms": deadline_ms}
-        row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest}
+        row |= {"opened_ms": self._store.clock(), "state": "open", "content_sha256": digest, "waits_s": waits_s}
 
         def add(connection: Connection) -> str:
             opened = self._opened(connection, round_, purpose)
             if opened is not None:
                 _demand_same(opened, digest, labels_each)
+                self._wait_as_long(connection, opened, waits_s, by)
                 return str(opened.id)
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
@@ -127,8 +145,8 @@ class Rounds:
 
     def add_gold(self, questions: Sequence[Question], *, by: str) -> int:
         """Adds control questions to the run's stock; one that is there already is left alone. Returns how many."""
-        if any(question.gold is None for question in questions):
-            raise QueueError(Problem.MALFORMED, "a control question needs its known answer in `gold`")
+        for question in questions:
+            demand_gold(question)
 
         def add(connection: Connection) -> int:
             added = 0
@@ -138,8 +156,10 @@ class Rounds:
                     select(task.c.id).where(task.c.question_round == stock, task.c.item == question.item)
                 )
                 if there.first() is None:
-                    count = select(func.count()).select_from(task).where(task.c.question_round == stock)
-                    position = connection.execute(count).scalar_one()
+                    last = select(func.max(task.c.position)).where(task.c.question_round == stock)
+                    position = (
+                        int(connection.execute(select(func.coalesce(last.scalar_subquery(), -1))).scalar_one()) + 1
+                    )
                     connection.execute(insert(task).values(**_task_row(stock, position, question, UNLIMITED)))
                     added += 1
             record_event(connection, self._store.clock(), by, "gold.add", self._store.run, added=added)
@@ -163,39 +183,70 @@ class Rounds:
         with reading(self._store.engine) as connection:
             return self._status(connection, id_)
 
-    def extend(self, id_: str, deadline_ms: int | None, *, by: str) -> RoundStatus:
+    def extend(self, id_: str, deadline_ms: int | None, *, by: str, reason: str = "") -> RoundStatus:
+        """Moves the deadline; None removes it."""
+
         def apply(connection: Connection) -> None:
-            self._lock_open(connection, id_)
+            self._lock(connection, id_, "open")
             changed = update(question_round).where(question_round.c.id == id_).values(deadline_ms=deadline_ms)
             connection.execute(changed)
-            record_event(connection, self._store.clock(), by, "round.extend", id_, deadline_ms=deadline_ms)
+            self._record(connection, by, "round.extend", id_, reason, deadline_ms=deadline_ms)
 
         self._store.write(apply)
         return self.status(id_)
 
-    def reopen_blocked(self, id_: str, *, by: str) -> int:
+    def reopen_blocked(self, id_: str, *, by: str, reason: str = "") -> int:
         """Puts questions that too many people refused back into the queue. Returns how many."""
+        return self._change_blocked(id_, "round.unblock", by, reason, state="open", refusals=0)
 
+    def drop_blocked(self, id_: str, *, by: str, reason: str = "") -> int:
+        """Asks questions no more that too many people refused: the batch does without their labels. -> how many"""
+        return self._change_blocked(id_, "round.drop", by, reason, state=DROPPED)
+
+    def _change_blocked(self, id_: str, action: str, by: str, reason: str, **values: Any) -> int:
         def apply(connection: Connection) -> int:
-            self._lock_open(connection, id_)
+            self._lock(connection, id_, "open")
             blocked = (task.c.question_round == id_) & (task.c.state == "blocked")
-            count = connection.execute(update(task).where(blocked).values(state="open", refusals=0)).rowcount
-            record_event(connection, self._store.clock(), by, "round.unblock", id_, questions=count)
+            count = connection.execute(update(task).where(blocked).values(**values)).rowcount
+            self._record(connection, by, action, id_, reason, questions=count)
             return count
 
         return self._store.write(apply)
 
-    def cancel(self, id_: str, *, by: str) -> None:
+    def cancel(self, id_: str, *, by: str, reason: str = "") -> None:
         """Stops asking the questions of a batch; the answers that were given stay stored."""
 
         def apply(connection: Connection) -> None:
-            self._lock_open(connection, id_)
+            self._lock(connection, id_, "open")
             self._end(connection, id_, "cancelled")
-            record_event(connection, self._store.clock(), by, "round.cancel", id_)
+            self._record(connection, by, "round.cancel", id_, reason)
 
         self._store.write(apply)
 
-    def freeze(self, id_: str, *, accept_missing: bool = False, by: str = "driver") -> Snapshot:
+    def reopen(self, id_: str, *, by: str, reason: str = "") -> RoundStatus:
+        """Asks the questions of a cancelled batch again; the answers that it had count as before."""
+
+        def apply(connection: Connection) -> None:
+            self._lock(connection, id_, "cancelled")
+            connection.execute(update(question_round).where(question_round.c.id == id_).values(state="open"))
+            self._record(connection, by, "round.reopen", id_, reason)
+
+        self._store.write(apply)
+        return self.status(id_)
+
+    def last_decision(self, id_: str, action: str) -> tuple[str, str] | None:
+        """Who took this action about the batch last, by handle where they have one, and why."""
+        query = select(audit_event.c.actor, audit_event.c.data).where(
+            audit_event.c.object == id_, audit_event.c.action == action
+        )
+        with reading(self._store.engine) as connection:
+            row = connection.execute(query.order_by(audit_event.c.seq.desc()).limit(1)).first()
+            if row is None:
+                return None
+            handle = connection.execute(select(annotator.c.handle).where(annotator.c.id == row.actor)).scalar()
+        return handle or row.actor, row.data.get("reason", "")
+
+    def freeze(self, id_: str, *, accept_missing: bool = False, by: str = "driver", reason: str = "") -> Snapshot:
         """Closes the batch and fixes what counts. Freezing a frozen one reads the snapshot back.
 
         Raises QueueError (conflict) if labels are missing and `accept_missing` is not set.
@@ -205,7 +256,7 @@ class Rounds:
             stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
             if stored is not None:
                 return _snapshot(stored)
-            self._lock_open(connection, id_)
+            self._lock(connection, id_, "open")
             status = self._status(connection, id_)
             if not status.complete and not accept_missing:
                 raise QueueError(
@@ -217,7 +268,8 @@ class Rounds:
             digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
             row = {"question_round": id_, "content": content, "sha256": digest, "at_ms": self._store.clock()}
             connection.execute(insert(snapshot).values(**row))
-            record_event(connection, self._store.clock(), by, "round.freeze", id_, sha256=digest, labels=len(content))
+            counts = {"labels": len(content), "missing": status.missing}
+            self._record(connection, by, "round.freeze", id_, reason, sha256=digest, **counts)
             return Snapshot(id_, tuple(CountedAnswer(*entry) for entry in content), digest)
 
         return self._store.write(apply)
@@ -232,6 +284,14 @@ class Rounds:
         """Labels that count at this moment, frozen or not."""
         with reading(self._store.engine) as connection:
             return [CountedAnswer(*row) for row in connection.execute(_counted_query(id_))]
+
+    def votes(self, status: RoundStatus) -> tuple[list[int], list[int]]:
+        """Of a safety batch, by position of the question: labels that say unsafe, and all that count."""
+        unsafe, labelled = [0] * status.questions, [0] * status.questions
+        for entry in self.counted(status.id):
+            labelled[entry.position] += 1
+            unsafe[entry.position] += entry.given["safety"] == "unsafe"
+        return unsafe, labelled
 
     def last_label_ms(self, id_: str) -> int:
         """When the newest label that counts was given; the opening if there is none."""
@@ -249,7 +309,8 @@ class Rounds:
         query = (
             select(func.coalesce(func.sum(task.c.needed - task.c.seats), 0))
             .join(question_round, question_round.c.id == task.c.question_round)
-            .where(question_round.c.run == self._store.run, question_round.c.state == "open", task.c.gold.is_(None))
+            .where(question_round.c.run == self._store.run, question_round.c.state == "open")
+            .where(task.c.gold.is_(None), task.c.state != DROPPED)
         )
         return int(connection.execute(query).scalar_one())
 
@@ -284,15 +345,33 @@ class Rounds:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
         return record_of(RoundStatus, row)
 
-    def _lock_open(self, connection: Connection, id_: str) -> None:
+    def _wait_as_long(self, connection: Connection, opened: Any, waits_s: float | None, by: str) -> None:
+        """A run that was started again with another time to wait has that time from now on."""
+        before = opened.waits_s
+        if before is None and opened.deadline_ms is not None:
+            before = (opened.deadline_ms - opened.opened_ms) / 1000  # a batch of an earlier version
+        if waits_s is None or waits_s == before or opened.state != "open":
+            return
+        values = {"waits_s": waits_s, "deadline_ms": self._store.clock() + int(waits_s * 1000)}
+        connection.execute(update(question_round).where(question_round.c.id == opened.id).values(**values))
+        self._record(connection, by, "round.extend", opened.id, "resumed with another feedback.deadline_s", **values)
+
+    def _record(self, connection: Connection, by: str, action: str, id_: str, reason: str, **data: Any) -> None:
+        """Into the audit log, with the reason that was given."""
+        if reason:
+            data |= {"reason": reason}
+        record_event(connection, self._store.clock(), by, action, id_, **data)
+
+    def _lock(self, connection: Connection, id_: str, wanted: str) -> None:
+        """Locks the batch for the transaction. Raises QueueError if it is in another state than `wanted`."""
         query = select(question_round.c.state).where(
             question_round.c.id == id_, question_round.c.run == self._store.run
         )
         state = connection.execute(query.with_for_update()).scalar()
         if state is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no batch {id_!r} in this run")
-        if state != "open":
-            raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state} already")
+        if state != wanted:
+            raise QueueError(Problem.ROUND_CLOSED, f"the batch is {state}, not {wanted}")
 
     def _end(self, connection: Connection, id_: str, state: str) -> None:
         """Ends all leases and closes the batch."""
@@ -336,7 +415,8 @@ def _status_query() -> Any:
             func.count(task.c.id).label("questions"),
             count("satisfied").label("satisfied"),
             count("blocked").label("blocked"),
-            total(task.c.needed).label("wanted"),
+            count(DROPPED).label("dropped"),
+            total(case((task.c.state == DROPPED, task.c.seats), else_=task.c.needed)).label("wanted"),
             total(task.c.seats).label("counted"),
             total(task.c.leased).label("out"),
             total(task.c.refusals).label("refusals"),

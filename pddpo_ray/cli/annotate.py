@@ -100,10 +100,13 @@ def _first_admin(people: People, run: Path) -> Path:
     return file
 
 
-def refuse_open_network(host: str, behind_proxy: bool, secrets: str) -> None:
-    """Raises UserError where plain http would carry secrets beyond this machine without a proxy in front."""
+def refuse_open_network(host: str, behind_proxy: bool, secrets: str, *, own_https: str = "") -> None:
+    """Raises UserError where plain http would carry secrets beyond this machine without a proxy in front.
+
+    own_https: how this server speaks https itself, where it can.
+    """
     if host not in LOCAL and not behind_proxy:
         raise UserError(
             f"--host {host} would show {secrets} and texts to the network: put a proxy with https in front and add"
-            " --behind-proxy, or stay on 127.0.0.1"
+            f" --behind-proxy, {own_https}or stay on 127.0.0.1"
         )

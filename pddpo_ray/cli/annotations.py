@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pddpo_ray.cli.decide import decide
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.cli.recipe_of_run import queue_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.connectors import Connector
-    from pddpo_ray.annotation.queue_rules import Rules
-    from pddpo_ray.journal.transactions import Store
 
 app = typer.Typer(
-    help="Labels of people as files, and other annotation tools.", no_args_is_help=True, add_completion=False,
+    help="Labels of people: decisions, files, other annotation tools.", no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
+
+app.command("decide")(decide)
 
 KEYS = {"label-studio": "LABEL_STUDIO_API_KEY", "argilla": "ARGILLA_API_KEY"}
 
@@ -59,7 +60,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write what people said: a complete PKU-SafeRLHF row per compared pair, or any other format."""
-    from pddpo_ray.annotation.exchange import examples
+    from pddpo_ray.annotation.exchange import contradictory, examples
     from pddpo_ray.data.convert import rendering
     from pddpo_ray.data.formats import WRITABLE, write_rows
     from pddpo_ray.data.sinks import Sink
@@ -67,18 +68,16 @@ def export(
     if to not in WRITABLE:
         raise UserError(f"--to {to} is unknown: use {', '.join(WRITABLE)}")
     prompt = rendering("plain", None, None).prompt
-    left_out = contradictory = 0
-    with _queue_of(run, journal, to_read=True) as (store, _), Sink(out, to, dimension.value) as sink:
+    left_out = 0
+    with queue_of(run, journal, to_read=True) as (store, _), Sink(out, to, dimension.value) as sink:
         for example in examples(store, round_=round_):
-            if _contradicts_itself(example):
-                contradictory += 1
-                continue
             rows = write_rows(example, to, dimension.value, prompt)
             left_out += not rows
             for row in rows:
                 sink.write(row)
+        slips = contradictory(store, round_=round_)
     _show(
-        {"rows": sink.rows, "without_a_label_for_it": left_out, "contradictory": contradictory, "file": str(out)},
+        {"rows": sink.rows, "without_a_label_for_it": left_out, "contradictory": slips, "file": str(out)},
         as_json,
     )
 
@@ -101,13 +100,13 @@ def import_(
     prompt = rendering("plain", None, None).prompt
     # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
     inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN)))
-    with _queue_of(run, journal) as (store, rules):
+    with queue_of(run, journal) as (store, rules):
         answers, problems = answers_in(inspection.examples(), all_questions(store), who, prompt)
         taken = take_answers(store, rules, "file", answers)
     problems = [str(problem) for problem in inspection.problems] + problems
-    for line in () if as_json else problems + taken.refused:
+    listed = problems + taken.not_taken
+    for line in () if as_json else listed:
         typer.echo(f"left out: {line}", err=True)
-    listed = problems + taken.refused
     _show({**dict(sorted(taken.outcomes.items())), "left_out": listed if as_json else len(listed)}, as_json)
 
 
@@ -118,7 +117,7 @@ def push(
     """Put the run's open questions into another tool. The key comes from LABEL_STUDIO_API_KEY or ARGILLA_API_KEY."""
     from pddpo_ray.annotation.exchange import open_questions
 
-    with _queue_of(run, journal, to_read=True) as (store, _), _connected(tool, url, workspace, store.run) as connector:
+    with queue_of(run, journal, to_read=True) as (store, _), _connected(tool, url, workspace, store.run) as connector:
         questions = open_questions(store)
         added = connector.push(questions)
     _show({"open": len(questions), "added": added}, as_json)
@@ -131,33 +130,13 @@ def pull(
     """Fetch answers from another tool; each passes the queue's own rules. Fetching again changes nothing."""
     from pddpo_ray.annotation.exchange import take_answers
 
-    with _queue_of(run, journal) as (store, rules), _connected(tool, url, workspace, store.run) as connector:
+    with queue_of(run, journal) as (store, rules), _connected(tool, url, workspace, store.run) as connector:
         taken = take_answers(store, rules, connector.name, connector.pull())
     if not as_json:
-        for line in taken.refused:
-            typer.echo(f"refused: {line}", err=True)
-    refused: int | list[str] = taken.refused if as_json else len(taken.refused)
-    _show({**dict(sorted(taken.outcomes.items())), "refused": refused}, as_json)
-
-
-def _contradicts_itself(example: Any) -> bool:
-    """The only safe one of two answers is called the more harmful one: a slip that training must not see."""
-    if example.safer is None or len(example.answers) != 2:
-        return False
-    safer, other = example.answers[example.safer], example.answers[1 - example.safer]
-    return safer.safe is False and other.safe is True
-
-
-@contextmanager
-def _queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
-    from pddpo_ray.annotation.queue_rules import Rules
-    from pddpo_ray.config import AskedPeople
-    from pddpo_ray.loop.mixed_labelling import rules_of
-
-    stored = find_run(run, journal)
-    feedback = stored.config.feedback
-    with store_of(stored, to_read=to_read) as store:
-        yield store, rules_of(feedback) if isinstance(feedback, AskedPeople) else Rules()
+        for line in taken.not_taken:
+            typer.echo(f"not taken: {line}", err=True)
+    listed: int | list[str] = taken.not_taken if as_json else len(taken.not_taken)
+    _show({**dict(sorted(taken.outcomes.items())), "not_taken": listed}, as_json)
 
 
 @contextmanager

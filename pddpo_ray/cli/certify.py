@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Certificates that a run has given.
 
 def certify(
     run: Annotated[Path, typer.Argument(help="Folder of a run with finished rounds.", metavar="RUN")],
-    policy: Annotated[str, typer.Option(help="round-K, last, or mixture.")] = "last",
+    policy: Annotated[str, typer.Option(help="round-K, last, mixture, or tail-K (rounds K to the last).")] = "last",
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="Another bound than the recipe's.", metavar="NAME=VALUE")
     ] = None,
@@ -38,9 +38,9 @@ def certify(
     from pddpo_ray.loop.certificate_file import sentences
     from pddpo_ray.loop.releasing import certify_and_release
 
-    found = find_run(run, None)
-    draws = budget or found.config.certificate.draws
-    entry, written = certify_and_release(found.config, found.folder, policy, _limits(limit or []), draws)
+    stored = find_run(run, None)
+    draws = budget or stored.config.certificate.draws
+    entry, written = certify_and_release(stored.config, stored.folder, policy, _limits(limit or []), draws)
     _show(written, sentences(written), as_json=as_json)
     raise typer.Exit(EXIT[entry.state])
 

@@ -37,6 +37,12 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
 
     if not isinstance(config.feedback, AskedPeople):
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")
+    each = config.feedback.labels_each
+    if 0 < people < each:
+        raise UserError(
+            f"--simulate {people}: every answer wants {each} labels by different people (feedback.labels_each):"
+            f" simulate {each} or more"
+        )
     _demand_free(port)
     url = f"http://127.0.0.1:{port}"
     run = ["--run", str(run_dir), "--wait", *(["--journal", config.journal] if config.journal else [])]

@@ -30,6 +30,7 @@ from pddpo_ray.cli import (
     release,
     report,
     score,
+    scorer,
     serve,
     simulate_annotators,
     submit,
@@ -74,6 +75,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(limits.app, name="limits")
 app.add_typer(certify.app, name="certificate")
 app.add_typer(model.app, name="model")
+app.add_typer(scorer.app, name="scorer")
 app.add_typer(world.app, name="world")
 app.add_typer(annotation_files.app, name="annotations")
 

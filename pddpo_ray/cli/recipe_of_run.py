@@ -13,6 +13,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import JOURNAL
 
 if TYPE_CHECKING:
+    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import Config
     from pddpo_ray.journal.transactions import Store
 
@@ -44,6 +45,19 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
             if not wait:
                 raise
             time.sleep(LOOK_S)
+
+
+@contextmanager
+def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
+    """The queue's database of the run in this folder, and the queue's rules."""
+    from pddpo_ray.annotation.queue_rules import Rules
+    from pddpo_ray.config import AskedPeople
+    from pddpo_ray.loop.mixed_labelling import rules_of
+
+    stored = find_run(run, journal)
+    feedback = stored.config.feedback
+    with store_of(stored, to_read=to_read) as store:
+        yield store, rules_of(feedback) if isinstance(feedback, AskedPeople) else Rules()
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""`pddpo annotate --resume-when-ready`: a parked run goes on when the questions that it waits for are answered.
+"""`pddpo annotate --resume-when-ready`: a run that has parked, or asks for a decision, goes on when the questions that
+it waits for are answered, or when somebody decided to do without.
 
 The run itself is a process of its own, `pddpo train --resume`; its GPUs are its own too and are taken only then.
 """
@@ -24,11 +25,11 @@ logger = logging.getLogger("pddpo_ray.annotation")
 RECIPE = "resume.yaml"
 LOG = "resume.log"
 LOOK_S = 2.0
-DONE, PARKED = 0, 3
+DONE, PARKED, UNDECIDED = 0, 3, 4
 
 
 class Resumer:
-    """Watches one run from a thread. It gives up, aloud, when a resumed run ends in any way but done or parked."""
+    """Watches one run from a thread. It gives up, aloud, when a resumed run fails."""
 
     def __init__(self, engine: Engine, run_id: str, config: Config, run_dir: Path, *, look_s: float = LOOK_S) -> None:
         self._engine = engine
@@ -37,6 +38,8 @@ class Resumer:
         self._config = config
         self._rounds = Rounds(Store(engine, run_id), Rules())
         self._look_s = look_s
+        self._taken = self._frozen()
+        """Batches that the run has taken already."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="resume", daemon=True)
         self.exits: list[int] = []
@@ -55,10 +58,15 @@ class Resumer:
         return not self._thread.is_alive()
 
     def ready(self) -> bool:
-        """Nobody drives the run, and all that it asked is answered."""
-        waiting = [status for status in self._rounds.all() if status.state == "open"]
-        answered = bool(waiting) and all(status.complete for status in waiting)
-        return answered and not is_driven(self._engine, self._run_id)
+        """Nobody drives the run, all that it asks now is answered, and something of that is new to it."""
+        batches = self._rounds.all()
+        waiting = [status for status in batches if status.state != "frozen"]
+        answered = all(status.state == "open" and status.complete for status in waiting)
+        news = bool(waiting) or bool(self._frozen() - self._taken)
+        return answered and news and not is_driven(self._engine, self._run_id)
+
+    def _frozen(self) -> set[str]:
+        return {status.id for status in self._rounds.all() if status.state == "frozen"}
 
     def _watch(self) -> None:
         while not self._ending.wait(self._look_s):
@@ -66,10 +74,11 @@ class Resumer:
                 continue
             logger.warning("all labels are there: the run goes on, its log is %s", self._run_dir / LOG)
             self.exits.append(self._resume())
+            self._taken = self._frozen()
             if self.exits[-1] == DONE:
                 logger.warning("the run is finished: %s", self._run_dir / "report.html")
                 return
-            if self.exits[-1] != PARKED:
+            if self.exits[-1] not in (PARKED, UNDECIDED):
                 logger.error(
                     "the run ended with exit code %d, see %s: mend it, then `pddpo train ... --resume` by hand",
                     self.exits[-1], self._run_dir / LOG,

@@ -27,6 +27,10 @@ def serve(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8800,
     behind_proxy: BehindProxy = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate of this server (PEM): it speaks https.", metavar="FILE")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).", metavar="FILE")] = None,
     weights: Annotated[
         str, typer.Option(help="merged, adapters, or auto: adapters for a LoRA run on a GPU, else merged.")
     ] = "auto",
@@ -35,6 +39,9 @@ def serve(
     ] = "mark",
     engines: Annotated[int, typer.Option(min=1, help="Engine replicas.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine; 0: the CPU engine.")] = 0.0,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs that one engine is spread over; --gpus says as many.")
+    ] = 1,
     mixture: Annotated[
         int | None, typer.Option(min=1, help="The mixture draws from the last so many rounds only.", metavar="ROUNDS")
     ] = None,
@@ -44,10 +51,18 @@ def serve(
         Path | None, typer.Option(help="A chat template (Jinja) in place of the run's.", metavar="FILE")
     ] = None,
     cors: Annotated[list[str] | None, typer.Option(help="A web origin whose pages may call.", metavar="ORIGIN")] = None,
+    measure: Annotated[
+        str,
+        typer.Option(help="Share of answers that the limits' sources measure, e.g. 5%; an alarm takes a release back."),
+    ] = "0",
+    webhook: Annotated[str | None, typer.Option(help="Where an alarm is told, as JSON.", metavar="URL")] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write prompts and answers to the log.")] = False,
     address: Annotated[
         str | None, typer.Option(help="A running Ray cluster; without it, a session of this machine.")
     ] = None,
+    route: Annotated[
+        str, typer.Option(help="Path before /v1, where several runs share a cluster's port.", metavar="PATH")
+    ] = "/",
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
     add_key: Annotated[str | None, typer.Option(help="Make an API key, print it and end.", metavar="NAME")] = None,
     scope: Annotated[
@@ -60,11 +75,14 @@ def serve(
 ) -> None:
     """Serve a run's policies: mixture, released, round-k and reference, for any OpenAI client."""
     run = run.expanduser().absolute()
-    refuse_open_network(host, behind_proxy, "keys")
+    tls = _tls(tls_cert, tls_key)
+    refuse_open_network(host, behind_proxy or tls is not None, "keys", own_https="give --tls-cert and --tls-key, ")
     if weights not in ("auto", "merged", "adapters"):
         raise UserError(f"--weights {weights}: choose auto, merged or adapters")
     if other_decoding not in ("mark", "refuse"):
         raise UserError(f"--other-decoding {other_decoding}: choose mark or refuse")
+    if not route.startswith("/"):
+        raise UserError(f"--route {route}: write a path, e.g. /{run.name}")
     keys = _keys(find_run(run, journal))
     if add_key is not None:
         _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, as_json)
@@ -75,7 +93,8 @@ def serve(
         return
     files = _first_keys(keys, run)
     settings: dict[str, Any] = {"run": str(run), "journal": journal, "weights": weights, "engines": engines}
-    settings |= {"other_decoding": other_decoding}
+    settings |= {"measure": share_of(measure), "webhook": webhook}
+    settings |= {"other_decoding": other_decoding, "tensor_parallel": tensor_parallel}
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
     typer.echo(f"starting (vLLM takes a minute); API key: {files['inspect']}, admin key: {files['admin']}")
@@ -83,7 +102,33 @@ def serve(
     from deploy.serving.deployment import serve_forever
     from deploy.serving.settings import ServeArgs
 
-    serve_forever(ServeArgs(**settings), host=host, port=port, address=address)
+    serve_forever(ServeArgs(**settings), host=host, port=port, address=address, route=route, tls=tls)
+
+
+def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    """Both files, or None. Raises UserError where they are not a pair that a server can speak https with."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise UserError("--tls-cert and --tls-key belong together: give both, or neither")
+    import ssl
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # a file that is missing, no PEM, a key of another certificate or under a password
+        raise UserError(f"--tls-cert {certificate}, --tls-key {key}: {error.strerror or error}") from error
+    return certificate.absolute(), key.absolute()
+
+
+def share_of(text: str) -> float:
+    """`5%`, `5 %` or `0.05`. Raises UserError."""
+    try:
+        number = float(text.rstrip(" %")) / (100 if text.rstrip().endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise UserError(f"--measure {text}: write a share from 0 to 1 or a percentage, e.g. 5%")
+    return number
 
 
 def _keys(stored: FoundRun) -> ApiKeys:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -16,6 +17,9 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import Machine, inspect_machine
+
+WAITING = "pddpo_ray.annotation"
+"""Logger of a run that waits for people."""
 
 
 class Runner(Protocol):
@@ -144,8 +148,31 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict
 
     from pddpo_ray.report.progress import watching
 
-    with watching(run_dir, tensorboard=config.report.tensorboard, console=Console(stderr=quiet)) as progress:
+    console = Console(stderr=quiet)
+    with (
+        watching(run_dir, tensorboard=config.report.tensorboard, console=console) as progress,
+        waiting_spoken(console.print),
+    ):
         return runner(config)(config, run_dir, resume=resume, progress=progress)
+
+
+@contextmanager
+def waiting_spoken(say: Callable[[str], None]) -> Iterator[None]:
+    """Passes on what the run says while it waits for people."""
+
+    class Spoken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    source, handler = logging.getLogger(WAITING), Spoken(logging.INFO)
+    before = source.level
+    source.setLevel(logging.INFO)
+    source.addHandler(handler)
+    try:
+        yield
+    finally:
+        source.removeHandler(handler)
+        source.setLevel(before)
 
 
 def write_report(config: Config, run_dir: Path) -> Path | None:

@@ -34,7 +34,7 @@ from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
-from pddpo_ray.config.scorers import ScorerConfig, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config.scorers import ScorerConfig, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
     BudgetRefit,
@@ -96,6 +96,7 @@ __all__ = [
     "RayCluster",
     "Refit",
     "ScorerConfig",
+    "ScorerJob",
     "ScorerTrainingConfig",
     "ScratchReferenceConfig",
     "SmallModelConfig",

@@ -17,8 +17,8 @@ class CertificateConfig(Strict):
     """When the run tests its policies by itself: `end`, when its rounds are done; `never`, since a test asks for labels
     beyond those of training: `pddpo certify RUN` asks for them."""
     candidates: int = Field(3, ge=1)
-    """The most rounds' policies that are tested at the end: the most helpful by their own estimates first, until one is
-    certified."""
+    """The most rounds' policies that are tested at the end, in the order that the answers of all rounds say, until one
+    is certified."""
     draws: int = Field(2000, ge=1)
     """The most draws of a candidate: a prompt, an answer and its labels each. It stops earlier when it is decided."""
     batch: int = Field(64, ge=1)
@@ -28,6 +28,10 @@ class CertificateConfig(Strict):
     shares: list[float] | None = None
     """Shares of 1 - confidence for the first, second, ... candidate, which sum to at most 1; null: 6 / (pi^2 k^2),
     without an end."""
+    mixtures: list[int] = Field([])
+    """First rounds of mixtures that the rounds' own draws certify, those whose labels move the multipliers: 1 is the
+    theorem's mixture of all rounds, j the tail of rounds j to the last. Each enters the ledger before round 1, in this
+    order. Prompts are then drawn independently of each other, not in epochs."""
     prompts: list[str] = Field([])
     """Files of the certification set's prompts (real text alone). A run never asks them and leaves out pairs of them;
     empty: the run's own prompts, which the policy was trained on."""
@@ -36,6 +40,12 @@ class CertificateConfig(Strict):
 
     @model_validator(mode="after")
     def levels_suffice(self) -> Self:
+        if len(set(self.mixtures)) < len(self.mixtures) or min(self.mixtures, default=1) < 1:
+            raise ValueError(f"mixtures are first rounds, each 1 or more and named once; not {self.mixtures}")
+        if self.shares is not None and len(self.shares) < len(self.mixtures):
+            raise ValueError(
+                f"{len(self.mixtures)} mixtures enter the ledger first, and shares has {len(self.shares)} parts"
+            )
         if self.shares is not None:
             # imported here: the command line's help needs no numpy
             from pddpo_ray.theory.levels import Allocation

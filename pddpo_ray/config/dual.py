@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pddpo_ray.config.section import Strict
 
@@ -74,6 +74,12 @@ DualRule = Annotated[
 ]
 
 
+FirstMultipliers = Annotated[
+    Annotated[float, Field(gt=0), Tag("one")] | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("by name")],
+    Discriminator(lambda value: "by name" if isinstance(value, dict) else "one"),
+]
+
+
 class DualConfig(Strict):
     """The limit on the expected cost, and how its multiplier λ moves."""
 
@@ -87,15 +93,16 @@ class DualConfig(Strict):
     """Lower end of the multiplier."""
     upper: float | None = Field(None, gt=0)
     """Upper end of the multiplier; null: twice rho."""
-    first: float | None = Field(None, gt=0)
-    """Multiplier of round 1 (at 0 the theory's step is 0 and it never moves); null: rho."""
+    first: FirstMultipliers | None = None
+    """Multiplier of round 1 (at 0 the theory's step is 0 and it never moves); null: rho. Under `limits:` one for all of
+    them, or one for each by its name."""
     skip_below: float | None = Field(None, ge=0)
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
     warmup_rounds: int = Field(0, ge=0)
     """Rounds in which the multiplier stays where it is: early fits pick costlier answers than they believe."""
     margin: Literal["certificate"] | Annotated[float, Field(ge=0)] = 0.0
-    """The multiplier aims so far below the limit; certificate: by the half-width that a first candidate's test will
-    have with `certificate.draws`, at most half of what can be reached below the limit."""
+    """The multiplier aims so far below the limit; certificate: where a first candidate's test with `certificate.draws`
+    certifies four policies in five, at most half of what can be reached below the limit."""
     dead_band: bool = False
     """Leave the multiplier alone while the estimate is within one standard error of the limit."""
     rule: DualRule = ProjectedRule()
@@ -106,8 +113,11 @@ class DualConfig(Strict):
         upper = self.upper if self.upper is not None else (2.0 * self.rho if self.rho is not None else None)
         if upper is not None and self.lower >= upper:
             raise ValueError(f"the multiplier's bounds are reversed: lower {self.lower} >= upper {upper}; swap them")
-        if self.first is not None and upper is not None and not self.lower <= self.first <= upper:
-            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [{self.lower}, {upper}]")
+        given = self.first if isinstance(self.first, dict) else {} if self.first is None else {"": self.first}
+        for name, first in given.items():
+            if upper is not None and not self.lower <= first <= upper:
+                whose = f"first {first}" if name == "" else f"first of {name}, {first},"
+                raise ValueError(f"{whose} lies outside the multiplier's bounds [{self.lower}, {upper}]")
         return self
 
 

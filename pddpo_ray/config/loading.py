@@ -20,15 +20,21 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.recipe import STATED_LIMITS, Config
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.reading import beside
+from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
 from pddpo_ray.limits.recipe_form import limits_lines
 from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, checkpoint_problem, is_hub_name
+from pddpo_ray.storage.whole_files import refuse_password
 
 logger = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
 """Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
+
+VERSION_0_1 = (
+    "%s: `%s` is the form of version 0.1 and runs as it did there; today the same limits, which run by other estimates"
+    " and steps, are: %s"
+)
 
 Tree = dict[str, Any]
 
@@ -55,6 +61,8 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(_explain(error, tree, origins)) from error
+    if config.journal is not None:
+        refuse_password(config.journal)
     if check_files:
         _check_files(config, origins)
     _note_version_0_1(config, origins)
@@ -71,7 +79,7 @@ def _note_version_0_1(config: Config, origins: Origins) -> None:
         lines = limits_lines(config.model_dump(mode="json"), one_line=True)
     except ValueError:
         return
-    logger.warning("%s: `%s` is the form of version 0.1 and works; today the same limits are: %s", *own[0][::-1], lines)
+    logger.warning(VERSION_0_1, *own[0][::-1], lines)
 
 
 def recipe_names() -> list[str]:
@@ -107,7 +115,10 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
-    """What a layer finds below it: its `limits` take the place of the one limit that was stated there."""
+    """What a layer finds below it: its `limits` take the place of the one limit that was stated there, and a source of
+    its reward that of another one."""
+    if names_source(layer.get(REWARD)):
+        below = {key: value for key, value in below.items() if key != REWARD}
     if not layer.get("limits") or "threshold" not in below.get("dual", {}):
         return below
     return {**below, "dual": {key: value for key, value in below["dual"].items() if key != "threshold"}}
@@ -208,6 +219,11 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
             one_set["files"] = [str(folder / Path(str(file)).expanduser()) for file in one_set["files"]]
     for limit in _mappings(tree.get("limits")):
         beside(limit, folder)
+    reward = tree.get(REWARD)
+    if isinstance(reward, dict):
+        beside({"mean": reward}, folder)
+        if isinstance(reward.get(PAIRS), list):
+            reward[PAIRS] = [str(folder / Path(str(file)).expanduser()) for file in reward[PAIRS]]
 
 
 def _mappings(section: Any) -> list[Tree]:
@@ -318,7 +334,7 @@ def _keys_of(location: tuple[int | str, ...], tree: Tree) -> Keys:
         if isinstance(here, dict) and (part in here or last):
             keys.append(str(part))
             here = here.get(part)
-        elif not isinstance(here, dict):
+        elif isinstance(part, int):
             keys.append(str(part))
     return tuple(keys)
 

@@ -32,7 +32,7 @@ from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
 from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorldConfig, TextWorldConfig, World
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import StatedLimit, stated_limits
+from pddpo_ray.limits.reading import PAIRS, REWARD, StatedLimit, stated_limits, stated_reward
 from pddpo_ray.limits.recipe_form import in_stage_order, typed_limits
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
@@ -101,8 +101,11 @@ class Config(Strict):
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
     limits: dict[str, dict[str, Any]] = Field({})
     """What must hold, by name (docs/limits.md); empty: one limit on the paper's cost, or `constraints`."""
+    reward: dict[str, Any] = Field({})
+    """What is helpful, computed for each answer (docs/limits.md), or `pairs`, files of comparisons; empty: comparisons
+    by whoever gives `feedback`."""
     judge: dict[str, Any] = Field({})
-    """`endpoint`, `model`, `key_env` and other options of judges in `limits` that name none themselves."""
+    """`endpoint`, `model`, `key_env` and other options of judges in `limits` and `reward` that name none themselves."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -168,6 +171,16 @@ class Config(Strict):
         return in_stage_order(stated_limits(document, "recipe"))
 
     @property
+    def computed_reward(self) -> StatedLimit | None:
+        """The reward where a source computes it (`limits.reading.stated_reward`); None: comparisons teach it."""
+        return stated_reward(self.reward, "recipe", self.reward_max) if self.reward else None
+
+    @property
+    def compares(self) -> bool:
+        """Whether a stage learns from comparisons, so that somebody is asked for them."""
+        return not self.reward or any(one.limit.quantity.kind == "logit" for one in self.stated)
+
+    @property
     def typed_limits(self) -> tuple[Limit, ...]:
         """Every limit of the run with its quantity, whether the recipe has `limits:` or the form of version 0.1."""
         return typed_limits(self.model_dump(mode="json"))
@@ -223,7 +236,7 @@ class Config(Strict):
         tree = self.model_dump(mode="json")
         for key in ("about", "cluster", "journal", "report"):
             del tree[key]
-        for key in ("prompts", "limits", "judge"):
+        for key in ("prompts", "limits", "reward", "judge"):
             if not tree[key]:
                 del tree[key]
         # Runs from before these sections are runs with their defaults.
@@ -235,6 +248,8 @@ class Config(Strict):
             del tree["certificate"]
         if self.dual.margin == 0.0:
             del tree["dual"]["margin"]
+        for key in ("at_chance", "clip_share"):
+            del tree["scorers"][key]
         tree["world"].pop("cache", None)
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
@@ -251,6 +266,22 @@ class Config(Strict):
         for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
             tree["feedback"].pop(key, None)
         return tree
+
+    @model_validator(mode="before")
+    @classmethod
+    def pairs_are_those_of_the_files(cls, tree: Any) -> Any:
+        """`reward: {pairs: FILES}` is `world.helpful`."""
+        reward = tree.get(REWARD) if isinstance(tree, dict) else None
+        if not isinstance(reward, dict) or PAIRS not in reward:
+            return tree
+        if len(reward) > 1:
+            raise ValueError(f"reward: `pairs` stand alone, without {', '.join(sorted(set(reward) - {PAIRS}))}")
+        world = tree.get("world")
+        if not isinstance(world, dict) or world.get("kind") != "none":
+            raise ValueError("reward.pairs are files of real text (world.kind=none); a world compares its own answers")
+        if world.get("helpful"):
+            raise ValueError("reward.pairs and world.helpful are the same files; name them once")
+        return {**tree, REWARD: {}, "world": {**world, "helpful": reward[PAIRS]}}
 
     @model_validator(mode="after")
     def parts_fit_together(self) -> Self:
@@ -274,6 +305,7 @@ class Config(Strict):
         self._rule_fits_the_method()
         self._constraints_fit()
         self._limits_fit()
+        self._reward_fits()
         self._certificate_fits()
         if self.model.compile and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
@@ -339,7 +371,7 @@ class Config(Strict):
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""
         from_truth = isinstance(self.feedback, MixedFeedback) and isinstance(self.feedback.model, WorldScores)
-        if from_truth or isinstance(self.feedback, WorldFeedback):
+        if self.compares and (from_truth or isinstance(self.feedback, WorldFeedback)):
             raise ValueError("world.kind=none has no truth to label with: set feedback.kind to model, judge or people")
         if self.dual.rho is None and self.dual.upper is None:
             raise ValueError("world.kind=none has no oracle: give dual.rho, half of the multiplier's upper end")
@@ -373,6 +405,7 @@ class Config(Strict):
 
     def _limits_fit(self) -> None:
         """What `limits:` and `prompts:` need of the other sections."""
+        self._first_multipliers_are_named()
         if not self.limits:
             if self.prompts:
                 raise ValueError("prompts: no limit names these sets; state `limits:`, or leave `prompts:` out")
@@ -401,8 +434,8 @@ class Config(Strict):
         if isinstance(world, NoWorldConfig) and self.prompts and world.prompts:
             raise ValueError("world.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
         for one in self.stated:
-            if one.limit.quantity.kind == "kl" or one.limit.quantity.versus or one.audited:
-                raise ValueError(f"{one.where}: a run holds rate, mean and logit, not kl, versus or audited_by")
+            if one.audited:
+                raise ValueError(f"{one.where}: a run holds no limit with audited_by; `pddpo limits check` measures it")
             if one.source.kind == "people":
                 raise ValueError(
                     f"{one.where}: people's labels measure files (`pddpo limits check`); in a run name another"
@@ -410,6 +443,42 @@ class Config(Strict):
                 )
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
+        drifts = [one.where for one in self.stated if one.limit.quantity.kind == "kl"]
+        if len(drifts) > 1:
+            raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
+
+    def _reward_fits(self) -> None:
+        """What a computed reward needs of the other sections."""
+        reward = self.computed_reward
+        if reward is None:
+            return
+        if self.algorithm not in STATED_LIMITS:
+            raise ValueError(
+                f"algorithm {self.algorithm} learns the reward from comparisons; a computed `reward:` needs one of"
+                f" {', '.join(STATED_LIMITS)}"
+            )
+        if not self.limits:
+            raise ValueError("reward: a computed reward is learned under `limits:`; state there what must hold")
+        if REWARD in self.limits:
+            raise ValueError("limits.reward: the recipe has a computed `reward:`; give this limit another name")
+        kind = reward.source.kind
+        if isinstance(self.world, TabularWorldConfig) and kind != "world":
+            raise ValueError(f"reward: {reward.source} reads texts; a table has none, write {{world: reward}}")
+        if isinstance(self.world, NoWorldConfig) and kind == "world":
+            raise ValueError("reward: world.kind=none has no reward of its own; name another source")
+
+    def _first_multipliers_are_named(self) -> None:
+        """First multipliers by name are those of the stated limits, all of them."""
+        if not isinstance(self.dual.first, dict):
+            return
+        stated, given = [one.limit.name for one in self.stated], list(self.dual.first)
+        if not stated:
+            raise ValueError("dual.first names limits, and none are stated under `limits:`; give one number")
+        if set(given) != set(stated):
+            raise ValueError(
+                f"dual.first has a multiplier for {', '.join(given) or 'nothing'}, and the limits are"
+                f" {', '.join(stated)}: give one for each"
+            )
 
     def _certificate_fits(self) -> None:
         given = self.certificate
@@ -425,6 +494,36 @@ class Config(Strict):
                 "certificate.scope=population draws each prompt once, before any fit has seen it: name files of them in"
                 " certificate.prompts"
             )
+
+        if given.mixtures:
+            self._rounds_certify()
+
+    def _rounds_certify(self) -> None:
+        """What mixtures need whose rounds' own draws certify them: equally many of each limit in every round."""
+        where, named = "certificate.mixtures", self.certificate.mixtures
+        if self.algorithm not in (*SEVERAL_LIMITS, "pd-dpo-adalag"):
+            raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
+        if max(named) > self.rounds:
+            raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")
+        if isinstance(self.feedback, MixedFeedback) and not self.limits:
+            raise ValueError(
+                f"{where}: with feedback.kind=mixed a round's people see what a model is unsure of, which is no even"
+                " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"
+            )
+        for one in self.stated:
+            if one.asking.answers is not None and one.asking.answers < self.feedback.responses:
+                raise ValueError(
+                    f"{where}: {one.where} measures {one.asking.answers} of feedback.responses="
+                    f"{self.feedback.responses} answers a round; leave `answers` out, or raise it to that"
+                )
+        if self.prompts and any(one.limit.quantity.over is None for one in self.stated):
+            each = self.feedback.responses // 2
+            for name, one_set in self.prompts.items():
+                if abs(each * one_set.share - round(each * one_set.share)) > 1e-9:
+                    raise ValueError(
+                        f"{where}: of {each} prompts a round (feedback.responses / 2) prompts.{name} has"
+                        f" {each * one_set.share:g}; choose responses so that every set has a whole number"
+                    )
 
     def in_one_process(self) -> Config:
         """The same recipe with one rank and one engine in this process."""

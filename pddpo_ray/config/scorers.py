@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pddpo_ray.config.section import Strict
@@ -44,4 +46,51 @@ class ScorerTrainingConfig(Strict):
     ridge: float = Field(1e-3, ge=0)
     """Weight of the squared scores: keeps them finite where the pairs leave no doubt."""
     held_out: float = Field(0.1, ge=0, lt=1)
-    """Share of the pairs that is kept for the accuracies in the journal."""
+    """Share of the pairs that is kept to see how often the models are right: of whole prompts where pairs come from
+    files, of pairs where the run drew them."""
+    at_chance: Literal["hold", "stop"] = "hold"
+    """A cost model that is not better than chance on labels that it did not learn from (95 % interval). hold: the
+    multiplier stays where it is, and every round says so. stop: the run ends before round 1; for a reward model too."""
+    clip_share: float = Field(0.1, ge=0, lt=1)
+    """Share of the answers before round 1 whose cost may lie at or beyond `dual.cost_max`, under labels that estimate
+    a logit; with more the run stops and names the value to set."""
+
+
+class ScorerJob(Strict):
+    """A reward or cost model to be trained from files (`pddpo scorer train`)."""
+
+    kind: Literal["reward", "cost"]
+    """What is learned: which answer is more helpful, or which is more harmful and whether one is unsafe."""
+    files: tuple[str, ...] = Field(min_length=1)
+    """Pairs, and for a cost single answers that are called safe or unsafe, in any format of `pddpo data`."""
+    base: str
+    """Folder or hub name of the language model that it starts as."""
+    means: Literal["helpful", "harmless", "both"] | None = None
+    """What `chosen` stands for where the format does not tell; null: helpful for a reward, harmless for a cost."""
+    parameters: Literal["head", "lora", "full"] = "head"
+    """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
+    at the end. full: all weights."""
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    epochs: float = Field(1.0, gt=0)
+    """Passes over the rows, for lora and full."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate, for lora and full."""
+    batch: int = Field(16, ge=1)
+    """Rows per optimiser step."""
+    micro: int = Field(8, ge=1)
+    """Rows per forward pass: changes memory, not results."""
+    max_tokens: int = Field(512, ge=8)
+    """Longer texts lose their beginning, here and when the scorer is used."""
+    template: str | None = None
+    """How texts become tokens (`ScorerConfig.template`); null: the tokenizer's chat template, else safe-rlhf."""
+    calibration: float = Field(0.1, ge=0, lt=1)
+    """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
+    held_out: float = Field(0.2, gt=0, lt=1)
+    """Share of the prompts that are only looked at to say how good the scorer is."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    checkpoint_steps: int = Field(20, ge=1)
+    """Optimiser steps between checkpoints."""
+    seed: int = 0
+    """Of the split, the order of the rows and the adapters' first weights."""

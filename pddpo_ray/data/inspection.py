@@ -1,8 +1,8 @@
 """Two passes over data of any size: the first finds all that is wrong, the second hands out what is good.
 
-    found = inspect(["train.jsonl.gz"], Settings())
-    print(found.good, found.kinds)
-    for good in found.examples(set_aside=quarantine.write):
+    data = inspect(["train.jsonl.gz"], Settings())
+    print(data.good, data.kinds)
+    for good in data.examples(set_aside=quarantine.write):
         print(good.example.better)
 
 Memory does not grow with the rows, but for one byte per row that remembers what becomes of it.

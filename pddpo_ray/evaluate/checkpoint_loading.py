@@ -85,19 +85,19 @@ def _load_model(place: str, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except Exception as error:
         raise UserError(f"{place} cannot be loaded as a causal language model: {_first_line(error)}") from error
-    _demand_all_weights(place, found)
+    _demand_all_weights(place, loading)
     return model.eval()
 
 
-def _demand_all_weights(place: str, found: Mapping[str, Any]) -> None:
+def _demand_all_weights(place: str, loading: Mapping[str, Any]) -> None:
     """transformers fills what the files lack with random numbers and only warns."""
     for key, words in (("missing_keys", "lack"), ("mismatched_keys", "have another shape for")):
-        names = sorted(str(name) for name in found.get(key) or ())
+        names = sorted(str(name) for name in loading.get(key) or ())
         if names:
             raise UserError(f"{place}: its weights {words} {len(names)} tensors of the model, first {names[0]}")
 

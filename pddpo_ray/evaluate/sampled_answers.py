@@ -52,17 +52,17 @@ def prompts_of(file: Path) -> list[tuple[tuple[Message, ...], list[str]]]:
     sets = document.get("prompts")
     if not isinstance(sets, dict) or not sets:
         raise UserError(f"{file.name}: no `prompts:` in it; name sets: prompts: {{benign: {{files: [benign.jsonl]}}}}")
-    found: dict[tuple[Message, ...], list[str]] = {}
+    sets_of: dict[tuple[Message, ...], list[str]] = {}
     for name, given in sets.items():
         files = given.get("files") if isinstance(given, dict) else None
         if not isinstance(files, list) or not files:
             raise UserError(f"{file.name}: prompts.{name} names files, e.g. {{files: [benign.jsonl]}}")
         for one in files:
             for turns in _prompts(file.parent / str(one)):
-                names = found.setdefault(turns, [])
+                names = sets_of.setdefault(turns, [])
                 if name not in names:
                     names.append(str(name))
-    return list(found.items())
+    return list(sets_of.items())
 
 
 def _prompts(path: Path) -> list[tuple[Message, ...]]:

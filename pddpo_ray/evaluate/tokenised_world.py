@@ -75,15 +75,15 @@ def _as_text(tokenizer: Any, prompt: str, answers: Sequence[str]) -> tuple[Ids, 
     begin = begin[:-1] if begin and begin[-1] == end else begin
     whole = ids_of([f"{prompt} {answer}" for answer in answers])
     apart = None
-    found = []
+    rows = []
     for index, ids in enumerate(whole):
         written = ids[len(begin) :]
         if ids[: len(begin)] != begin:
             # a token would reach from the prompt into the answer: the model, given the prompt, writes it apart
             apart = apart or ids_of([f" {answer}" for answer in answers], add_special_tokens=False)
             written = apart[index]
-        found.append(written if written[-1] == end else (*written, end))
-    return begin, found
+        rows.append(written if written[-1] == end else (*written, end))
+    return begin, rows
 
 
 def _demand_words(name: str, tokenizer: Any, texts: WorldTexts) -> None:

@@ -75,7 +75,7 @@ class OptimisticExplorer:
         features: answers -> features [n, q] (whitened hidden states of the reference; one-hot in a table).
         baseline: answers of the baseline policy per prompt id; they centre the features and serve as comparators.
             Further prompts come with `meet`.
-        beta: KL weight of the run.
+        beta: KL weight of the run, or a getter of the current one where a limit on the drift moves it.
         multiplier: getter of the current multiplier, the weight of the cost bonus.
         seed: seed of the run.
         k: bonus in posterior standard deviations (alpha of `simhash`); 1 to 2 works everywhere that was tried.
@@ -89,6 +89,7 @@ class OptimisticExplorer:
         ess_floor: the bonus is tempered until the effective sample size is at least this.
         cost_bonus_scale: factor on the cost bonus; 0 explores the reward's uncertainty alone, which asks for fewer
             possibly harmful texts.
+        reward_weight: what a bonus in logits is worth in units of the reward, where those are others.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class OptimisticExplorer:
         *,
         features: Features,
         baseline: Mapping[str, Sequence[Response]],
-        beta: float,
+        beta: float | Callable[[], float],
         multiplier: Callable[[], float],
         seed: int,
         k: float = 1.5,
@@ -109,11 +110,13 @@ class OptimisticExplorer:
         proposal_weight: float = 0.2,
         ess_floor: float = ESS_FLOOR,
         cost_bonus_scale: float = 1.0,
+        reward_weight: float = 1.0,
     ) -> None:
         self._features, self._beta, self._multiplier = features, beta, multiplier
         self._seed, self._k, self._s0, self._weight, self._picks = seed, k, s0, weight, picks
         self._kind, self._comparator, self._weights = bonus, comparator, weights
         self._proposal_weight, self._ess_floor, self._cost_bonus_scale = proposal_weight, ess_floor, cost_bonus_scale
+        self._reward_weight = reward_weight
         self._baseline: dict[str, Sequence[Response]] = {}
         self._centres: dict[str, Array] = {}
         self._pool: dict[str, Array] = {}
@@ -236,7 +239,8 @@ class OptimisticExplorer:
         if self._kind == "off":
             return from_policy / from_policy.sum()
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
-        optimism = (reward + multiplier * self._cost_bonus_scale * cost) / self._beta
+        beta = self._beta() if callable(self._beta) else self._beta
+        optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
         if self._weights == "exact":
             base = exact_base(np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal))
         else:

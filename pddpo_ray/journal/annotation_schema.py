@@ -51,6 +51,15 @@ login = table(
     Column("revoked_ms", BigInteger),
 )
 
+consent = table(
+    "consent",
+    Column("annotator", String(64), ForeignKey("annotator.id"), primary_key=True),
+    Column("version", String(64), primary_key=True),
+    Column("text", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+"""Who agreed to which text before their first question."""
+
 campaign = table(
     "campaign",
     Column("run", String(200), ForeignKey("run.id"), primary_key=True),
@@ -77,12 +86,14 @@ question_round = table(
     Column("priority", Integer, nullable=False),
     Column("opened_ms", BigInteger, nullable=False),
     Column("deadline_ms", BigInteger),
+    Column("waits_s", Float),
     Column("state", String(20), nullable=False),
     Column("content_sha256", String(64), nullable=False),
     UniqueConstraint("run", "round", "purpose", name="uq_question_round_purpose"),
     Index("ix_question_round_state", "run", "state"),
 )
-"""One batch of questions of a round of the run. `state` is open, frozen or cancelled."""
+"""One batch of questions of a round of the run. `state` is open, frozen or cancelled; `waits_s` is how long its run
+waits by its recipe, null in batches of earlier versions."""
 
 BALANCE = "CASE WHEN state = 'open' AND gold IS NULL THEN seats + leased - needed ELSE 0 END"
 """Below zero by as many people as can still be asked, so that an index read backwards has the most urgent one first.
@@ -116,7 +127,8 @@ task = table(
     Index("ix_task_state", "question_round", "state"),
     Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk"),
 )
-"""One question. `seats` and `leased` count rows of the tables below; `state` is open, satisfied or blocked.
+"""One question. `seats` and `leased` count rows of the tables below; `state` is open, satisfied, blocked or dropped (it
+is asked no more, and its batch does without the labels that it lacks).
 
 `ix_task_offer`, read backwards, has the questions in the order in which they are offered, with all that the choice
 asks of them.

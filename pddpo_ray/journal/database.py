@@ -23,8 +23,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.schema import metadata
+from pddpo_ray.storage.whole_files import refuse_password
 
-HEAD = "0006"
+HEAD = "0008"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)
@@ -55,7 +56,8 @@ def database_url(url_or_path: str | Path) -> URL:
     try:
         url = make_url(str(url_or_path) if "://" in str(url_or_path) else f"sqlite:///{url_or_path}")
     except ArgumentError as error:
-        raise UserError(f"journal url {str(url_or_path)!r} is not understood: {error}") from error
+        raise UserError("the journal's URL is not understood: write it as postgresql://user@host/name") from error
+    refuse_password(str(url_or_path))
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 

@@ -202,7 +202,10 @@ class Journal(JournalReader):
         self, constraint: str, estimate: CostEstimate, multiplier_before: float, multiplier_after: float, eta: float
     ) -> None:
         row = self._row(round=self.round, multiplier_before=multiplier_before, multiplier_after=multiplier_after)
-        row |= rows.columns_of(estimate, "within_variance", "cost_max") | {"constraint": constraint, "eta": eta}
+        row |= rows.columns_of(estimate, "within_variance", "cost_max", "bounds") | {
+            "constraint": constraint,
+            "eta": eta,
+        }
         self._add(schema.dual_step, [row])
 
     def add_delivery(self, delivery: Delivery, verified: bool, canary_difference: float | None) -> None:

@@ -170,6 +170,7 @@ class JournalReader:
                     CostEstimate,
                     row,
                     within_variance=None,
+                    bounds=None,
                     cost_max=cost_max if row.mode == "logit_labels" else None,
                 ),
             )

@@ -177,6 +177,7 @@ dual_step = _of_run(
     Column("multiplier_after", Float, nullable=False),
     Column("eta", Float, nullable=False),
     Column("bias_allowance", Float, nullable=False),
+    Column("missing", Float, nullable=False, server_default="0"),
 )
 
 delivery = table(

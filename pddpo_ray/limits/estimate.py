@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
+from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity, Versus
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
 
@@ -27,16 +27,19 @@ class LimitEstimate:
     high: float | None = None
     unsafe_rate: float | None = None
     """Share of the labels that say unsafe, which stands beside every logit."""
+    versus: Versus | None = None
 
     @classmethod
     def of(cls, limit: Limit, estimate: CostEstimate, unsafe_rate: float | None = None) -> Self:
         """From the estimate of the limit's cost, of which less is better."""
+        if limit.quantity.kind == "mean" or limit.quantity.versus == "reference":
+            estimate = replace(estimate, bounds=limit.cost_range)
         ends = interval(estimate)
         low, high = (None, None) if ends is None else sorted(limit.cost(end) for end in ends)
         quantity, bound = limit.quantity, limit.bound.number
         return cls(
             limit.name, bound, limit.cost(estimate.value), estimate.standard_error,
-            quantity.kind, quantity.unit, quantity.over, limit.at_least, low, high, unsafe_rate,
+            quantity.kind, quantity.unit, quantity.over, limit.at_least, low, high, unsafe_rate, quantity.versus,
         )  # fmt: skip
 
     @property
@@ -74,4 +77,4 @@ class LimitEstimate:
 
     @property
     def _quantity(self) -> Quantity:
-        return Quantity(self.kind, self.unit, self.over)
+        return Quantity(self.kind, self.unit, self.over, versus=self.versus)

@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["rate", "mean", "logit", "kl"]
+Versus = Literal["reference", "wins"]
+"""What a relative limit averages: the measure less that of the reference's answer, or the share of answers that are
+better than the reference's."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Quantity:
     low: float | None = None
     high: float | None = None
     """Bounds of one measurement; None: not known, and then no interval can be given."""
-    versus: Literal["reference"] | None = None
-    """What answers are compared with; None: the measure stands by itself."""
+    versus: Versus | None = None
+    """How answers are compared with the reference's; None: the measure stands by itself."""
 
     @property
     def bounded(self) -> bool:
@@ -116,7 +119,7 @@ class Limit:
     def __str__(self) -> str:
         """`at most 5 % over benign`"""
         over = "" if self.quantity.over is None else f" over {self.quantity.over}"
-        versus = "" if self.quantity.versus is None else f" versus the {self.quantity.versus}"
+        versus = "" if self.quantity.versus is None else " versus the reference"
         return f"at {'least' if self.at_least else 'most'} {self.bound}{over}{versus}"
 
     def violation(self, estimate: Amount) -> float:
@@ -130,7 +133,7 @@ class Limit:
         """
         if not self.at_least:
             return value
-        return 1.0 - value if self.quantity.kind == "rate" and self.quantity.versus is None else -value
+        return 1.0 - value if self.quantity.kind == "rate" and self.quantity.versus != "reference" else -value
 
     @property
     def cost_limit(self) -> float:

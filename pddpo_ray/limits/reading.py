@@ -43,6 +43,11 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
 """What can measure, and the keys that each may be given beside (or under) its name."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
+REWARD, PAIRS = "reward", "pairs"
+"""The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
+a world's labellers compare by: `{rate: {world: reward}, versus: reference}`."""
+REWARD_KEYS = ("bounds", "unit", "answers", "labels_each", "deadline", "failed")
+"""What a computed reward may be given beside its source."""
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
 PERCENT = re.compile(rf"^\s*{NUMBER}\s*%\s*$")
 WITH_UNIT = re.compile(rf"^\s*{NUMBER}\s*([A-Za-zµ].*?)\s*$")
@@ -93,6 +98,16 @@ class StatedLimit:
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
 
     @property
+    def wins(self) -> bool:
+        """Whether its source is shown the reference's answer too, and says which of the two is better."""
+        return self.limit.quantity.versus == "wins"
+
+    @property
+    def worst(self) -> float | None:
+        """The worst single measurement, in the source's own unit; None where its bounds are unknown."""
+        return self.scale.low if self.limit.at_least else self.scale.high
+
+    @property
     def compared_as(self) -> str:
         """The cost under which pairs are compared for it: a world's by name, or the harm that people or models see."""
         return self.source.what if self.source.kind == "world" else "cost"
@@ -125,7 +140,7 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     kind = KINDS[kinds[0]]
     source = _source(f"{where}.{kind}", kind, given[kind])
     scale = _scale(where, kind, source, given)
-    quantity = _quantity(where, kind, given, scale, sets)
+    quantity = _quantity(where, kind, given, source, scale, sets)
     return StatedLimit(
         _limit(name, where, given, quantity),
         source,
@@ -134,6 +149,33 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
         _audited(where, given),
         where,
     )
+
+
+def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> StatedLimit:
+    """A computed `reward:`, read as a limit that every policy keeps: its mean is at least its lower bound.
+
+    Its cost is then -reward. A world's own reward lies in [-reward_max, reward_max]. Raises UserError.
+    """
+    where = f"{file}: {REWARD}"
+    asked = {key: value for key, value in given.items() if key in REWARD_KEYS}
+    source = _source(where, "mean", {key: value for key, value in given.items() if key not in REWARD_KEYS})
+    if source.kind == "people":
+        raise UserError(f"{where}: people compare answers; leave `reward` out and set feedback.kind=people")
+    if source.kind == "world" and source.what != REWARD:
+        raise UserError(f"{where}: a world has one reward; write {{world: reward}}, not `{source.what}`")
+    scale = _scale(where, "mean", source, asked)
+    if source.kind == "world":
+        scale = Scale(scale.unit, False, -reward_max, reward_max)
+    if scale.low is None or scale.high is None:
+        raise UserError(f"{where}: a computed reward needs `bounds: [low, high]`, by whose range its fit is scaled")
+    quantity = _quantity(where, "mean", asked, source, scale, None)
+    always = Limit(REWARD, Amount(quantity, scale.low), at_least=True)
+    return StatedLimit(always, source, scale, _asking(where, asked, source), None, where)
+
+
+def names_source(given: Any) -> bool:
+    """Whether a `reward:` says where it comes from, and not only how it is asked."""
+    return isinstance(given, dict) and bool(set(given) - set(REWARD_KEYS))
 
 
 def beside(given: dict[str, Any], folder: Path) -> None:
@@ -214,7 +256,9 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
     return Scale(unit, False, own.low if low is None else low, own.high if high is None else high)
 
 
-def _quantity(where: str, kind: Kind, given: Mapping[str, Any], scale: Scale, sets: Sequence[str] | None) -> Quantity:
+def _quantity(
+    where: str, kind: Kind, given: Mapping[str, Any], source: SourceName, scale: Scale, sets: Sequence[str] | None
+) -> Quantity:
     over, versus = given.get("over"), given.get("versus")
     if over is not None and not isinstance(over, str):
         raise UserError(f"{where}.over names one prompt set, got `{over}`; put a name that is no word in quotes")
@@ -226,17 +270,19 @@ def _quantity(where: str, kind: Kind, given: Mapping[str, Any], scale: Scale, se
         return Quantity(kind, scale.unit, over, scale.low, scale.high)
     if versus != "reference" or kind not in ("rate", "mean"):
         raise UserError(f"{where}: a rate or a mean may be `versus: reference`; got {kind} versus `{versus}`")
-    if kind == "rate" and compares(given[kind]):
-        return Quantity(kind, scale.unit, over, 0.0, 1.0, "reference")
+    if kind == "mean" and source.kind == "people":
+        raise UserError(f"{where}: people say which of two answers is better; state it as a rate")
+    if kind == "rate" and compares(source):
+        return Quantity(kind, scale.unit, over, 0.0, 1.0, "wins")
     if scale.low is None or scale.high is None:
         return Quantity(kind, scale.unit, over, None, None, "reference")
     span = scale.high - scale.low
     return Quantity(kind, scale.unit, over, -span, span, "reference")
 
 
-def compares(source: Any) -> bool:
-    """Whether a source is shown both answers and says which is better, so that its rate is a share of wins."""
-    return isinstance(source, dict) and bool({"judge", "people"} & set(source))
+def compares(source: SourceName) -> bool:
+    """Whether a source can be shown both answers and say which is better, so that its rate is a share of wins."""
+    return source.kind in ("judge", "people") or (source.kind == "world" and source.what == REWARD)
 
 
 # --- the statement ------------------------------------------------------------------------------------------------
@@ -251,6 +297,8 @@ def _limit(name: str, where: str, given: Mapping[str, Any], quantity: Quantity) 
     at = f"{where}.{stated[0]}"
     share = quantity.kind == "rate"
     bound = number_of(at, given[stated[0]], share=share, unit=quantity.unit)
+    if quantity.kind == "kl" and bound <= 0.0:
+        raise UserError(f"{at}: {bound:g} nats or less is kept by the reference alone; a kl limit is above 0")
     low, high = quantity.low, quantity.high
     if share and low is not None and high is not None and not low <= bound <= high:
         raise UserError(f"{at}: a rate lies between {100 * low:g} and {100 * high:g} %, got {100 * bound:g} %")

@@ -9,6 +9,7 @@ from typing import Literal
 from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.loop.dual_step import DualOwner
 from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
@@ -60,8 +61,11 @@ class Backends:
     """The recipe's stated limits, comparisons first; empty: one limit on the paper's cost, or `constraints`."""
     measure: Measure | None = None
     """Measures answers under those limits."""
+    reward: ComputedReward | None = None
+    """The reward where a source computes it; None: comparisons teach it."""
     measured_by: Mapping[str, str] = field(default_factory=dict)
-    """What decides the values of each limit's source, by the limit's name; a run goes on with the same ones alone."""
+    """What decides the values of each limit's source, by the limit's name, and of the reward's; a run goes on with the
+    same ones alone."""
     certification: Sequence[Prompt] = ()
     """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: only `prompts`."""
     recall: Recall | None = None

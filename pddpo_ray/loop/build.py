@@ -15,6 +15,7 @@ from pddpo_ray.config import (
     DualConfig,
     FixedRule,
     LogRule,
+    MixedFeedback,
     NewtonRule,
     PidRule,
     ProjectedRule,
@@ -34,20 +35,28 @@ from pddpo_ray.loop.before import (
     record_reference,
     record_sources,
 )
-from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.dual_step import DualController, LocalDual, never_held
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
 from pddpo_ray.loop.joint_dual import JointDual, JointRule
-from pddpo_ray.loop.labellers import CONSTRAINT, estimator_of, feedback_before, feedback_of
+from pddpo_ray.loop.labellers import (
+    CONSTRAINT,
+    ScoredFeedbackController,
+    estimator_of,
+    feedback_before,
+    feedback_of,
+)
 from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.reachable import note_reachable
+from pddpo_ray.loop.rewards import RewardController
 from pddpo_ray.loop.sampling import RolloutController
-from pddpo_ray.loop.scorer_fits import training_of
-from pddpo_ray.records import Decoding, LabelledPair, Response
+from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
+from pddpo_ray.loop.scorer_gate import check_scorers, held_multiplier
+from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
@@ -87,14 +96,21 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     preferences = Preferences(journal, backends.store, config.compared)
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
+    if isinstance(feedback, ScoredFeedbackController):
+        by_prompt = backends.world is None
+        check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
     warmup = config.dual.warmup_rounds
     kept = _margins(config, backends)
     journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
+    rewards = None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed)
+    if rewards is not None:
+        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
+        rewards.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
     limits: LimitsController | None = None
     if backends.measure is not None:
         joint = joint_dual(config, backends, journal, rounds, kept)
         dual = DualController(joint, journal)
-        limits = limits_of(config, backends, backends.measure, journal, joint, dual)
+        limits = limits_of(config, backends, backends.measure, journal, trainer, rollout, joint, dual)
         pairs = [entry.labelled.pair for entry in journal.pairs(0)]
         limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
         chances = backends.prior or [1.0] * len(backends.prompts)
@@ -103,10 +119,13 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     else:
         state = dual_state(config, backends, rounds, kept)
         own = backends.own_dual
-        dual = DualController(LocalDual(state, warmup_rounds=warmup) if own is None else own(state, warmup), journal)
+        owner = LocalDual(state, warmup_rounds=warmup) if own is None else own(state, warmup)
+        # where people label too, they correct what the model says
+        mixed = isinstance(config.feedback, MixedFeedback)
+        dual = DualController(owner, journal, never_held if mixed else partial(held_multiplier, journal))
     explorer = None
     if online:
-        explorer = _exploration(config, journal, backends, trainer, dual)
+        explorer = _exploration(config, journal, backends, trainer, dual, limits)
     scoring = None
     if limits is None:
         scoring = _scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper)
@@ -116,13 +135,21 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         rollout=rollout,
         feedback=feedback,
         dual=dual,
-        prompts=Prompts(backends.prompts, journal, config.seed, backends.prior, backends.prompt_sets),
+        prompts=Prompts(
+            backends.prompts,
+            journal,
+            config.seed,
+            backends.prior,
+            backends.prompt_sets,
+            independent=bool(config.certificate.mixtures),
+        ),
         preferences=preferences,
         estimate_cost=estimator_of(config, feedback),
         explorer=explorer,
         scoring=scoring,
         merge=partial(merge_versions, backends.store),
         limits=limits,
+        rewards=rewards,
     )
 
 
@@ -170,7 +197,7 @@ def _scoring(
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
-    training = training_of(config, journal, backends, "method-models") if backends.features == "hidden" else None
+    training = training_of(config, journal, backends, OF_METHOD) if backends.features == "hidden" else None
 
     def features(labelled: Sequence[LabelledPair]) -> Features:
         match backends.features:
@@ -190,18 +217,25 @@ def _exploration(
     backends: Backends,
     trainer: TrainerController,
     dual: DualController,
+    limits: LimitsController | None,
 ) -> ExplorationController:
     settings = config.explore
     features = _features(config, journal, backends, trainer)
     # in logits: a share rises by at most a quarter per logit, so its range counts a quarter
-    weights = {one.name: 1.0 if one.by_comparisons else one.scale / 4.0 for one in backends.held_limits}
+    weights = {
+        one.name: 0.0 if one.on_drift else 1.0 if one.by_comparisons else one.scale / 4.0
+        for one in backends.held_limits
+    }
     paper = config.algorithm == "o-pd-dpo-paper"
+
+    def kl_weight() -> float:
+        return config.beta if limits is None else limits.temperature
 
     def explorer(bonus: BonusKind) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
             baseline={},
-            beta=config.beta,
+            beta=kl_weight,
             multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
             seed=config.seed,
             k=settings.scale,
@@ -214,6 +248,7 @@ def _exploration(
             proposal_weight=settings.proposal_weight,
             ess_floor=settings.min_ess,
             cost_bonus_scale=settings.cost_scale,
+            reward_weight=1.0 if backends.reward is None else backends.reward.span / 4.0,
         )
 
     chooser, bonus = explorer("off" if paper else settings.bonus), explorer(settings.bonus) if paper else None
@@ -253,21 +288,43 @@ def _whitened_on(
 
 
 def cost_fits(config: Config) -> int:
-    """Cost fits of a round: one per limit on comparisons, and one for all limits on measured values."""
+    """Cost fits of a round: one per limit on comparisons, and one for all limits on measured values.
+
+    With a limit on the drift alone there is one too, which takes the reward policy as it is.
+    """
     if not config.limits:
         return len(config.constraints)
-    compared = sum(one.limit.quantity.kind == "logit" for one in config.stated)
-    return compared + (compared < len(config.stated))
+    kinds = [one.limit.quantity.kind for one in config.stated]
+    compared = kinds.count("logit")
+    return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
 
 
 def limits_of(
-    config: Config, backends: Backends, measure: Measure, journal: Journal, joint: JointDual, dual: DualController
+    config: Config,
+    backends: Backends,
+    measure: Measure,
+    journal: Journal,
+    trainer: TrainerController,
+    rollout: RolloutController,
+    joint: JointDual,
+    dual: DualController,
 ) -> LimitsController:
     """The part that holds stated limits."""
+
+    def drift(answers: Sequence[Response]) -> Array:
+        """log policy / reference, both by the trainer."""
+        writers = {one.version.number: one.version for one in journal.versions()}
+        (writer,) = {answer.policy_version for answer in answers}
+        return trainer.log_probs(writers[writer], answers) - trainer.log_probs(backends.reference, answers)
+
+    def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
+        return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
+
     window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     return LimitsController(
-        journal, backends.held_limits, measure, joint, dual, beta=config.beta, seed=config.seed, window=window
-    )
+        journal, backends.held_limits, measure, joint, dual, drift=drift, reference=reference, seed=config.seed,
+        window=window,
+    )  # fmt: skip
 
 
 def joint_dual(
@@ -275,8 +332,8 @@ def joint_dual(
 ) -> JointDual:
     """First multipliers of stated limits. Bounds and first value are in units of the reward per range of a measure.
 
-    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, else rho shared by the limits. `kept`
-    are the margins.
+    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, for all or by name, else rho shared by
+    the limits. `kept` are the margins.
     """
     rho, upper, first = config.dual.rho, config.dual.upper, config.dual.first
     if rho is None:
@@ -284,12 +341,13 @@ def joint_dual(
             raise UserError("dual.rho must be given: without a world there is no oracle that states it")
         rho = upper / 2 if upper is not None else backends.world.oracle.rho  # type: ignore[union-attr]
     end = 2.0 * rho if upper is None else upper
-    start = rho / len(backends.held_limits) if first is None else first
+    names = [one.name for one in backends.held_limits]
+    start = first if isinstance(first, dict) else dict.fromkeys(names, rho / len(names) if first is None else first)
     lower = config.dual.rule.floor if isinstance(config.dual.rule, LogRule) else 0.0
     states = [
         LimitState(
-            one.name, start / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale, lower / one.scale,
-            kept.get(one.name, 0.0),
+            one.name, start[one.name] / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale,
+            lower / one.scale, kept.get(one.name, 0.0), one.on_drift,
         )
         for one in backends.held_limits
     ]  # fmt: skip
@@ -301,7 +359,7 @@ def joint_dual(
             rule = dual_rules.LogMultiplier(rate)
         case _:
             rule = dual_rules.Fixed()
-    return JointDual(journal, states, rule, warmup_rounds=config.dual.warmup_rounds)
+    return JointDual(journal, states, rule, beta=config.beta, warmup_rounds=config.dual.warmup_rounds)
 
 
 def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:
@@ -314,10 +372,10 @@ def _margins(config: Config, backends: Backends) -> dict[str, float]:
     """How far below each limit its multiplier aims, said in the log; {} where the recipe asks for no margin."""
     if config.dual.margin == 0.0:
         return {}
-    found = margins(config, lowest_costs(backends))
-    for name, margin in found.items():
+    by_name = margins(config, lowest_costs(backends))
+    for name, margin in by_name.items():
         logger.info("%s", margin.line(name, config.thresholds[name]))
-    return {name: margin.kept for name, margin in found.items()}
+    return {name: margin.kept for name, margin in by_name.items()}
 
 
 def _constraint_state(
@@ -331,6 +389,7 @@ def _constraint_state(
         if backends.world is None:
             raise UserError("dual.rho must be given: without a world there is no oracle that states it")
         rho = backends.world.oracle.rho
+    assert not isinstance(settings.first, dict)  # the recipe allows names under `limits:` alone
     first = settings.first if settings.first is not None else rho
     lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
     try:

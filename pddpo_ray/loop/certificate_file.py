@@ -10,10 +10,12 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certificate_groups import group_bounds, group_sentences, groups_of_draws
 from pddpo_ray.loop.certifying import siblings
 from pddpo_ray.loop.ledger import Candidate, Entry, Finding, Numbers, TestedLimit, read_ledger
-from pddpo_ray.storage.whole_files import JOURNAL, write_json
-from pddpo_ray.theory.cost_estimate import unsafe_shares
+from pddpo_ray.loop.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.loop.round_draws import labels_of, shares_of
+from pddpo_ray.storage.whole_files import JOURNAL, finite, write_json
 from pddpo_ray.theory.intervals import clopper_pearson
 from pddpo_ray.theory.measured_draws import share_at_clip
 
@@ -26,15 +28,18 @@ def certificate_of(config: Config, run_dir: Path, entry: Entry) -> Json:
     """The certificate, or why there is none, of a line of the ledger."""
     with open_folder(run_dir, config.journal) as journal:
         ledger, run = read_ledger(journal), journal.run_id
+        groups = groups_of_draws(journal, entry)
     return {
         "run": run,
         "recipe": config.digest(),
         "template": config.template,
         "state": entry.state,
         "candidate": entry.candidate.as_json(),
-        "findings": {name: _numbers(found) for name, found in entry.findings.items()},
+        "findings": {name: _numbers(finding) for name, finding in entry.findings.items()},
         "numbers": {name: list(numbers) for name, numbers in entry.numbers.items()},
         "draws": {name: list(draws) for name, draws in entry.draws.items()},
+        "groups": groups,
+        "by_group": group_bounds(entry, groups),
         "ledger": [
             {
                 "number": one.candidate.number,
@@ -60,8 +65,10 @@ def sentences(certificate: Json) -> list[str]:
     number, tested = entry.candidate.number, len(certificate["ledger"])
     others = ", ".join(certificate["siblings"])
     beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe lies beside it."
+    by_group = certificate.get("by_group")  # those of an earlier version have none
     return [
         *statements(entry),
+        *([] if by_group is None else group_sentences(entry, certificate["groups"], by_group)),
         f"Candidate {number} of the {tested} that this run has put to the test; {beside}",
     ]
 
@@ -72,7 +79,7 @@ def statements(entry: Entry) -> list[str]:
     for limit in candidate.limits:
         numbers = entry.numbers[limit.name]
         lines.append(_sentence(candidate, limit, entry.findings[limit.name], numbers))
-        if limit.kind == "logit" and limit.labelled and numbers:
+        if limit.kind == "logit" and limit.labelled and limit.people is None and numbers:
             lines.append(_unsafe_rate(limit, numbers))
     lines += [f"Estimated only: {reason}." for reason in candidate.estimated]
     sources = ", ".join(dict.fromkeys(limit.source for limit in candidate.limits))
@@ -96,26 +103,52 @@ def verified(file: Path) -> Json:
         raise UserError(f"{file} is no certificate: {error!r}") from None
     if state != entry.state:
         raise UserError(f"{file} says {state}, its draws say {entry.state}")
-    for name, found in entry.findings.items():
-        for key, value in _numbers(found).items():
+    for name, finding in entry.findings.items():
+        for key, value in _numbers(finding).items():
             if not _equal(value, said[name].get(key)):
                 raise UserError(f"{file}: {key} of {name} is {said[name].get(key)}, its draws give {value}")
+    groups = stored.get("groups")
+    if groups is not None:
+        _demand_groups(entry, groups, stored.get("by_group"), file)
     checked = "Computed again from its own draws; the journal does not lie beside it."
     if (file.parent / JOURNAL).is_file():
         with open_folder(file.parent) as journal:
             _demand_labels(journal, entry, file)
+            if groups is not None and finite(groups_of_draws(journal, entry)) != groups:
+                raise UserError(f"{file}: the journal has other prompts or prompt sets of the draws")
         checked = f"Computed again from the {entry.count} draws and their labels in the journal."
     return {**stored, "verified": checked}
+
+
+def _demand_groups(entry: Entry, groups: Json, said: Any, file: Path) -> None:
+    """The bounds of every prompt and prompt set follow from the draws."""
+    try:
+        bounds = group_bounds(entry, groups)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is no certificate: the groups of its draws lack {error}") from None
+    for name, kinds in bounds.items():
+        for kind, lines in kinds.items():
+            stored = said[name][kind] if isinstance(said, dict) and name in said else None
+            if stored is None or len(stored) != len(lines):
+                raise UserError(f"{file}: {name} has other {kind} than its draws")
+            for mine, theirs in zip(lines, stored, strict=True):
+                for key, value in mine.items():
+                    if not _equal(value, theirs.get(key)):
+                        raise UserError(
+                            f"{file}: {key} of {name} over {mine['name']} is {theirs.get(key)}, its draws give {value}"
+                        )
 
 
 def _demand_labels(journal: JournalReader, entry: Entry, file: Path) -> None:
     """Every draw and its labels are the journal's."""
     mine = next((one for one in read_ledger(journal) if one.candidate.number == entry.candidate.number), None)
-    if mine is None or mine.candidate != entry.candidate:
+    if mine is not None and (entry.candidate.rounds or 0) < (mine.candidate.rounds or 0):
+        raise UserError(f"{file} is about fewer rounds than the run beside it has by now: certify once more")
+    if mine is None or mine.candidate != entry.candidate.about({}):
         raise UserError(f"{file}: the ledger of the run beside it has no such candidate {entry.candidate.number}")
     for limit in entry.candidate.limits:
-        found = _in_journal(journal, mine, limit)
-        if found != list(entry.numbers[limit.name]):
+        labelled = _in_journal(journal, mine, limit)
+        if labelled != list(entry.numbers[limit.name]):
             raise UserError(f"{file}: the journal's labels for {limit.name} are others than the certificate's")
     if mine.draws != entry.draws:
         raise UserError(f"{file} has {entry.count} draws, the ledger {mine.count}: certify once more")
@@ -125,34 +158,39 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     """The number of each draw, from the labels themselves where labels gave it."""
     if not limit.labelled:
         return list(entry.numbers[limit.name])
-    labels = {one.response.id: one for one in journal.safety(entry.candidate.round, limit.name)}
-    known = [draw for draw in entry.draws[limit.name] if draw in labels]
-    shares = dict(zip(known, unsafe_shares([labels[one] for one in known], limit.labels_each).tolist(), strict=True))
-    return [shares.get(draw) for draw in entry.draws[limit.name]]
+    draws = entry.draws[limit.name]
+    shares = shares_of(labels_of(journal, entry, limit.name), draws, limit.labels_each)
+    if limit.people is None:
+        return shares
+    tossed = [row for phase in journal.phases(entry.candidate.round, like=f"{TOSSED}%") for row in phase.payload]
+    by_item = {row["item"]: row for row in tossed}
+    mode = "logit_labels" if limit.kind == "logit" else "unsafe_rate"
+    by_people = dict(zip(draws, shares, strict=True))
+    return corrected_numbers([by_item[draw] for draw in draws], by_people, limit.people, mode, limit.high)
 
 
-def _sentence(candidate: Candidate, limit: TestedLimit, found: Finding, numbers: Numbers) -> str:
+def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, numbers: Numbers) -> str:
     confidence = f"{100 * (1 - limit.delta):.3g} % confidence over all candidates of the run"
     bound, count = limit.stated.bound, len(numbers)
     over = "" if limit.over is None else f" over {limit.over}"
     missing = sum(number is None for number in numbers)
     said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
-    low, high = sorted((limit.amount(found.lower), limit.amount(found.upper)), key=lambda one: one.number)
+    low, high = sorted((limit.amount(finding.lower), limit.amount(finding.upper)), key=lambda one: one.number)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
-    if found.state == "certified":
+    if finding.state == "certified":
         end = f"at least {low}" if limit.at_least else f"at most {high}"
-        return (
-            f"Certified: {said} is {end}, {inside} the limit {bound}, with {confidence}"
-            f" ({count} draws, {found.decided_after} sufficed)." + lost
-        )
-    if found.state == "rejected":
-        after = f"({found.decided_after} draws)"
+        drawn = f"{count} draws, {finding.decided_after} sufficed"
+        if candidate.rounds is not None:
+            drawn = f"the {count} draws of its {candidate.rounds} rounds themselves"
+        return f"Certified: {said} is {end}, {inside} the limit {bound}, with {confidence} ({drawn}).{lost}"
+    if finding.state == "rejected":
+        after = f"({finding.decided_after} draws)"
         return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"
-    return (
-        f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; ask on with a"
-        f" larger --budget, which spends no further confidence.{lost}"
-    )
+    go_on = "ask on with a larger --budget, which spends no further confidence"
+    if candidate.rounds is not None:
+        go_on = "its rounds have no other draws; `pddpo certify` draws anew, as a further candidate"
+    return f"Undecided: {said} lies between {low} and {high} after {count} draws, the limit is {bound}; {go_on}.{lost}"
 
 
 def _measure(limit: TestedLimit) -> str:
@@ -179,8 +217,8 @@ def _decoding(candidate: Candidate) -> str:
     return ", ".join(f"{name} {value}" for name, value in candidate.decoding.items())
 
 
-def _numbers(found: Finding) -> Json:
-    return {key: getattr(found, key) for key in NUMBERS}
+def _numbers(finding: Finding) -> Json:
+    return {key: getattr(finding, key) for key in NUMBERS}
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -5,7 +5,8 @@
                               └────────────────────────────────────────────────────────────────────────────────┘
 
 A limit that is certified is asked no further; a limit on a prompt set has draws of its own from that set. The run's
-own source labels: a world's truth, models, a judge, or people, who get every batch as one of their queue. A world's
+own source labels: a world's truth, models, a judge, or people, who get every batch as one of their queue. With a model
+beside them people are shown a draw by a coin, and the sentence is about people, whatever the model says. A world's
 prompts are all there are: they are drawn anew with replacement for every answer, and the sentence says that the policy
 was trained on them. Real text has a certification set that nothing else draws from (`certificate.prompts`).
 """
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pddpo_ray.config import Config, NoWorldConfig, PeopleFeedback
+from pddpo_ray.config import Config, MixedFeedback, NoWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
@@ -31,10 +32,12 @@ from pddpo_ray.limits.reading import SourceName, StatedLimit
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import resumed_run
-from pddpo_ray.loop.labellers import CONSTRAINT, feedback_of
+from pddpo_ray.loop.certificate_groups import SETS as PROMPT_SETS
+from pddpo_ray.loop.certificate_groups import sets_of_prompts
+from pddpo_ray.loop.labellers import feedback_of
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, TestedLimit, enter, line_of, read_ledger
-from pddpo_ray.loop.mixed_labelling import people_labeller
+from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, TestedLimit, enter, line_of, mixture_name, read_ledger
+from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, share_of_people
 from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -46,8 +49,11 @@ logger = logging.getLogger(__name__)
 
 DRAWN = "drawn-"
 """Phase that holds the prompts of a batch, where each is drawn once."""
-SOURCES = {"world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people"}
-"""Who labels, by `feedback.kind`."""
+SOURCES = {
+    "world": "the world's truth", "model": "reward and cost models", "judge": "a judge", "people": "people",
+    "mixed": "people",
+}  # fmt: skip
+"""Whom the sentence is about, by `feedback.kind`."""
 
 MakeParts = Callable[[], AbstractContextManager[Backends]]
 
@@ -72,20 +78,26 @@ def ask(
 ) -> Entry:
     """Puts a policy of a run to the test with at most `budget` draws a limit, and returns its line of the ledger.
 
-    `limits` are other bounds than the recipe's, in the limits' own units. The same policy under the same limits goes on
-    where it stopped; `parts` draws and labels, and is entered where there is something to draw. Raises UserError for a
-    policy or limit that the run has not, and where nothing could be certified.
+    `limits` are other bounds than the recipe's, in the limits' own units. A policy that was tested before goes on where
+    it stopped and spends nothing, whatever the bounds are now; the line is about those that were asked for. `parts`
+    draws and labels, and is entered where there is something to draw. Raises UserError for a policy or limit that the
+    run has not, and where nothing could be certified.
     """
     versions = _versions(journal, policy)
     ledger = read_ledger(journal)
     wanted = tested_limits(config, limits, len(ledger) + 1)
-    entry = _same(ledger, versions, wanted)
-    if entry is None or (entry.state == "undecided" and entry.count < budget):
-        candidate = entry.candidate if entry else _candidate(journal, config, policy, versions, wanted)
-        with parts() as backends:
-            _draw(config, journal, backends, candidate, budget)
-        entry = line_of(journal, candidate.number)
-    return entry
+    asked = {one.name: one.limit for one in wanted}
+    entry = _same(ledger, versions, wanted, decoding_of(config))
+    if entry is None:
+        candidate = _candidate(journal, config, policy, versions, wanted)
+    else:
+        candidate = entry.candidate.about(asked)
+    line = line_of(journal, candidate.number).about(asked)
+    if line.state != "undecided" or line.count >= budget:
+        return line
+    with parts() as backends:
+        _draw(config, journal, backends, candidate, budget)
+    return line_of(journal, candidate.number).about(asked)
 
 
 def reason_against(config: Config) -> str | None:
@@ -156,7 +168,7 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
     return TestedLimit(
         limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, str(one.source),
-        quantity.over, quantity.unit, limit.at_least, labelled=False,
+        quantity.over, quantity.unit, limit.at_least, labelled=False, versus=quantity.versus,
     )  # fmt: skip
 
 
@@ -166,10 +178,14 @@ def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLi
     if signal == "cost_model":
         raise UserError("feedback.signal=cost_model: scores without stated bounds are estimated only, never certified")
     level, delta = level_of(config, name, number), config.deltas[name]
-    source = SOURCES.get(config.feedback.kind, config.feedback.kind)
+    source, people = SOURCES[config.feedback.kind], None
+    if isinstance(config.feedback, MixedFeedback):
+        people = share_of_people(config.feedback)
+        source = f"people, asked about {100 * people:.3g} % of the draws by a coin, with a model that saw all"
     if signal == "unsafe_rate":
-        return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source)
-    return TestedLimit(name, bound, level, delta, "logit", labels, -cost_max, cost_max, source, unit="logit")
+        return TestedLimit(name, bound, level, delta, "rate", labels, 0.0, 1.0, source, people=people)
+    low, high = -cost_max, cost_max
+    return TestedLimit(name, bound, level, delta, "logit", labels, low, high, source, unit="logit", people=people)
 
 
 def level_of(config: Config, name: str, number: int) -> float:
@@ -179,14 +195,19 @@ def level_of(config: Config, name: str, number: int) -> float:
     return Allocation(shares).level(config.deltas[name], number)
 
 
+def first_of_rounds(config: Config) -> int:
+    """Number of the first candidate that is no mixture of the recipe's."""
+    return len(config.certificate.mixtures) + 1
+
+
 def siblings(config: Config, run_dir: Path) -> list[str]:
     """Other runs beside this one with the same recipe but for the seed: who trains until one passes must see it."""
     mine = {**config.fixed_settings(), "seed": None}
-    found = []
+    siblings = []
     for folder in sorted(run_dir.parent.iterdir()):
         if folder != run_dir and (folder / JOURNAL).is_file() and {**_settings_of(folder), "seed": None} == mine:
-            found.append(folder.name)
-    return found
+            siblings.append(folder.name)
+    return siblings
 
 
 def _settings_of(folder: Path) -> Mapping[str, Any]:
@@ -203,11 +224,6 @@ def _settings_of(folder: Path) -> Mapping[str, Any]:
 
 
 def _demand_possible(config: Config) -> None:
-    if config.feedback.kind not in SOURCES:
-        raise UserError(
-            f"feedback.kind={config.feedback.kind}: certificates are given where {', '.join(SOURCES)} label; a model"
-            " and people together cannot be asked for them yet"
-        )
     on_sets = [one.limit.name for one in config.stated if one.limit.quantity.over]
     if config.certificate.prompts and on_sets:
         raise UserError(
@@ -224,20 +240,43 @@ def _versions(journal: Journal, policy: str) -> tuple[PolicyVersion, ...]:
         raise UserError("no round is finished: there is no policy to certify")
     if policy == "mixture":
         return tuple(finished)
+    tails = {f"tail-{first}": tuple(finished[first - 1 :]) for first in range(2, len(finished))}
+    if policy in tails:
+        return tails[policy]
     wanted = names[-1] if policy == "last" else policy
     if wanted not in names:
-        raise UserError(f"--policy {policy}: this run has {names[0]} to {names[-1]}, last and mixture")
+        known = [f"{names[0]} to {names[-1]}, last", "mixture"]
+        if tails:
+            known.insert(1, f"tail-2 to tail-{len(finished) - 1}")
+        raise UserError(f"--policy {policy}: this run has {', '.join(known[:-1])} and {known[-1]}")
     return (finished[names.index(wanted)],)
 
 
-def _same(ledger: Sequence[Entry], versions: Sequence[PolicyVersion], wanted: Sequence[TestedLimit]) -> Entry | None:
-    """The line of the same weights under the same limits; its level is the one that it entered with."""
-    hashes, limits = [one.sha256 for one in versions], {one.name: one.limit for one in wanted}
+def _same(
+    ledger: Sequence[Entry],
+    versions: Sequence[PolicyVersion],
+    wanted: Sequence[TestedLimit],
+    decoding: Mapping[str, Any],
+) -> Entry | None:
+    """The line of the same weights, decoding and measures, whatever their bounds; its level is that of its entry.
+
+    A mixture that its rounds' own draws do not certify under these bounds is drawn from anew.
+    """
+    hashes, measures = [one.sha256 for one in versions], [_measure(one) for one in wanted]
+    asked = {one.name: one.limit for one in wanted}
     for entry in ledger:
-        mine = {one.name: one.limit for one in entry.candidate.limits}
-        if [one["sha256"] for one in entry.candidate.versions] == hashes and mine == limits:
+        mine = entry.candidate
+        if mine.first_round is not None and entry.about(asked).state != "certified":
+            continue
+        same = [one["sha256"] for one in mine.versions] == hashes and mine.decoding == decoding
+        if same and [_measure(one) for one in mine.limits] == measures:
             return entry
     return None
+
+
+def _measure(limit: TestedLimit) -> TestedLimit:
+    """All of a limit but its bound and its level."""
+    return replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
 
 
 def _candidate(
@@ -247,8 +286,8 @@ def _candidate(
         raise UserError(
             "certificate.shares are used up: this run has tested as many candidates, a further one cannot be certified"
         )
-    named = versions[0].name if len(versions) == 1 else f"the mixture of rounds 1 to {len(versions)}"
-    decoding = {"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
+    first = journal.policies.index(versions[0]) + 1
+    named = versions[0].name if len(versions) == 1 else mixture_name(first, len(versions))
     return enter(
         journal,
         Candidate(
@@ -256,11 +295,16 @@ def _candidate(
             policy=named,
             versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
             limits=limits,
-            decoding=decoding,
+            decoding=decoding_of(config),
             statement=_statement(config),
             estimated=estimated_only(config),
         ),
     )
+
+
+def decoding_of(config: Config) -> dict[str, Any]:
+    """The decoding that is tested."""
+    return {"temperature": config.policy.temperature, "top_p": 1.0, "max_tokens": config.rollout.max_tokens}
 
 
 def _statement(config: Config) -> str:
@@ -301,19 +345,10 @@ class _Asking:
 
     def _labelled(self) -> FeedbackController:
         """The run's own feedback; people get every batch of a candidate as a batch of their own."""
-        config, journal = self._config, self._journal
-        if isinstance(config.feedback, PeopleFeedback):
-            people = people_labeller(
-                config.feedback,
-                journal,
-                cost_max=config.dual.cost_max,
-                part_of=lambda: f"-{self._place}",
-                go_on="pddpo certify RUN",
-            )
-            return FeedbackController({CONSTRAINT: people}, journal, seed=config.seed, source="people")
         # models that label were trained before the first round, and are read back from there
-        journal.round = 0
-        return feedback_of(config, journal, self._backends, self._rollout)
+        self._journal.round = 0
+        asking = Asking(part_of=lambda: f"-{self._place}", go_on="pddpo certify RUN")
+        return feedback_of(self._config, self._journal, self._backends, self._rollout, asking)
 
     def batch(self, number: int, limits: Sequence[TestedLimit]) -> bool:
         """A prompt, one of the policies and an answer for each draw of the batch, for each prompt set of these limits.
@@ -376,22 +411,32 @@ class _Asking:
         held = [one.name for one in self._backends.held_limits]
         if self._backends.measure is None:
             self._place = place
-            return {
-                limit.name: self._feedback.unsafe_shares(answers, limit.labels_each, limit.name, place)
-                for limit in limits
-            }
+            return {limit.name: self._labelled_numbers(answers, limit, place) for limit in limits}
         measure = self._backends.measure
+        references: list[Response] = []
+        if any(limit.versus for limit in limits):
+            prompts, reference = [answer.prompt for answer in answers], self._backends.reference
+            references = self._rollout.pool(f"reference-{place}", prompts, reference, 1, self._decoding)
         budgets = [one.stated.asking.answers or len(answers) for one in self._backends.held_limits]
 
         def costs() -> list[list[float | None]]:
             # budgets are those of a call: a draw that is not measured would count as the worst
-            parts = [answers[start : start + min(budgets)] for start in range(0, len(answers), min(budgets))]
+            size = min(budgets)
+            parts = [slice(start, start + size) for start in range(0, len(answers), size)]
             seeds = [seed_of(self._config.seed, self._journal.round, place, index) for index in range(len(parts))]
-            found = np.concatenate([measure(part, seed).costs for part, seed in zip(parts, seeds, strict=True)])
-            return [[None if np.isnan(cost) else cost for cost in column] for column in found.T.tolist()]
+            measured = [measure(answers[part], seed, references[part]) for part, seed in zip(parts, seeds, strict=True)]
+            costs = np.concatenate([one.relative for one in measured])
+            return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
 
         columns = self._journal.once(f"measure-{place}", costs)
         return {limit.name: columns[held.index(limit.name)] for limit in limits}
+
+    def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, place: str) -> list[float | None]:
+        """Unsafe shares of all answers, or the machine's numbers corrected by people."""
+        feedback = self._feedback
+        if limit.people is not None and isinstance(feedback, MixedFeedbackController):
+            return feedback.corrected(answers, limit.labels_each, limit.name, place, limit.people)
+        return feedback.unsafe_shares(answers, limit.labels_each, limit.name, place)
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], place: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""
@@ -407,11 +452,14 @@ class _Asking:
 
 
 def _draw(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:
-    """Batches until the candidate is decided or has had its budget."""
+    """Batches until the candidate is decided under the limits that are asked about, or has had its budget."""
     journal.round = candidate.round
     asking = _Asking(config, journal, backends, candidate)
+    if members := sets_of_prompts(backends):
+        journal.once(PROMPT_SETS, lambda: members)
+    asked = {one.name: one.limit for one in candidate.limits}
     while True:
-        entry = line_of(journal, candidate.number)
+        entry = line_of(journal, candidate.number).about(asked)
         if entry.state != "undecided" or entry.count >= budget:
             return
         still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]

@@ -6,7 +6,7 @@ is done again after a restart sees the same multiplier as the first time, whethe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,6 +14,9 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.dual import DualState, DualStep, ascend
+
+HELD = "held"
+"""In a step's payload: the multiplier was not allowed to move."""
 
 
 class DualOwner(Protocol):
@@ -67,12 +70,21 @@ class LocalDual:
         return DualStep(constraint.name, estimate, constraint.threshold, value, value, 0.0, message)
 
 
-class DualController:
-    """Journals the steps of an owner, which it restores on a restart."""
+def never_held(multiplier: float) -> str | None:
+    """A multiplier that may move in every round."""
+    return None
 
-    def __init__(self, owner: DualOwner, journal: Journal) -> None:
+
+class DualController:
+    """Journals the steps of an owner, which it restores on a restart.
+
+    `held` says for a multiplier why it may not move in this round, or None. The owner never hears of such a round.
+    """
+
+    def __init__(self, owner: DualOwner, journal: Journal, held: Callable[[float], str | None] = never_held) -> None:
         self._owner = owner
         self._journal = journal
+        self._held = held
         owner.restore(journalled_estimates(journal))
         self._messages: dict[str, str | None] = {}
 
@@ -116,10 +128,15 @@ class DualController:
         first = constraint == next(iter(self.multipliers))
         return ("dual", "") if first else (f"dual-{constraint}", f"{constraint}/")
 
-    def _step(self, estimate: CostEstimate, prefix: str) -> dict[str, float | str | None]:
-        return self._record(self._owner.ascend(self._journal.round, estimate), prefix)
+    def _step(self, estimate: CostEstimate, prefix: str) -> dict[str, float | str | bool | None]:
+        value = self.multipliers[estimate.constraint]
+        reason = self._held(value)
+        if reason is None:
+            return self._record(self._owner.ascend(self._journal.round, estimate), prefix)
+        unmoved = DualStep(estimate.constraint, estimate, 0.0, value, value, 0.0, reason)
+        return {**self._record(unmoved, prefix), HELD: True}
 
-    def _record(self, step: DualStep, prefix: str) -> dict[str, float | str | None]:
+    def _record(self, step: DualStep, prefix: str) -> dict[str, float | str | bool | None]:
         estimate = step.estimate
         self._journal.add_dual_step(
             step.constraint, step.estimate, step.multiplier_before, step.multiplier_after, step.eta
@@ -144,10 +161,15 @@ class DualController:
 
 
 def journalled_estimates(journal: JournalReader) -> list[tuple[int, CostEstimate]]:
-    """(round, estimate) of every step, as the rule saw them: Newton's step also needs the variance within prompts."""
+    """(round, estimate) of every step, as the rule saw them: Newton's step also needs the variance within prompts.
+
+    Steps that were held back are none.
+    """
     payloads = [(entry.round, entry.payload) for entry in journal.phases(like="dual%")]
+    held = {(number, payload.get("constraint")) for number, payload in payloads if payload.get(HELD)}
     within = {(number, payload.get("constraint")): payload.get("within_variance") for number, payload in payloads}
     return [
         (step.round, replace(step.estimate, within_variance=within.get((step.round, step.constraint))))
         for step in journal.dual_steps()
+        if (step.round, step.constraint) not in held
     ]

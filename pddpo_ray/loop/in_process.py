@@ -12,9 +12,11 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.limits import held_limits
+from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
+from pddpo_ray.worlds.computed_reward import own_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.table_limits import TableLimits, table_limits
@@ -37,7 +39,7 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:
     """Tables in place of a model; features are one-hot and need no whitening."""
     trainer = TabularTrainer(world, store)
-    limits = limits_on(world, config)
+    limits, reward = limits_on(world, config), config.computed_reward
 
     def offline(seed: int) -> list[LabelledPair]:
         drawn = world.offline(seed, None if world.offline_rows else config.offline.pairs)
@@ -61,6 +63,7 @@ def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) 
         world=tabular_view(world, store, config),
         held_limits=() if limits is None else held_limits(limits.stated, limits.scales, limits.factors, world.prompts),
         measure=None if limits is None else limits.measure,
+        reward=None if reward is None else ComputedReward(reward, own_reward(world, reward)),
     )
 
 
@@ -77,7 +80,8 @@ def tabular_view(world: TabularWorld, store: ArtifactStore, config: Config) -> W
 
     limits = limits_on(world, config)
     if limits is not None:
-        return WorldView(limits.oracle(config.beta), table, world.covered, stages_of_costs=False)
+        oracle = limits.oracle(config.beta)
+        return WorldView(oracle, table, world.covered, stages_of_costs=False, logits=world.oracle.cost)
     first, *others = config.thresholds
     known = {limit.name: limit for limit in world.oracle.further}
     unknown = [name for name in others if name not in known]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from pddpo_ray.config import Config, NoWorldConfig
-from pddpo_ray.contracts import RolloutEngine, TrainerBackend
+from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.limits import held_limits
 from pddpo_ray.loop.measuring import SourceMeasures
-from pddpo_ray.records import Decoding, PolicyVersion
+from pddpo_ray.loop.rewards import ComputedReward
+from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.factory import language_engine
-from pddpo_ray.scoring.limit_sources import Surroundings, open_source
+from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.recipe_trainer import recipe_trainer
+from pddpo_ray.worlds.computed_reward import own_reward, with_reward
 from pddpo_ray.worlds.exact_evaluation import WorldView
 from pddpo_ray.worlds.log_linear_parts import LogLinearEngine, LogLinearTrainer, Sentences
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld, prepare_text_world
@@ -108,13 +109,36 @@ def world_under_limits(config: Config, prepared: PreparedTextWorld) -> tuple[Tab
     Raises UserError for a source that cannot be had.
     """
     stated, sources = config.stated, opened_sources(config)
-    return text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max), sources
+    truth = text_limits(prepared.world, stated, sources, config.prompt_sets, config.dual.cost_max)
+    reward = config.computed_reward
+    if reward is None or reward.source.kind == "world":
+        return truth, sources
+    return replace(truth, base=with_reward(prepared.world, reward, source_in_run(reward, config.judge))), sources
 
 
 def opened_sources(config: Config) -> Sources:
-    """Who measures each limit, opened; None: the world's own truth. Raises UserError for one that cannot be had."""
-    around = Surroundings(Path.cwd(), config.judge)
-    return [None if one.source.kind == "world" else open_source(one, around) for one in config.stated]
+    """Who measures each limit, opened. Raises UserError for one that cannot be had."""
+    return [source_in_run(one, config.judge) for one in config.stated]
+
+
+def _with_reward(
+    config: Config, made: Backends, prompts: Sequence[Prompt], *, labels: Measure | None = None,
+    outside: Callable[[Response], bool] = lambda answer: False,
+) -> Backends:  # fmt: skip
+    """The same with the recipe's computed reward, if it has one. `prompts` are all that answers may be given to."""
+    stated = config.computed_reward
+    if stated is None:
+        return made
+    everywhere = {prompt.token_ids: 1.0 for prompt in prompts}
+    measures = SourceMeasures(
+        [stated],
+        [source_in_run(stated, config.judge)],
+        [everywhere],
+        config.dual.cost_max,
+        labels=labels,
+        outside=outside,
+    )
+    return replace(made, reward=ComputedReward(stated, measures), measured_by={**made.measured_by, **measures.versions})
 
 
 def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Backends) -> Backends:
@@ -131,7 +155,7 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
     fresh = {prompt.token_ids: 1.0 for prompt in prepared.certification}
     acting = [{**one.factors, **fresh} for one in held]
     measures = SourceMeasures(stated, opened_sources(config), acting, config.dual.cost_max)
-    return replace(
+    made = replace(
         made,
         prior=weights.tolist(),
         prompt_sets=sets,
@@ -139,6 +163,7 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
         measure=measures,
         measured_by=measures.versions,
     )
+    return _with_reward(config, made, [*prepared.prompts, *(item.pair.prompt for item in prepared.pairs)])
 
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:
@@ -157,16 +182,22 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
     Raises UserError where the world shows that the limits cannot be kept.
     """
     world, (truth, sources) = prepared.world, world_under_limits(config, prepared)
+    if truth.unknown and truth.known.stated:
+        truth.known.demand_feasible()
     held = held_limits(truth.stated, truth.scales, truth.factors, world.prompts)
+
+    def outside(answer: Response) -> bool:
+        return world.outcome(answer.token_ids) == len(world.grammar.answer_ids)
+
     measures = SourceMeasures(
         truth.stated,
         sources,
         [one.factors for one in held],
         config.dual.cost_max,
         labels=truth.measure,
-        outside=lambda answer: world.outcome(answer.token_ids) == len(world.grammar.answer_ids),
+        outside=outside,
     )
-    return replace(
+    made = replace(
         made,
         prior=truth.weights.tolist(),
         prompt_sets=config.prompt_sets,
@@ -175,3 +206,6 @@ def _under_limits(config: Config, store: ArtifactStore, prepared: PreparedTextWo
         measure=measures,
         measured_by=measures.versions,
     )
+    reward = config.computed_reward
+    own = None if reward is None or reward.source.kind != "world" else own_reward(world, reward)
+    return _with_reward(config, made, world.prompts, labels=own, outside=outside)

@@ -13,13 +13,14 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.dual import DualStep, Fixed, LogMultiplier
 from pddpo_ray.theory.matrix_dual import (
-    COVARIANCE_ROUNDS,
     CostEstimates,
     LimitState,
     NewtonRule,
     apart_step,
     message_of,
     newton_step,
+    recent_covariance,
+    temperature_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,16 @@ class JointDual:
     """
 
     def __init__(
-        self, journal: Journal, first: Sequence[LimitState], rule: JointRule, *, warmup_rounds: int = 0
+        self,
+        journal: Journal,
+        first: Sequence[LimitState],
+        rule: JointRule,
+        *,
+        beta: float,
+        warmup_rounds: int = 0,
     ) -> None:
         self._journal, self._first, self._rule, self._warmup = journal, tuple(first), rule, warmup_rounds
+        self._beta = beta
         self._steps: dict[int, dict[str, Any]] = {
             entry.round: entry.payload for entry in journal.phases(like=PHASE) if entry.round < journal.next_round
         }
@@ -55,6 +63,10 @@ class JointDual:
             return self._first
         stored = self._steps[max(before)]["states"]
         return tuple(replace(state, **stored[state.name]) for state in self._first)
+
+    def temperature(self, round_: int) -> float:
+        """beta + mu of a round's stages; beta where no limit is on the drift."""
+        return temperature_of(self.states(round_), self._beta)
 
     def step(self, estimates: CostEstimates) -> None:
         """The round's step of all multipliers at once."""
@@ -75,8 +87,10 @@ class JointDual:
 
     def _step(self, round_: int, estimates: CostEstimates) -> dict[str, Any]:
         states = self.states(round_)
-        earlier = [self._steps[number]["covariance"] for number in sorted(self._steps) if number < round_]
-        recent = np.mean([*earlier, estimates.covariance][-COVARIANCE_ROUNDS:], axis=0)
+        earlier = [number for number in sorted(self._steps) if number < round_]
+        covariances = [np.array(self._steps[number]["covariance"]) for number in earlier]
+        temperatures = [self.temperature(number) for number in (*earlier, round_)]
+        recent = recent_covariance([*covariances, estimates.covariance], temperatures, states)
         moved: list[str] = []
         if round_ > self._warmup:
             match self._rule:

@@ -21,13 +21,15 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.mixed_labelling import MixedFeedbackController, mixed_feedback, people_labeller
+from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
 from pddpo_ray.loop.sampling import RolloutController
-from pddpo_ray.loop.scorer_fits import feedback_models, training_of
+from pddpo_ray.loop.scorer_fits import OF_FEEDBACK, feedback_models, training_of
 from pddpo_ray.records import (
+    Array,
     CostEstimate,
     Decoding,
     LabelledPair,
+    Pair,
     PolicyVersion,
     Prompt,
     Response,
@@ -38,6 +40,7 @@ from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 
 
@@ -59,7 +62,7 @@ class ScoredFeedbackController(FeedbackController):
         cost_max: float,
     ) -> None:
         super().__init__({constraint: labeller}, journal, seed=seed, source="model")
-        self._models, self._settings, self._cost_max = labeller, settings, cost_max
+        self.models, self._settings, self._cost_max = labeller, settings, cost_max
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
@@ -75,7 +78,7 @@ class ScoredFeedbackController(FeedbackController):
         """The recipe's signal, of answers that were labelled."""
         constraint = verdicts[0].constraint
         if self._from_scores:
-            scores = self._models.costs([item.response for item in verdicts])
+            scores = self.models.costs([item.response for item in verdicts])
             # The constraint is on the model's own scale, where its scores carry no label noise.
             spread = within_prompt_variance(scores, 0.0, [item.response.prompt.id for item in verdicts])
             return replace(estimate_from_scores(scores, constraint=constraint), within_variance=spread)
@@ -121,24 +124,41 @@ def labelled_reference_answers(
 CONSTRAINT = "cost"
 
 
-def feedback_of(config: Config, journal: Journal, backends: Backends, rollout: RolloutController) -> FeedbackController:
-    """The feedback part: one labeller, reward and cost models, or a model and people together."""
+class Uncompared:
+    """contracts.Labeller of a run whose stages all learn from values: its pairs carry no preference."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        raise RunError("a run under `limits:` asks for no safety labels beside those of its limits")
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        return [LabelledPair(pair, Verdict.ABSTAIN, Verdict.ABSTAIN) for pair in pairs]
+
+
+def feedback_of(
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None = None
+) -> FeedbackController:
+    """The feedback part: one labeller, reward and cost models, or a model and people together; `asking` of people.
+
+    Nobody, where no stage learns from comparisons.
+    """
+    if not config.compares:
+        return FeedbackController({CONSTRAINT: Uncompared()}, journal, seed=config.seed, source="nobody")
     if isinstance(config.feedback, ModelFeedback):
         return _scored_feedback(config, journal, backends, rollout)
     if isinstance(config.feedback, MixedFeedback):
-        return _mixed_feedback(config, journal, backends, rollout)
-    labellers = {CONSTRAINT: labeller_of(config, journal, backends), **backends.further_labellers}
+        return _mixed_feedback(config, journal, backends, rollout, asking)
+    labellers = {CONSTRAINT: labeller_of(config, journal, backends, asking), **backends.further_labellers}
     excluded = config.feedback.excluded if isinstance(config.feedback, JudgeFeedback) else 0.0
     return FeedbackController(labellers, journal, seed=config.seed, source=config.feedback.kind, excluded=excluded)
 
 
-def labeller_of(config: Config, journal: Journal, backends: Backends) -> Labeller:
+def labeller_of(config: Config, journal: Journal, backends: Backends, asking: Asking | None = None) -> Labeller:
     """Who labels: the backends' own source, or people through the queue in the run's database."""
     if isinstance(config.feedback, JudgeFeedback):
         return judge_labeller(config.feedback, journal)
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
-    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max)
+    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max, asking=asking)
 
 
 def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
@@ -158,7 +178,7 @@ def feedback_before(
 
     It stands in for people whose preferences are there already.
     """
-    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback):
+    if backends.world is None or not isinstance(config.feedback, ModelFeedback | JudgeFeedback) or not config.compares:
         return feedback
     return FeedbackController({CONSTRAINT: backends.labeller}, journal, seed=config.seed, source="world")
 
@@ -200,7 +220,7 @@ def _scored_feedback(
 
 
 def _mixed_feedback(
-    config: Config, journal: Journal, backends: Backends, rollout: RolloutController
+    config: Config, journal: Journal, backends: Backends, rollout: RolloutController, asking: Asking | None
 ) -> MixedFeedbackController:
     """Labels from a model and people together; the model may be one that a world makes from its truth, with errors."""
     settings = config.feedback
@@ -208,9 +228,10 @@ def _mixed_feedback(
     if backends.further_labellers:
         raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
     if isinstance(settings.model, WorldScores):
-        return mixed_feedback(CONSTRAINT, config, journal)
+        return mixed_feedback(CONSTRAINT, config, journal, asking=asking)
     model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
-    return mixed_feedback(CONSTRAINT, config, journal, _scored_labeller(config, model, journal, backends, rollout))
+    scored = _scored_labeller(config, model, journal, backends, rollout)
+    return mixed_feedback(CONSTRAINT, config, journal, scored, asking)
 
 
 def _scored_labeller(
@@ -238,6 +259,10 @@ def _scored_labeller(
             seed=config.seed,
         )
 
-    training = training_of(config, journal, backends, "score-models")
+    training = training_of(config, journal, backends, OF_FEEDBACK)
     models = feedback_models(settings, training, data, backends.own_scorer, config.model.dtype)
-    return ScoredLabeller(models.reward, models.cost, hard=settings.hard)
+
+    def watch(costs: Array) -> None:
+        journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
+
+    return ScoredLabeller(models.reward, models.cost, hard=settings.hard, watch=watch)

@@ -16,7 +16,8 @@ from pddpo_ray.theory.cost_estimate import unsafe_shares
 from pddpo_ray.theory.seeds import seed_of
 
 COUNTS = (Verdict.SAFE, Verdict.UNSAFE)
-DECISIVE = (Verdict.FIRST, Verdict.SECOND, Verdict.ABSTAIN)
+DECISIVE = (Verdict.FIRST, Verdict.SECOND, Verdict.ABSTAIN, Verdict.MISSING)
+"""Nothing is asked again after these."""
 
 
 class FeedbackController:
@@ -71,9 +72,11 @@ class FeedbackController:
         """
         phase = f"safety-{constraint}-{batch}"
         self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))
-        found = {labels.response.id: labels for labels in self._journal.safety(self._journal.round, constraint)}
-        known = [item.id for item in items if item.id in found]
-        shares = dict(zip(known, unsafe_shares([found[name] for name in known], labels_each).tolist(), strict=True))
+        known_labels = {labels.response.id: labels for labels in self._journal.safety(self._journal.round, constraint)}
+        known = [item.id for item in items if item.id in known_labels]
+        shares = dict(
+            zip(known, unsafe_shares([known_labels[name] for name in known], labels_each).tolist(), strict=True)
+        )
         return [shares.get(item.id) for item in items]
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
@@ -91,32 +94,48 @@ class FeedbackController:
         return seed_of(self._seed, self._journal.round, "safety", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
+        counted, without = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
+        # A draw of a certificate with a missing label has no number; a round's estimate is bounded by its labels.
+        usable = [
+            item for item in items if len(counted[item.id]) == labels_each or (item.id in without and not may_lack)
+        ]
+        lacking = {item.id: labels_each - len(counted[item.id]) for item in items}
+        labels = {item.id: (*counted[item.id], *[Verdict.MISSING] * lacking[item.id]) for item in usable}
+        self._journal.add_safety([SafetyLabels(item, labels[item.id], name) for item in usable], self._source)
+        if len(usable) < len(items):
+            self._journal.add_metrics({f"labels/excluded_{name}": len(items) - len(usable)})
+        if without:
+            self._journal.add_metrics({f"labels/missing_{name}": sum(lacking[one] for one in without)})
+        total = sum(len(counted[item.id]) for item in usable)
+        self._journal.add_metrics({"labels/safety" if name == next(iter(self._labellers)) else f"labels/{name}": total})
+        return total
+
+    def _ask_for_safety(
+        self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool
+    ) -> tuple[dict[str, list[Verdict]], set[str]]:
+        """Labels by item, and the items whose missing labels nobody is asked for again. Raises RunError if any other
+        item lacks labels, beyond what may be left out."""
         counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
-        open_items = list(items)
+        open_items, without = list(items), set[str]()
         for attempt in range(self._attempts):
             for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
                 kept = counted.get(labels.response.id)
                 if kept is None:
                     raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")
                 kept += [label for label in labels.labels if label in COUNTS][: labels_each - len(kept)]
-            open_items = [item for item in items if len(counted[item.id]) < labels_each]
+                if Verdict.MISSING in labels.labels:
+                    without.add(labels.response.id)
+            open_items = [item for item in items if len(counted[item.id]) < labels_each and item.id not in without]
             if not open_items:
-                break
+                return counted, without
         few = self._may_be_left_out(len(open_items), len(items)) or (may_lack and len(open_items) < len(items))
-        if open_items and not few:
-            missing = sum(labels_each - len(counted[item.id]) for item in open_items)
-            raise RunError(
-                f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
-                f" after {self._attempts} attempts, on {_few([item.id for item in open_items])}: mend it, then resume"
-            )
-        complete = [item for item in items if len(counted[item.id]) == labels_each]
-        labelled = [SafetyLabels(item, tuple(counted[item.id]), name) for item in complete]
-        self._journal.add_safety(labelled, self._source)
-        if open_items:
-            self._journal.add_metrics({f"labels/excluded_{name}": len(open_items)})
-        total = len(complete) * labels_each
-        self._journal.add_metrics({"labels/safety" if name == next(iter(self._labellers)) else f"labels/{name}": total})
-        return total
+        if few:
+            return counted, without
+        missing = sum(labels_each - len(counted[item.id]) for item in open_items)
+        raise RunError(
+            f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
+            f" after {self._attempts} attempts, on {_few([item.id for item in open_items])}: mend it, then resume"
+        )
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
         names = list(self._labellers)

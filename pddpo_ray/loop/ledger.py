@@ -3,6 +3,9 @@
 Candidate k is written under round -k, so that its draws and labels belong to no round of training. It enters with its
 number before anything is drawn for it; a batch of draws is there with its labels, or not at all. A copy of a run holds
 the same rows, so what was spent stays spent.
+
+A mixture that its rounds' own draws certify enters before round 1, when none of its policies is known. Each round adds
+its policy and its draws as a batch; what they say is about the rounds so far.
 """
 
 from __future__ import annotations
@@ -14,11 +17,20 @@ from typing import Any, Literal
 import numpy as np
 
 from pddpo_ray.journal import Journal, JournalReader
-from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity
+from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity, Versus
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import first_certified, first_rejected, lower_bound, upper_bound
 from pddpo_ray.theory.cost_estimate import bias_bound, clipped_logit
-from pddpo_ray.theory.measured_draws import LOWER_WORST, UPPER_WORST, counted, scaled
+from pddpo_ray.theory.measured_draws import (
+    LOWER_WORST,
+    UPPER_WORST,
+    counted,
+    mixture_decided,
+    mixture_lower_bound,
+    mixture_upper_bound,
+    scaled,
+    with_people_range,
+)
 
 State = Literal["certified", "rejected", "undecided"]
 Numbers = Sequence[float | None]
@@ -48,11 +60,30 @@ class TestedLimit:
     at_least: bool = False
     labelled: bool = True
     """Whether a draw's number is the unsafe share of its labels; False: a cost, as a measure gave it."""
+    shaped_for: float | None = None
+    """The limit with which the candidate entered, where `limit` is another one that is asked about: the bets keep their
+    shape, and the bounds hold for all limits together. None: `limit` itself."""
+    versus: Versus | None = None
+    """How answers are compared with the reference's, one drawn anew for each draw."""
+
+    people: float | None = None
+    """q, the probability with which people label a draw too, where a machine measures all: then a draw's number is
+    f + (xi/q)(y - f) as a cost, and the statement is about people. None: all draws are measured alike."""
+
+    def about(self, limit: float) -> TestedLimit:
+        """The same test, asked about another limit; it spends nothing."""
+        entered = self.entered
+        return entered if limit == entered.limit else replace(entered, limit=limit, shaped_for=entered.limit)
+
+    @property
+    def entered(self) -> TestedLimit:
+        """As it stands in the ledger."""
+        return self if self.shaped_for is None else replace(self, limit=self.shaped_for, shaped_for=None)
 
     @property
     def stated(self) -> Limit:
         """The limit in the words of `quantities`, in which numbers are shown."""
-        quantity = Quantity(self.kind, self.unit, self.over)
+        quantity = Quantity(self.kind, self.unit, self.over, versus=self.versus)
         limit = Limit(self.name, Amount(quantity, 0.0), self.at_least, 1.0 - self.delta)
         return replace(limit, bound=Amount(quantity, limit.cost(self.limit)))
 
@@ -68,20 +99,30 @@ class TestedLimit:
     @property
     def possible(self) -> bool:
         """Whether some number of draws could certify it."""
-        return 0.0 < self.to_unit(self.limit - self.bias) < 1.0
+        return self.low < self.limit - self.bias < self.high
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Lowest and highest number of a draw, as a cost: what [0, 1] is scaled from."""
+        if self.people is None:
+            return self.low, self.high
+        low, high = with_people_range(self.people)
+        return self.low + low * (self.high - self.low), self.low + high * (self.high - self.low)
 
     def draws(self, numbers: Numbers) -> Array:
         """What is bet on: one number in [0, 1] per draw, NaN where nothing was measured. [n] -> [n]"""
         costs = np.array([np.nan if number is None else number for number in numbers], dtype=np.float64)
-        if self.labelled and self.kind == "logit":
+        if self.labelled and self.kind == "logit" and self.people is None:
             costs = clipped_logit(costs, self.high)
-        return scaled(costs, self.low, self.high)
+        return scaled(costs, *self.ends)
 
     def to_unit(self, cost: float) -> float:
-        return (cost - self.low) / (self.high - self.low)
+        low, high = self.ends
+        return (cost - low) / (high - low)
 
     def from_unit(self, value: float) -> float:
-        return self.low + value * (self.high - self.low)
+        low, high = self.ends
+        return low + value * (high - low)
 
 
 @dataclass(frozen=True)
@@ -108,11 +149,27 @@ class Candidate:
     """What the sentence is about: prompts, and how they were drawn."""
     estimated: tuple[str, ...] = ()
     """Limits that no draw can certify, each with its reason: they are estimated only."""
+    first_round: int | None = None
+    """Of a mixture that its rounds' own draws certify: where it begins. None: it has draws of its own."""
 
     @property
     def round(self) -> int:
         """Under which its rows are written."""
         return -self.number
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds' own draws it has; None: it has draws of its own."""
+        return None if self.first_round is None else len(self.versions)
+
+    def of_rounds(self, versions: Sequence[Mapping[str, Any]]) -> Candidate:
+        """The mixture of the rounds so far, by their policies."""
+        assert self.first_round is not None
+        return replace(self, policy=mixture_name(self.first_round, len(versions)), versions=tuple(versions))
+
+    def about(self, limits: Mapping[str, float]) -> Candidate:
+        """The same candidate, asked about these limits by name; of others about those with which it entered."""
+        return replace(self, limits=tuple(one.about(limits.get(one.name, one.entered.limit)) for one in self.limits))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,6 +191,10 @@ class Entry:
     draws: Mapping[str, tuple[str, ...]]
     """Ids of the answers."""
 
+    def about(self, limits: Mapping[str, float]) -> Entry:
+        """The same draws, asked about other limits by name."""
+        return replace(self, candidate=self.candidate.about(limits))
+
     @property
     def count(self) -> int:
         """Draws for the limit that needed the most."""
@@ -141,7 +202,8 @@ class Entry:
 
     @property
     def findings(self) -> dict[str, Finding]:
-        return {limit.name: finding(limit, self.numbers[limit.name]) for limit in self.candidate.limits}
+        rounds = self.candidate.rounds
+        return {limit.name: finding(limit, self.numbers[limit.name], rounds) for limit in self.candidate.limits}
 
     @property
     def state(self) -> State:
@@ -150,49 +212,37 @@ class Entry:
         return "rejected" if "rejected" in states else "certified" if states == {"certified"} else "undecided"
 
 
-@dataclass(frozen=True)
-class PromptFinding:
-    """What the draws of one prompt say by themselves; costs, bounds valid at every look."""
-
-    prompt: str
-    draws: int
-    mean: float
-    upper: float
-    lower: float
+def mixture_name(first: int, rounds: int) -> str:
+    """`the mixture of rounds 1 to 12`"""
+    if not rounds:
+        return f"the mixture of rounds {first} to the last"
+    return f"the mixture of rounds {first} to {first + rounds - 1}"
 
 
-def by_prompt(entry: Entry, limit: TestedLimit, prompt_of: Mapping[str, str]) -> list[PromptFinding]:
-    """Each prompt that was drawn for a limit; `prompt_of` names an answer's prompt.
-
-    A prompt's bounds are at the limit's whole delta and shaped for its bound. Draws without a number count as the worst
-    for each end; they stay out of the mean, which is NaN where there is no other.
-    """
-    numbers: dict[str, list[float | None]] = {}
-    for draw, value in zip(entry.draws[limit.name], entry.numbers[limit.name], strict=True):
-        numbers.setdefault(prompt_of[draw], []).append(value)
-    alone = replace(limit, level=limit.delta)
-    found = []
-    for prompt, mine in numbers.items():
-        values = limit.draws(mine)
-        known = values[~np.isnan(values)]
-        mean = limit.from_unit(float(known.mean())) if known.size else float("nan")
-        ends = finding(alone, mine)
-        found.append(PromptFinding(prompt, len(mine), mean, min(ends.upper, limit.high), max(ends.lower, limit.low)))
-    return found
-
-
-def finding(tested: TestedLimit, numbers: Numbers) -> Finding:
+def finding(tested: TestedLimit, numbers: Numbers, rounds: int | None = None) -> Finding:
     """The bets on these draws, looked at after each of them: what came first counts, later draws undo nothing.
 
-    A draw without a number counts as the highest cost against the limit and as the lowest one for it.
+    Draws of so many `rounds`, equally many of each, are looked at after the last one, about the mean over them. A draw
+    without a number counts as the highest cost against the limit and as the lowest one for it.
     """
-    values, limit = tested.draws(numbers), tested.to_unit(tested.limit - tested.bias)
+    if rounds == 0:
+        return Finding("undecided", tested.high, tested.low, None)
+    values, level, bias, entered = tested.draws(numbers), tested.level, tested.bias, tested.entered.limit
     least, most = counted(values, LOWER_WORST), counted(values, UPPER_WORST)
-    above = tested.to_unit(tested.limit + tested.bias)
-    upper = tested.from_unit(upper_bound(most, limit, tested.level)) + tested.bias
-    lower = tested.from_unit(lower_bound(least, min(above, 0.999), tested.level)) - tested.bias
-    certified = first_certified(most, limit, tested.level)
-    rejected = first_rejected(least, above, tested.level) if above < 1.0 else None
+    limit, above = (tested.to_unit(tested.limit + sign * bias) for sign in (-1, 1))
+    shape, shape_above = tested.to_unit(entered - bias), min(tested.to_unit(entered + bias), 0.999)
+    if rounds is None:
+        upper, lower = upper_bound(most, shape, level), lower_bound(least, shape_above, level)
+        certified = first_certified(most, limit, level, shaped_for=shape)
+        rejected = first_rejected(least, above, level, shaped_for=shape_above) if above < 1.0 else None
+    else:
+        most, least = most.reshape(rounds, -1), least.reshape(rounds, -1)
+        upper, lower = mixture_upper_bound(most, shape, level), mixture_lower_bound(least, shape_above, level)
+        below = mixture_decided(most, limit, level, shaped_for=shape)
+        over = above < 1.0 and mixture_decided(least, above, level, above=True, shaped_for=shape_above)
+        certified, rejected = (len(numbers) if decided else None for decided in (below, over))
+    upper = min(tested.from_unit(upper) + bias, tested.high)
+    lower = max(tested.from_unit(lower) - bias, tested.low)
     # what a bound said at one look holds for ever, so later draws loosen none
     if certified is not None and (rejected is None or certified <= rejected):
         return Finding("certified", min(upper, tested.limit), lower, certified)
@@ -210,6 +260,8 @@ def read_ledger(journal: JournalReader) -> list[Entry]:
         mine = [one for one in phases if one.round == phase.round and one.phase.startswith(BATCH)]
         mine.sort(key=lambda one: int(one.phase.removeprefix(BATCH)))
         names = [limit.name for limit in candidate.limits]
+        if candidate.first_round is not None:
+            candidate = candidate.of_rounds([batch.payload["version"] for batch in mine])
         numbers = {name: [one for batch in mine for one in batch.payload["numbers"].get(name, ())] for name in names}
         draws = {name: tuple(one for batch in mine for one in batch.payload["draws"].get(name, ())) for name in names}
         entries.append(Entry(candidate, numbers, draws))

@@ -3,12 +3,20 @@
 Limits on comparisons (logit) have a cost stage each, as in the paper; all limits on measured values (rate, mean) share
 one stage after those. Every answer that was measured, before the first round, for the estimates or in an explored pair,
 teaches in all later rounds, since a measure belongs to the answer alone.
+
+A limit on the drift from the reference (kl) has no stage: its multiplier mu raises the temperature of all stages to
+beta + mu. It is measured on the round's own answers, by what the trainer says of them, and asks nobody.
+
+A limit versus the reference compares every answer with one that the reference gave to the same prompt, drawn anew for
+it. A difference to the reference's measure is taken for the estimates alone: it is the same for all answers to a
+prompt, so that the policy learns from the measure itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 ANSWERS, PAIRS, OFFLINE = "measure-answers", "measure-pairs", "measure-offline"
 MODES = {"rate": "unsafe_rate", "mean": "cost_model", "logit": "logit_labels", "kl": "cost_model"}
+REFERENCE = "reference-"
+"""What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
+REFERENCES = 8
+"""Answers of the reference to one prompt at most, whose mean is taken off before the first round."""
 ANSWERS_EACH = 2
 """Answers per prompt for the estimates: two tell the variance within a prompt, and are a pair to learn from."""
 
@@ -52,6 +64,25 @@ class HeldLimit:
     def by_comparisons(self) -> bool:
         return self.stated.limit.quantity.kind == "logit"
 
+    @property
+    def on_drift(self) -> bool:
+        """Whether it is about log policy / reference."""
+        return self.stated.limit.quantity.kind == "kl"
+
+    @property
+    def wins(self) -> bool:
+        """Whether it is a share of wins against the reference's answer."""
+        return self.stated.wins
+
+    @property
+    def difference(self) -> bool:
+        """Whether the measure of the reference's answer is taken off."""
+        return self.stated.limit.quantity.versus == "reference"
+
+    @property
+    def by_values(self) -> bool:
+        return not (self.by_comparisons or self.on_drift)
+
 
 def held_limits(
     stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
@@ -65,7 +96,11 @@ def held_limits(
 
 
 class LimitsController:
-    """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own)."""
+    """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
+
+    `drift` says log policy / reference of answers, each under the policy that wrote it. [n] `reference` draws one
+    answer of the reference to each of these prompts, for a purpose; once, and again from the journal.
+    """
 
     def __init__(
         self,
@@ -75,7 +110,8 @@ class LimitsController:
         dual: JointDual,
         steps: DualController,
         *,
-        beta: float,
+        drift: Callable[[Sequence[Response]], Array],
+        reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         window: int | None = None,
     ) -> None:
@@ -86,7 +122,7 @@ class LimitsController:
             dual,
             steps,
         )
-        self._beta, self._seed, self._window = beta, seed, window
+        self._drift, self._reference, self._seed, self._window = drift, reference, seed, window
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._measured: dict[str, list[MeasuredAnswer]] = {}
@@ -95,25 +131,39 @@ class LimitsController:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
+    @property
+    def on_drift(self) -> bool:
+        """Whether a limit on the drift moves the temperature from round to round."""
+        return any(one.on_drift for one in self._limits)
+
+    @property
+    def temperature(self) -> float:
+        """beta + mu: the weight of the KL divergence in the round's stages."""
+        return self._dual.temperature(self._journal.round)
+
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion:
-        """One fit per limit on comparisons, then one on the measured values of all others."""
-        multipliers = self._dual.multipliers(self._journal.round)
+        """One fit per limit on comparisons, then one on the measured values of all others.
+
+        Where neither is there, the round's policy is the reward policy itself under a name of its own.
+        """
+        multipliers, weight_of_kl = self._dual.multipliers(self._journal.round), self.temperature
         for limit in self._limits:
             if limit.by_comparisons:
                 weight = multipliers[limit.name]
-                objective = Objective("cost", policy, cost_temperature(self._beta, weight), weight)
+                objective = Objective("cost", policy, cost_temperature(weight_of_kl, weight), weight)
                 policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
-        if all(limit.by_comparisons for limit in self._limits):
+        if not any(one.by_values for one in self._limits) and any(one.by_comparisons for one in self._limits):
             return policy
-        weights = np.array([0.0 if one.by_comparisons else multipliers[one.name] for one in self._limits])
+        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         scale = value_scale(weights, self._ranges())
         rows, margins = value_pairs(self._all(), weights, self._factors, scale)
         if not rows:
-            logger.warning(
-                "round %d: no two answers to a prompt are measured yet: rates and means wait", self._journal.round
-            )
+            if any(one.by_values for one in self._limits):
+                logger.warning(
+                    "round %d: no two answers to a prompt are measured yet: rates and means wait", self._journal.round
+                )
             scale = 0.0  # the trainer takes the stage's base without a fit
-        temperature = cost_temperature(self._beta, scale)
+        temperature = cost_temperature(weight_of_kl, scale)
         return trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
 
     def _ranges(self) -> Array:
@@ -146,7 +196,8 @@ class LimitsController:
         """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
         draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
-        newest = with_repeated_noise(self._newest(), self._all())
+        of_answers = np.array([not one.on_drift for one in self._limits])
+        newest = with_repeated_noise(self._newest(), self._all(), of_answers)
         ends = [one.stated.limit.cost_range for one in self._limits]
         worst = np.array([np.nan if end is None else end[1] for end in ends])
         try:
@@ -158,9 +209,11 @@ class LimitsController:
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(estimates.standard_errors[index])
-            mode = MODES[limit.stated.limit.quantity.kind]
+            mode = "cost_model" if limit.difference else MODES[limit.stated.limit.quantity.kind]
             bound = limit.scale / 2.0 if limit.by_comparisons else None
-            estimate = CostEstimate(mean, error, int(acting[index]), each, mode, limit.name, cost_max=bound)
+            within = limit.stated.limit.cost_range if mode == "cost_model" else None
+            count = int(acting[index])
+            estimate = CostEstimate(mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within)
             self._steps.ascend(estimate)
 
     def _all(self) -> list[MeasuredAnswer]:
@@ -170,34 +223,76 @@ class LimitsController:
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
-        found = [one for number in rounds for one in self._measured.get(f"{number:06d}-{ANSWERS}", [])]
-        return found if self._window is None else found[-self._window :]
+        answers = [one for number in rounds for one in self._measured.get(f"{number:06d}-{ANSWERS}", [])]
+        return answers if self._window is None else answers[-self._window :]
 
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
-        payload = self._journal.once(phase, lambda: self._measure_and_count(phase, answers))
+        references = self._references(phase, answers)
+        payload = self._journal.once(phase, lambda: self._measure_and_count(phase, answers, references))
         self._known.update(payload["ids"])
         key = f"{self._journal.round:06d}-{phase}"
         self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
 
-    def _measure_and_count(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
-        measured = self._measure(answers, seed_of(self._seed, self._journal.round, phase))
+    def _references(self, phase: str, answers: Sequence[Response]) -> list[Response | None]:
+        """A fresh answer of the reference beside each answer that a limit compares with it; [] where none does.
+
+        A difference teaches without it: pairs need none, and before the first round a few of each prompt say where the
+        reference is.
+        """
+        count: Counter[Tokens] = Counter()
+        rows = []
+        for row, answer in enumerate(answers):
+            prompt = answer.prompt.token_ids
+            acting = [one for one in self._limits if one.factors[prompt] > 0]
+            differs = any(one.difference for one in acting)
+            few = phase == OFFLINE and count[prompt] < REFERENCES
+            if any(one.wins for one in acting) or (differs and (phase == ANSWERS or few)):
+                rows.append(row)
+                count[prompt] += 1
+        if not rows:
+            return []
+        drawn = self._reference(f"{REFERENCE}{phase}", [answers[row].prompt for row in rows])
+        beside: list[Response | None] = [None] * len(answers)
+        for row, one in zip(rows, drawn, strict=True):
+            beside[row] = one
+        return beside
+
+    def _measure_and_count(
+        self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
+    ) -> dict[str, Any]:
+        measured = self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
         counts = {}
         for index, limit in enumerate(self._limits):
-            if limit.stated.limit.quantity.kind != "mean":
+            if limit.on_drift:
+                if phase == ANSWERS:
+                    measured.costs[:, index] = self._drifts(limit.name, answers)
+            elif limit.stated.limit.quantity.kind != "mean":
                 known = int(np.isfinite(measured.costs[:, index]).sum())
+                if limit.difference:
+                    known += int(np.isfinite(measured.against[:, index]).sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1))
             if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
                 prefix = "" if index == 0 else f"{limit.name}/"
                 counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
         self._journal.add_metrics(counts)
-        listed = [[None if np.isnan(cost) else cost for cost in row] for row in measured.costs.tolist()]
         return {
             "ids": [answer.id for answer in answers],
-            "costs": listed,
+            "costs": _with_nulls(measured.costs),
             "noise": measured.noise.tolist(),
             "failed": np.argwhere(measured.failed).tolist(),
-        }
+        } | ({"against": _with_nulls(measured.against)} if any(one.difference for one in self._limits) else {})
+
+    def _drifts(self, limit: str, answers: Sequence[Response]) -> Array:
+        """log policy / reference of the round's answers. Raises RunError where one is no number. [n]"""
+        drifts = self._drift(answers)
+        if not np.isfinite(drifts).all():
+            worst = answers[int(np.argmin(np.isfinite(drifts)))]
+            raise RunError(
+                f"limit {limit}: answer {worst.id} has no log-probability under the reference or the policy that wrote"
+                " it, so their distance is unknown; check model.dtype and the reference"
+            )
+        return drifts
 
     def _read_back(self) -> None:
         """Measured answers of the rounds that were finished before a restart."""
@@ -212,14 +307,21 @@ class LimitsController:
             self._measured[f"{entry.round:06d}-{entry.phase}"] = _of_payload(entry.payload, asked)
 
 
+def _with_nulls(table: Array) -> list[list[float | None]]:
+    return [[None if np.isnan(cost) else cost for cost in row] for row in table.tolist()]
+
+
 def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:
     costs = np.array(payload["costs"], dtype=np.float64)  # null is nan
     noise = np.array(payload["noise"])
+    against = np.array(payload.get("against", np.zeros(costs.shape)), dtype=np.float64)
     failed = np.zeros(costs.shape, dtype=bool)
     # in runs of versions before, every missing number was a failure
     for row, column in payload.get("failed", np.argwhere(np.isnan(costs)).tolist()):
         failed[row, column] = True
     return [
-        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, costs[row], noise[row], failed[row])
+        MeasuredAnswer(
+            round_, answer.prompt.token_ids, answer.token_ids, draw, costs[row], noise[row], failed[row], against[row]
+        )
         for row, (answer, draw, round_) in enumerate(asked)
     ]

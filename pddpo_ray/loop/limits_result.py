@@ -27,7 +27,7 @@ def limits_result(
 ) -> dict[str, dict[str, Any]]:
     """What the last finished round says about every limit, by name; {} without stated limits."""
     steps = {step.constraint: step for step in journal.dual_steps()}
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for index, one in enumerate(held):
         limit, quantity = one.stated.limit, one.stated.limit.quantity
         entry: dict[str, Any] = {
@@ -48,8 +48,8 @@ def limits_result(
             entry["neighbour"] = _neighbour(journal, one)
         if world is not None and evaluation is not None:
             entry |= _truth(one, index, world, evaluation)
-        found[one.name] = entry
-    return found
+        results[one.name] = entry
+    return results
 
 
 def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:
@@ -72,7 +72,10 @@ def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, 
         return None
     trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == one.name]
     of = price(*late_multiplier(trace), _change(one))
-    return {**asdict(of), "win_points": of.win_points, "text": price_text(one.stated.limit, of)}
+    # only a reward that comparisons are drawn from says how often one answer wins over another
+    wins = not config.reward or config.reward.get("world") is not None
+    text = price_text(one.stated.limit, of, wins=wins)
+    return {**asdict(of), "win_points": of.win_points if wins else None, "text": text}
 
 
 def _neighbour(journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
@@ -113,14 +116,15 @@ def _change(one: HeldLimit) -> float:
     return LOOSER * abs(one.stated.limit.bound.number) or LOOSER * one.scale
 
 
-def price_text(limit: Limit, of: Price) -> str:
-    """`refuses` at most 6 % in place of 5 % would gain about 0.04 of helpfulness (0.02 to 0.06; ...)."""
+def price_text(limit: Limit, of: Price, *, wins: bool = True) -> str:
+    """`refuses` at most 6 % in place of 5 % would gain about 0.04 of helpfulness (0.02 to 0.06; ...); without `wins` of
+    the reward, whose differences are no odds."""
     if of.gain == 0.0:
         return f"`{limit.name}` does not bind: a looser limit would gain nothing"
     text, bound = limit.quantity.text, limit.bound.number
     looser = bound - of.change if limit.at_least else bound + of.change
+    gained, points = "helpfulness" if wins else "the reward", f"; at most {of.win_points:.2g} points of win rate"
     return (
         f"`{limit.name}` at {'least' if limit.at_least else 'most'} {text(looser)} in place of {text(bound)} would gain"
-        f" about {of.gain:.3g} of helpfulness ({of.low:.3g} to {of.high:.3g}; at most {of.win_points:.2g} points of win"
-        " rate)"
+        f" about {of.gain:.3g} of {gained} ({of.low:.3g} to {of.high:.3g}{points if wins else ''})"
     )

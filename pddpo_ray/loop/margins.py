@@ -1,8 +1,8 @@
 """What certificates ask of a run before it begins: the margin that the dual keeps below a limit, draws of a test.
 
 A multiplier that drives the estimate to the limit itself makes policies that no test can certify. With
-`dual.margin: certificate` it aims below, by the half-width that the test of a first candidate with `certificate.draws`
-draws will have, at most half of what can be reached below the limit at all.
+`dual.margin: certificate` it aims below: where the test of a first candidate with `certificate.draws` draws certifies
+four policies in five, at most half of what can be reached below the limit at all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.certifying import tested_limits
+from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
 from pddpo_ray.loop.labellers import CONSTRAINT
 from pddpo_ray.loop.ledger import TestedLimit
-from pddpo_ray.theory.power import certified_rate, draws_needed
+from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12
 """A later candidate whose draws a plan states."""
@@ -35,7 +35,7 @@ class Margin:
     tested: TestedLimit | None
     kept: float
     wanted: float
-    """Half-width of the coming test; more than `kept` where too little can be reached below the limit."""
+    """What the coming test asks for; more than `kept` where too little can be reached below the limit."""
 
     def line(self, name: str, limit: float) -> str:
         if self.tested is None:
@@ -48,25 +48,26 @@ class Margin:
 
 
 def half_width(tested: TestedLimit, draws: int) -> float:
-    """How far below the limit the mean of so many draws must lie to be certified, in units of the cost."""
+    """How far below the limit a policy's mean lies that so many draws certify in four tests of five, in units of the
+    cost. The half-width of the test itself would be half of the tests."""
     unit = tested.to_unit(tested.limit - tested.bias)
-    return tested.limit - tested.from_unit(certified_rate(unit, draws, tested.level))
+    return tested.limit - tested.from_unit(likely_rate(unit, draws, tested.level))
 
 
 def margins(config: Config, lowest: Mapping[str, float]) -> dict[str, Margin]:
     """Margin of every limit, by name. `lowest` has the lowest expected cost that can be reached, where it is known.
 
-    Raises UserError where a test's half-width is asked for and nothing can be certified.
+    Raises UserError where the margin of a test is asked for and nothing can be certified.
     """
     given = config.dual.margin
     if isinstance(given, float):
         return {name: Margin(None, given, given) for name in config.thresholds}
-    found = {}
-    for tested in tested_limits(config, {}, 1):
+    by_name = {}
+    for tested in tested_limits(config, {}, first_of_rounds(config)):
         wanted = half_width(tested, config.certificate.draws)
         room = 0.5 * max(0.0, tested.limit - lowest.get(tested.name, tested.low))
-        found[tested.name] = Margin(tested, min(wanted, room), wanted)
-    return found
+        by_name[tested.name] = Margin(tested, min(wanted, room), wanted)
+    return by_name
 
 
 def lowest_costs(backends: Backends) -> dict[str, float]:
@@ -84,11 +85,14 @@ def lowest_costs(backends: Backends) -> dict[str, float]:
 def draws_rows(config: Config) -> list[tuple[str, str, str]]:
     """For a plan: the draws that certify each limit, for the first candidate and a late one; [] where none can."""
     try:
-        first, late = (tested_limits(config, {}, place) for place in (1, LATE))
+        first, late = (tested_limits(config, {}, place) for place in (first_of_rounds(config), LATE))
     except UserError:
         return []
     rows = []
     for early, later in zip(first, late, strict=True):
+        if early.people is not None:
+            rows.append((early.name, *_with_people(early, later)))
+            continue
         unit = early.to_unit(early.limit - early.bias)
         rate = SHARE * unit if early.kind == "rate" else 0.0
         what = (
@@ -100,6 +104,15 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
         counts = [_about(draws_needed(unit, rate, level, most=MOST) if level else None) for level in levels]
         rows.append((early.name, f"{early.stated} {what}", f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
     return rows
+
+
+def _with_people(early: TestedLimit, later: TestedLimit) -> tuple[str, str]:
+    """A model saves no labels on what is rare: the least that people have to be asked, whatever it says."""
+    assert early.people is not None
+    share = (early.limit - early.bias - early.low) / (early.high - early.low)
+    counts = [_about(fewest_draws(share, one.level)) if one.level else _about(None) for one in (early, later)]
+    said = f"by people, who see {100 * early.people:.3g} % of the draws"
+    return f"{early.stated} {said}", f"{counts[0]} people's answers at least, candidate {LATE} {counts[1]}"
 
 
 def _about(draws: int | None) -> str:

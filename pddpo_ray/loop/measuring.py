@@ -52,45 +52,82 @@ class SourceMeasures:
             for stated, source in zip(self._stated, self._sources, strict=True)
         }
 
-    def __call__(self, answers: Sequence[Response], seed: int) -> MeasuredCosts:
+    def __call__(
+        self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
+    ) -> MeasuredCosts:
         """Costs of all answers under all limits. Raises RunError where more fail than may."""
         shape = (len(answers), len(self._stated))
         costs, unsafe = np.full((2, *shape), np.nan)
-        found = MeasuredCosts(costs, np.zeros(shape), np.zeros(shape, dtype=bool), unsafe)
-        drawn = None if self._labels is None else self._labels(answers, seed)
+        result = MeasuredCosts(costs, np.zeros(shape), np.zeros(shape, dtype=bool), unsafe, np.zeros(shape))
+        drawn = None if self._labels is None else self._labels(answers, seed, references)
+        others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
+            if self._stated[column].source.kind == "reference":
+                continue  # the trainer knows how far an answer's policy is from the reference
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:
                 assert drawn is not None
-                found.costs[rows, column] = drawn.costs[rows, column]
-                found.noise[rows, column] = drawn.noise[rows, column]
-                found.unsafe[rows, column] = drawn.unsafe[rows, column]
+                result.costs[rows, column] = drawn.costs[rows, column]
+                result.noise[rows, column] = drawn.noise[rows, column]
+                result.unsafe[rows, column] = drawn.unsafe[rows, column]
+                result.against[rows, column] = drawn.against[rows, column]
             else:
-                self._ask(column, source, answers, rows, seed, found)
-        return found
+                self._ask(column, source, answers, others, rows, seed, result)
+        return result
 
     def _ask(
-        self, column: int, source: Source, answers: Sequence[Response], rows: list[int], seed: int, found: MeasuredCosts
+        self,
+        column: int,
+        source: Source,
+        answers: Sequence[Response],
+        others: Sequence[Response | None],
+        rows: list[int],
+        seed: int,
+        result: MeasuredCosts,
     ) -> None:
-        """Fills one limit's column for the rows that its budget reaches."""
+        """Fills one limit's column for the rows that its budget reaches.
+
+        Under a limit on a difference to the reference its answers are measured in the same call, each once.
+        """
         stated = self._stated[column]
-        name, ends = stated.limit.name, stated.limit.cost_range
-        chosen = within_budget(name, [answers[row].prompt.id for row in rows], stated.asking.answers, seed)
-        asked = [rows[index] for index in chosen]
-        inside = [row for row in asked if not self._outside(answers[row])]
-        for row in set(asked) - set(inside):
-            found.costs[row, column] = np.nan if ends is None else ends[1]
-            found.failed[row, column] = ends is None
-        handed = [_answer(answers[row], stated) for row in inside]
+        if stated.wins:
+            rows = [row for row in rows if others[row] is not None]
+        prompts = [answers[row].prompt.id for row in rows]
+        asked = [rows[index] for index in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
+        theirs: dict[str, Response] = {}
+        if stated.limit.quantity.versus == "reference":
+            theirs = {other.id: other for row in asked if (other := others[row]) is not None}
+            result.against[:, column] = np.nan
+        pairs = [(answers[row], others[row] if stated.wins else None) for row in asked]
+        values = self._values(stated, source, [*pairs, *((one, None) for one in theirs.values())], seed)
+        of_others = dict(zip(theirs, values[len(asked) :], strict=True))
+        for row, value in zip(asked, values[: len(asked)], strict=True):
+            other = others[row]
+            against = of_others.get(other.id) if other is not None else None
+            if isinstance(value, Unmeasured) or isinstance(against, Unmeasured):
+                result.failed[row, column] = True
+                continue
+            result.costs[row, column], result.noise[row, column] = self._cost(stated, value)
+            result.unsafe[row, column] = value if stated.limit.quantity.kind == "logit" else np.nan
+            if against is not None:
+                result.against[row, column] = stated.limit.cost(against)
+
+    def _values(
+        self, stated: StatedLimit, source: Source, pairs: Sequence[tuple[Response, Response | None]], seed: int
+    ) -> list[float | Unmeasured]:
+        """What the source says of answers, each with the reference's where it compares; no number for what failed."""
+        name, worst = stated.limit.name, stated.worst
+        off = Unmeasured("is no text of the grammar") if worst is None else worst
+        values: list[float | Unmeasured] = [off] * len(pairs)
+        inside = [index for index, (answer, _) in enumerate(pairs) if not self._outside(answer)]
+        handed = [_answer(*pairs[index], stated) for index in inside]
         measured = ask(name, source, handed, replace(stated.asking, answers=None), seed=seed)
         for reason in measured.reasons:
             logger.warning("limit %s: no number for %s (%d of %d)", name, reason, measured.failed, measured.asked)
-        for row, value in zip(inside, measured.values, strict=True):
-            if isinstance(value, float):
-                found.costs[row, column], found.noise[row, column] = self._cost(stated, value)
-                found.unsafe[row, column] = value if stated.limit.quantity.kind == "logit" else np.nan
-            elif isinstance(value, Unmeasured):
-                found.failed[row, column] = True
+        for index, value in zip(inside, measured.values, strict=True):
+            assert value is not None  # no budget is left to `ask`
+            values[index] = value
+        return values
 
     def _cost(self, stated: StatedLimit, value: float) -> tuple[float, float]:
         """A measured value as a cost, and the variance of its label noise."""
@@ -118,9 +155,10 @@ def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: 
     return sorted(taken)
 
 
-def _answer(answer: Response, stated: StatedLimit) -> Answer:
-    """What a source is handed in a run."""
+def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> Answer:
+    """What a source is handed in a run; `other` is the reference's answer to the same prompt."""
     row = {"id": answer.id, "prompt": answer.prompt.text, "response": answer.text}
     if stated.limit.quantity.over is not None:
         row["set"] = stated.limit.quantity.over
-    return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, where=f"answer {answer.id}")
+    reference = None if other is None else other.text
+    return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, reference, f"answer {answer.id}")

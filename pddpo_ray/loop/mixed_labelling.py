@@ -11,14 +11,15 @@ costs accuracy of the fits there, never the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.queue_labeller import PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
@@ -27,11 +28,24 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
-from pddpo_ray.theory.cost_estimate import estimate_from_shares, unsafe_shares
-from pddpo_ray.theory.seeds import seed_of
+from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, share_bounds, with_missing
+from pddpo_ray.theory.measured_draws import corrected_by_people
+from pddpo_ray.theory.seeds import generator, seed_of
 
 MODEL = "model"
 PEOPLE = "people"
+TOSSED = "tossed-"
+"""Phase of a batch of a certificate: the model's number of every draw, and whether the coin shows it to people."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How people are asked outside a round's own batches."""
+
+    part_of: Callable[[], str] = lambda: ""
+    """Ends the name of a batch where a round has several."""
+    go_on: str = "pddpo train ... --resume"
+    """The command that collects the labels of a run that has parked."""
 
 
 class ScoringModel(Protocol):
@@ -80,11 +94,39 @@ class MixedFeedbackController(FeedbackController):
         asked = [index_of[item.response.id] for item in verdicts]
         if sorted(asked) != np.flatnonzero(sample.asked).tolist():
             raise RunError(f"mixed feedback: {len(asked)} answers have labels, {int(sample.asked.sum())} were asked")
-        shares = np.full(len(names), np.nan)
-        shares[asked] = unsafe_shares(verdicts, self._settings.labels_each)
-        model = self._signal(costs)
+        safest, worst = (
+            self._from_shares(asked, given, costs, sample)
+            for given in share_bounds(verdicts, self._settings.labels_each)
+        )
+        return with_missing(safest, worst)
+
+    def corrected(
+        self, items: Sequence[Response], labels_each: int, constraint: str, batch: str, share: float
+    ) -> list[float | None]:
+        """f + (xi/q)(y - f) of every item, q = `share`, as a cost; one of several batches of a round.
+
+        The coins xi are independent of all else. None where people were to be asked and gave no whole set of labels.
+        """
+        rows = self._journal.once(f"{TOSSED}{batch}", lambda: self._tossed(items, batch, share))
+        asked = [item for item, row in zip(items, rows, strict=True) if row["asked"]]
+        shares = self.unsafe_shares(asked, labels_each, constraint, batch) if asked else []
+        by_item = {item.id: share for item, share in zip(asked, shares, strict=True)}
+        return corrected_numbers(rows, by_item, share, self._settings.signal, self._cost_max)
+
+    def _tossed(self, items: Sequence[Response], batch: str, share: float) -> list[dict[str, str | float | bool]]:
+        coins = generator(self._seed, "people of a certificate", self._journal.round, batch).random(len(items)) < share
+        machine = self._signal(self._model.costs(items))
+        return [
+            {"item": item.id, "machine": float(value), "asked": bool(asked)}
+            for item, value, asked in zip(items, machine, coins, strict=True)
+        ]
+
+    def _from_shares(self, asked: Sequence[int], given: Array, costs: Array, sample: Sample) -> CostEstimate:
+        """The estimate from the unsafe shares of the items that were asked about."""
+        shares = np.full(len(costs), np.nan)
+        shares[asked] = given
         return mixed_from_shares(
-            model,
+            self._signal(costs),
             shares,
             sample,
             labels_each=self._settings.labels_each,
@@ -149,15 +191,32 @@ class MixedFeedbackController(FeedbackController):
         return sample_for_people(-np.abs(margins), unsure=unsure, random=random, seed=seed)
 
 
+def corrected_numbers(
+    rows: Sequence[Mapping[str, Any]], shares: Mapping[str, float | None], share: float, mode: str, cost_max: float
+) -> list[float | None]:
+    """f + (xi/q)(y - f) of each row of `TOSSED` as a cost, from people's unsafe shares by item. [n] -> [n]"""
+    given = np.array([np.nan if shares.get(row["item"]) is None else shares[row["item"]] for row in rows], dtype=float)
+    people = clipped_logit(given, cost_max) if mode == "logit_labels" else given
+    machine, asked = [row["machine"] for row in rows], [row["asked"] for row in rows]
+    numbers = corrected_by_people(machine, people, asked, share)
+    return [None if np.isnan(number) else number for number in numbers.tolist()]
+
+
+def share_of_people(settings: MixedFeedback) -> float:
+    """q: people see as many of a certificate's draws as of a round's answers."""
+    return (settings.unsure + settings.random) / settings.responses
+
+
 def people_labeller(
     settings: AskedPeople,
     journal: Journal,
     *,
     cost_max: float,
-    part_of: Callable[[], str] = lambda: "",
-    go_on: str = "pddpo train ... --resume",
+    asking: Asking | None = None,
+    risk_of: RiskOf | None = None,
 ) -> PeopleLabeller:
     """Asks in the journal's present round; what it says about people is kept as metrics of that round."""
+    asking = asking or Asking()
     return PeopleLabeller(
         journal.engine,
         journal.run_id,
@@ -165,25 +224,33 @@ def people_labeller(
         rules_of(settings),
         Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
         estimate=_estimate(settings, cost_max),
+        risk_of=risk_of,
         record=journal.add_metrics,
-        part_of=part_of,
-        go_on=go_on,
+        part_of=asking.part_of,
+        go_on=asking.go_on,
     )
 
 
 def mixed_feedback(
-    constraint: str, config: Config, journal: Journal, model: ScoringModel | None = None
+    constraint: str, config: Config, journal: Journal, model: ScoringModel | None = None, asking: Asking | None = None
 ) -> MixedFeedbackController:
     """A model and people together, as the recipe divides the work; no model: scores with errors from the truth."""
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
-    people = people_labeller(settings, journal, cost_max=config.dual.cost_max)
     if model is None:
         assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
+    people = people_labeller(
+        settings, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=_unsafe_chance(model)
+    )
     return MixedFeedbackController(
         constraint, people, model, settings, journal, cost_max=config.dual.cost_max, seed=config.seed
     )
+
+
+def _unsafe_chance(model: ScoringModel) -> RiskOf:
+    """What the model thinks of an answer, for people who opted out of harmful texts."""
+    return lambda items: expit(model.costs(items)).tolist()
 
 
 def rules_of(settings: AskedPeople) -> Rules:

@@ -51,7 +51,7 @@ class Outcome:
     tested: int = 0
     """Policies that the run has put to the test."""
     mixture: bool = False
-    """Whether the mixture of all rounds is what is released: no round by itself is, and the mixture is certified."""
+    """Whether the mixture of all rounds or of the last ones is released: no round by itself is, and it is certified."""
     weights: str | None = None
     """Folder of the released weights, relative to the run's folder."""
     kind: Literal["model", "adapter", "table", "log-linear"] | None = None
@@ -127,11 +127,15 @@ def outcome_of(
     number, finished = now.current, journal.next_round - 1
     version = _policy_of_round(journal.versions(), number)
     if version is None:
-        mixture = next((one for one in certified if one.rounds == tuple(range(1, finished + 1))), None)
+        up_to_now = [one for one in certified if len(one.rounds) > 1 and one.rounds[-1] == finished]
+        mixture = max(up_to_now, key=lambda one: len(one.rounds), default=None)
         limits = estimates_of(journal, stated, finished)
-        if mixture is not None:
+        if mixture is not None and not now.stands_in:
             return Outcome(None, mixture.policy, RULE, "", limits, mixture.statement, len(ledger), mixture=True)
-        return Outcome(None, None, None, _why_nothing(journal, finished, ledger), limits, tested=len(ledger))
+        if now.stands_in:
+            return Outcome(None, None, None, history[-1].reason, limits, tested=len(ledger))
+        asked = [entry.about({one.name: one.cost_limit for one in stated}) for entry in ledger]
+        return Outcome(None, None, None, _why_nothing(journal, finished, asked), limits, tested=len(ledger))
     by = next(line.by for line in reversed(history) if line.round == number and line.action == "release")
     kind, base = _kind(journal, run_dir / ARTIFACTS / version.version.path, policies=policies)
     mine = next((one for one in certified if one.sha256 == (version.version.sha256,)), None)

@@ -96,7 +96,9 @@ def _rows(item: LabelledPair, verdict: Verdict, number: int, first_is_chosen: Ve
 def verdict_counts(labelled: Sequence[LabelledPair]) -> dict[str, int]:
     """How many helpful and harmful labels are no preference."""
     verdicts = [verdict for item in labelled for verdict in (item.helpful, item.harmful)]
-    return {"abstained": verdicts.count(Verdict.ABSTAIN), "failed": verdicts.count(Verdict.FAILED)}
+    counts = {"abstained": verdicts.count(Verdict.ABSTAIN), "failed": verdicts.count(Verdict.FAILED)}
+    missing = verdicts.count(Verdict.MISSING)
+    return counts | ({"missing": missing} if missing else {})
 
 
 def write_shards(folder: Path, shards: Mapping[str, Sequence[PairRow]], pairs: Mapping[str, LabelledPair]) -> None:

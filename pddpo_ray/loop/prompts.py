@@ -1,6 +1,8 @@
 """A cursor over the prompts that survives restarts: seeded permutations, one after another, or independent draws.
 
 Prompt sets take turns by their shares, so that every draw of some size has each set's part to within one prompt.
+A run that certifies mixtures from its rounds' own draws needs them independent: in epochs, a round's policy could do
+badly on the prompts that were just asked, and no draw of the epoch would show it.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
-from pddpo_ray.records import Prompt
-from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.records import Array, Prompt
+from pddpo_ray.theory.prompt_sets import PromptSets, furthest_behind
 from pddpo_ray.theory.seeds import generator
 
 PHASE = "prompts"
@@ -23,6 +26,9 @@ class Prompts:
 
     With `prior` (probabilities that are not all equal) the draws are independent instead, each with its own seed. With
     `sets`, over the prompts' positions, each set has such epochs of its own prompts.
+
+    `independent`: all draws are, each uniform or by the prior; with `sets` uniform in the set whose turn it is, and
+    the turns begin anew with every draw, so that draws of one size have equally many prompts of each set.
     """
 
     def __init__(
@@ -32,14 +38,18 @@ class Prompts:
         seed: int,
         prior: Sequence[float] | None = None,
         sets: PromptSets | None = None,
+        *,
+        independent: bool = False,
     ) -> None:
         if not prompts:
             raise UserError("there are no prompts to draw: give a world or a prompt file with at least one")
         self._prompts = tuple(prompts)
         self._journal = journal
         self._seed = seed
-        self._prior = None if prior is None or np.ptp(prior) < 1e-12 else np.cumsum(prior) / np.sum(prior)
+        chances = np.ones(len(prompts)) if prior is None else np.asarray(prior)
+        self._prior = cumulated(chances) if independent or np.ptp(chances) >= 1e-12 else None
         self._sets = None if sets is None else Turns(sets)
+        self._independent = independent
         self._draws: dict[int, int] = {}
         self._orders: dict[str, list[int]] = {}
 
@@ -54,22 +64,27 @@ class Prompts:
         """The next `count` prompts. The start of every draw is journalled as a phase of its round."""
         number = self._draws[self._journal.round] = self._draws.get(self._journal.round, 0) + 1
         span = self._journal.once(f"{PHASE}-{number}", lambda: {"start": self._end(), "count": count})
-        return [self._at(position) for position in range(span["start"], span["start"] + span["count"])]
+        return [self._at(span["start"], index) for index in range(span["count"])]
 
     def _end(self) -> int:
         """Where the last journalled draw ended."""
         draws = [entry.payload for entry in self._journal.phases(like=f"{PHASE}-%")]
         return max((draw["start"] + draw["count"] for draw in draws), default=0)
 
-    def _at(self, position: int) -> Prompt:
+    def _at(self, start: int, index: int) -> Prompt:
+        position = start + index
         if self._sets is not None:
-            name, turn = self._sets.at(position)
+            name, turn = self._sets.at(index if self._independent else position)
             members = self._sets.members[name]
+            if self._independent:
+                return self._prompts[members[self._drawn(cumulated(np.ones(len(members))), position)]]
             return self._prompts[members[self._in_epochs(turn, len(members), name)]]
         if self._prior is not None:
-            uniform = generator(self._seed, "prompts", position).random()
-            return self._prompts[int(np.searchsorted(self._prior, uniform, side="right"))]
+            return self._prompts[self._drawn(self._prior, position)]
         return self._prompts[self._in_epochs(position, len(self._prompts))]
+
+    def _drawn(self, below: Array, position: int) -> int:
+        return int(drawn_at(below, generator(self._seed, "prompts", position).random()))
 
     def _in_epochs(self, position: int, count: int, *name: str) -> int:
         """Which of `count` prompts comes at a position: each once per epoch, every epoch in an order of its own."""
@@ -79,6 +94,16 @@ class Prompts:
             order = generator(self._seed, "prompts", *name, epoch).permutation(count)
             self._orders[key] = [int(number) for number in order]
         return self._orders[key][index]
+
+
+def cumulated(chances: ArrayLike) -> Array:
+    """Chances of this place and all before it. [n] -> [n], the last one 1"""
+    return np.asarray(np.cumsum(chances) / np.sum(chances))
+
+
+def drawn_at(below: Array, uniforms: ArrayLike) -> NDArray[np.int64]:
+    """Places that uniform numbers in [0, 1) draw: each as often as its chance says. [n], [...] -> [...]"""
+    return np.asarray(np.searchsorted(below, uniforms, side="right"))
 
 
 class Turns:
@@ -97,8 +122,7 @@ class Turns:
     def at(self, position: int) -> tuple[str, int]:
         """The set, and how many prompts of it came before."""
         while len(self._turns) <= position:
-            behind = self._shares * (len(self._turns) + 1) - self._counts
-            chosen = int(np.argmax(behind))
+            chosen = furthest_behind(self._shares, self._counts)
             self._turns.append((self._names[chosen], int(self._counts[chosen])))
             self._counts[chosen] += 1
         return self._turns[position]

@@ -2,15 +2,15 @@
 
     rounds whose own estimates keep the limits ──► most helpful first ──► ask until decided ──► certified: released
 
-A round's labels only choose who is tested; what counts for a candidate is drawn after it entered the ledger. Released
-is, of all policies that keep the recipe's limits by a certificate, the most helpful by the run's own estimate. What a
-person releases by hand stays until another policy is certified.
+The rounds' labels only choose who is tested (`order_of_tests`); what counts for a candidate is drawn after it entered
+the ledger. Released is, of all policies that keep the recipe's limits by a certificate, the most helpful by the run's
+own estimate. What a person releases by hand stays until another policy is certified.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,34 +22,54 @@ from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_file import certificate_of, sentences, write_certificate
-from pddpo_ray.loop.certifying import ask, certify, opened, reason_against, tested_limits
-from pddpo_ray.loop.ledger import Entry, TestedLimit
+from pddpo_ray.loop.certifying import ask, certify, opened, reason_against
+from pddpo_ray.loop.ledger import Entry, TestedLimit, read_ledger
+from pddpo_ray.loop.order_of_tests import order_of_tests
 from pddpo_ray.loop.outcome import NOT_ASKED, ORDER
-from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.loop.round_draws import mixtures_of
 from pddpo_ray.serving.certified import PHASE, Certified, read_certified
 from pddpo_ray.serving.releases import RELEASE, RULE, Releases
-from pddpo_ray.theory.output import in_order_of_test, shortfall
-from pddpo_ray.theory.power import certified_rate
 
 logger = logging.getLogger("pddpo_ray.loop.run")
 
-LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
-
 
 def certify_at_end(config: Config, run_dir: Path, journal: Journal, backends: Backends) -> None:
-    """Tests the run's policies, one after the other until one is certified, and releases the best."""
+    """Tests the run's policies, one after the other until one is certified, and releases the best.
+
+    Mixtures that the rounds' own draws certify come first: they cost no label. `certificate.json` is about a round's
+    policy if one is certified, else about the mixture of the most rounds that is.
+    """
+    mixtures = [settled_mixture(config, run_dir, journal, entry) for entry in mixtures_of(read_ledger(journal))]
+    if _test_rounds(config, run_dir, journal, backends):
+        return
+    for entry in sorted(mixtures, key=lambda one: -(one.candidate.rounds or 0)):
+        if entry.state == "certified":
+            write_certificate(run_dir, certificate_of(config, run_dir, entry))
+            return
+
+
+def settled_mixture(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> Entry:
+    """A mixture after its last round: what its rounds' own draws say."""
+    logger.info("%s is %s after %d draws of its rounds", entry.candidate.policy, entry.state, entry.count)
+    settle(config, run_dir, journal, entry)
+    return entry
+
+
+def _test_rounds(config: Config, run_dir: Path, journal: Journal, backends: Backends) -> bool:
+    """Whether a round's policy is certified by draws of its own."""
     journal.round = journal.next_round - 1
     if reason := why_not_asked(config):
         journal.once(NOT_ASKED, lambda: {"reason": reason})
-        return
-    order = journal.once(ORDER, lambda: _order(config, journal, backends.trainer.log_probs))["order"]
+        return False
+    order = journal.once(ORDER, lambda: order_of_tests(config, journal, backends))["order"]
     for number in order[: config.certificate.candidates]:
         policy = f"round-{number}"
         entry = ask(config, journal, policy, {}, config.certificate.draws, lambda: nullcontext(backends))
         logger.info("%s is %s after %d draws", policy, entry.state, entry.count)
         settle(config, run_dir, journal, entry)
         if entry.state == "certified":
-            return
+            return True
+    return False
 
 
 def why_not_asked(config: Config) -> str | None:
@@ -73,12 +93,14 @@ def certify_and_release(
 def settle(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> dict[str, Any]:
     """Writes `certificate.json`, notes a policy that keeps the recipe's limits, and releases the best of those."""
     certificate = write_certificate(run_dir, certificate_of(config, run_dir, entry))
-    kept = all(one.limit <= config.thresholds[one.name] for one in entry.candidate.limits)
-    if entry.state == "certified" and kept:
+    kept = entry.about(config.thresholds)
+    if kept.state == "certified":
         journal.round = entry.candidate.round
-        if not journal.is_finished(PHASE):
-            newest = _certified(config, journal, entry, sentences(certificate))
-            journal.once(PHASE, lambda: _noted(journal, newest))
+        # a mixture of more rounds is another one
+        phase = PHASE if kept.candidate.rounds is None else f"{PHASE}-{kept.candidate.rounds}"
+        if not journal.is_finished(phase):
+            newest = _certified(config, journal, kept, sentences(certificate_of(config, run_dir, kept)))
+            journal.once(phase, lambda: _noted(journal, newest))
     return certificate
 
 
@@ -116,47 +138,7 @@ def _noted(journal: Journal, newest: Certified) -> dict[str, Any]:
     return newest.as_json()
 
 
-# --- who is tested first ----------------------------------------------------------------------------------------------
-
-
 def _helpfulness(journal: JournalReader) -> dict[int, float]:
     """By round, as the newest order of tests found it."""
     phases = journal.phases(like=ORDER)
     return {int(number): value for number, value in phases[-1].payload["helpfulness"].items()} if phases else {}
-
-
-def _order(config: Config, journal: JournalReader, log_probs: LogProbs) -> dict[str, Any]:
-    """Rounds in the order in which they are put to the test, with what each is estimated to be worth."""
-    tested = tested_limits(config, {}, 1)
-    limits = {one.name: _reachable(one, config.certificate.draws) for one in tested}
-    estimates: dict[int, dict[str, float]] = {}
-    for step in journal.dual_steps():
-        if step.round < journal.next_round and step.constraint in limits:
-            estimates.setdefault(step.round, {})[step.constraint] = step.estimate.value
-    thresholds = {one.name: one.limit for one in tested}
-    short = {number: shortfall(found, limits, thresholds) for number, found in estimates.items()}
-    helpful = _estimated_helpfulness(config.beta, journal, log_probs)
-    order = in_order_of_test(short, {number: helpful.get(number, float(number) - 1e9) for number in short})
-    return {"order": order, "helpfulness": helpful}
-
-
-def _reachable(tested: TestedLimit, draws: int) -> float:
-    """The estimate below which a test with so many draws is expected to certify."""
-    unit = tested.to_unit(tested.limit - tested.bias)
-    return tested.from_unit(certified_rate(unit, draws, tested.level))
-
-
-def _estimated_helpfulness(beta: float, journal: JournalReader, log_probs: LogProbs) -> dict[int, float]:
-    """-beta KL(round's policy || last reward policy), by round, from the round's own answers; {} without such a policy.
-
-    The reward policy is exp(reward / beta) times the reference up to a factor of each prompt, so E[reward] - beta KL
-    from the reference is this, plus a number that is the same for all policies.
-    """
-    rewards = [entry.version for entry in journal.versions() if entry.stage == "reward" and entry.round > 0]
-    found = {}
-    for number, policy in enumerate(journal.policies[: journal.next_round - 1], start=1):
-        answers = journal.samples(number, "cost")
-        if rewards and answers:
-            ratio = log_probs(rewards[-1], answers) - log_probs(policy, answers)
-            found[number] = beta * float(np.mean(ratio))
-    return found

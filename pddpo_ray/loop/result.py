@@ -9,10 +9,11 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.loop.ledger import read_ledger
+from pddpo_ray.loop.ledger import Entry, TestedLimit, read_ledger
 from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
+from pddpo_ray.loop.scorer_gate import scorers_result
 from pddpo_ray.storage.whole_files import RESULT, finite
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, covered_best, off_support
 
@@ -54,6 +55,7 @@ def result_of(
         "multiplier_next": steps[-1].multiplier_after if steps else None,
         "slope_reward": last.get("fit/slope_reward"),
         "slope_cost": last.get("fit/slope_cost"),
+        "scorers": scorers_result(journal),
     }
     stated: dict[str, Any] = finite(result)
     return stated
@@ -137,9 +139,16 @@ def _measured(journal: JournalReader) -> int:
 
 
 def _of_certificates(journal: JournalReader) -> int:
-    """Labels of the ledger's draws; a measure that no label gives counts as one."""
-    lines = read_ledger(journal)
-    return sum(len(line.draws[one.name]) * one.labels_each for line in lines for one in line.candidate.limits)
+    """Labels of the ledger's own draws; a measure that no label gives counts as one. What the rounds drew is theirs."""
+    lines = [line for line in read_ledger(journal) if line.candidate.rounds is None]
+    return sum(_labels_of(journal, line, one) for line in lines for one in line.candidate.limits)
+
+
+def _labels_of(journal: JournalReader, line: Entry, limit: TestedLimit) -> int:
+    """Where a model measures all draws, people's labels of those that they were shown."""
+    if limit.people is None:
+        return len(line.draws[limit.name]) * limit.labels_each
+    return sum(len(one.labels) for one in journal.safety(line.candidate.round, limit.name))
 
 
 def _of_rounds(journal: JournalReader) -> list[dict[str, float]]:

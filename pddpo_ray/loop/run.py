@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,7 @@ from pddpo_ray.loop.outcome import SCALE, estimates_of, note_unsafe_rates, outco
 from pddpo_ray.loop.provenance import provenance_of, sitting
 from pddpo_ray.loop.releasing import certify_at_end
 from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_of
+from pddpo_ray.loop.round_draws import add_draws_of_round, enter_mixtures
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_full_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
@@ -149,6 +151,7 @@ def run_recipe(
         journal.note_sitting(sitting(), home_of(run_dir), recipe=recipe, fixed=fixed)
         if config.journal is not None:
             keep_identity(run_dir, run_id)
+        enter_mixtures(config, journal)
         tell(RunStarted(name, config.algorithm, config.rounds - journal.next_round + 1, config.rounds))
         began = time.monotonic()
         backends = (make_backends or in_process.make_backends)(config, run_dir)
@@ -160,6 +163,7 @@ def run_recipe(
             if alone is not None:
                 _add_seconds(journal, COMPARISON, time.monotonic() - began)
             begin_with = backends if alone is None else replace(backends, offline=lambda seed: list(alone.pairs))
+            journal.closing.append(partial(add_draws_of_round, config, journal))
             evaluation = drive(config, journal, begin_with, tell, name)
             offline = None if alone is None else alone.evaluation
             began = time.monotonic()

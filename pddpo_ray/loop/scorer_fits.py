@@ -22,6 +22,10 @@ OpenScorer = Callable[[str, MakeScorer], AnswerScorer]
 """(name, maker) -> the scorer, here or in an actor of its own."""
 Kind = Literal["reward", "cost"]
 KINDS: tuple[Kind, ...] = ("reward", "cost")
+OF_FEEDBACK, OF_METHOD = "score-models", "method-models"
+"""Phases that train: the models that label, and those that a method itself asks for."""
+HELD_OUT = "held_out"
+"""In the phase's payload, by kind: how often the model was right on pairs that it did not learn from (`Trials`)."""
 Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]
 """Pairs, and safety labels (unsafe or not) by answer; asked only if the models are not trained yet."""
 
@@ -38,11 +42,12 @@ class ScorerTraining:
         *,
         seed: int,
         open_scorer: OpenScorer | None = None,
-        phase: str = "score-models",
+        phase: str = OF_FEEDBACK,
+        by_prompt: bool = False,
         recall: Recall | None = None,
     ) -> None:
         self._journal, self._store, self._reference = journal, store, reference
-        self._settings, self._seed, self._phase = settings, seed, phase
+        self._settings, self._seed, self._phase, self._by_prompt = settings, seed, phase, by_prompt
         self._stored: dict[Kind, tuple[str, str]] = {}
         self._open = open_scorer or (lambda name, make: make())
         self._recall: Recall = recall or (lambda what, compute: compute())
@@ -68,10 +73,10 @@ class ScorerTraining:
 
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
-    ) -> dict[str, dict[str, str]]:
+    ) -> dict[str, dict[str, Any]]:
         rows = round((1.0 - self._settings.held_out) * len(labelled))
         fit = with_steps(self._settings.fit, rows)
-        made_by_kind: dict[str, dict[str, str]] = {}
+        made_by_kind: dict[str, dict[str, Any]] = {}
         for kind in kinds:
             order = ScorerOrder(
                 kind,
@@ -80,10 +85,12 @@ class ScorerTraining:
                 seed_of(self._seed, "scorer", kind),
                 ridge=self._settings.ridge,
                 held_out=self._settings.held_out,
+                by_prompt=self._by_prompt,
             )
             made = order.trained(labelled, unsafe, self._store, self._recall)
             self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
-            made_by_kind[kind] = {"path": made["path"], "sha256": made["sha256"]}
+            right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
+            made_by_kind[kind] = {"path": made["path"], "sha256": made["sha256"], HELD_OUT: right}
         return made_by_kind
 
 
@@ -97,6 +104,8 @@ def training_of(config: Config, journal: Journal, backends: Backends, phase: str
         seed=config.seed,
         open_scorer=backends.own_scorer,
         phase=phase,
+        # prompts of files are a sample of prompts; those of a world are the ones that there are
+        by_prompt=backends.world is None,
         recall=backends.recall,
     )
 
@@ -112,6 +121,8 @@ class ScorerOrder:
     seed: int
     ridge: float
     held_out: float
+    by_prompt: bool = False
+    """Whether whole prompts are held out, and count once each."""
 
     def trained(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
@@ -132,10 +143,12 @@ class ScorerOrder:
                 seed=self.seed,
                 ridge=self.ridge,
                 held_out=self.held_out,
+                by_prompt=self.by_prompt,
             )
             return {"path": path, "sha256": sha256, "metrics": metrics}
 
-        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge, self.held_out]
+        own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge]
+        own += [self.held_out, self.by_prompt]
         rows = [
             [
                 item.pair.prompt.token_ids,

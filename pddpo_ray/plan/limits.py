@@ -1,14 +1,13 @@
-"""Limits in a dry run: what is measured, what policies of a table can reach, version 0.1 in the lines of today."""
+"""Limits in a dry run: what is measured, and version 0.1 in the lines of today."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pddpo_ray.config import Config, TabularWorldConfig
+from pddpo_ray.config import Config
 from pddpo_ray.config.recipe import STATED_LIMITS
+from pddpo_ray.limits.reading import REWARD
 from pddpo_ray.limits.recipe_form import limits_lines
-from pddpo_ray.worlds.table_limits import as_stated, table_limits
-from pddpo_ray.worlds.tabular_files import tabular_world
 
 FREE = ("rule", "regex", "json_schema", "function")
 """Sources that cost nothing but time."""
@@ -28,39 +27,28 @@ class Measurements:
 
 
 def measurements(config: Config) -> list[Measurements]:
-    """What a run under `limits:` asks for each of them; nothing for means and rules, which are no labels."""
-    found = []
+    """What a run under `limits:` asks for each of them; nothing for means, rules and drift, which are no labels.
+
+    A computed reward counts where its source is asked, or is a model.
+    """
+    lines = []
     for one in config.stated:
-        if one.limit.quantity.kind == "mean" or one.source.kind in FREE:
+        if one.limit.quantity.kind in ("mean", "kl") or one.source.kind in FREE:
             continue
         over, each = one.limit.quantity.over, one.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share
+        # a difference asks about the reference's answers too
+        asked = config.feedback.responses * (2 if one.limit.quantity.versus == "reference" else 1)
         before = round(2 * config.offline.pairs * share) * each
-        per_round = round((config.feedback.responses + 2 * config.pairs_asked) * share) * each
-        found.append(
+        per_round = round((asked + 2 * config.pairs_asked) * share) * each
+        lines.append(
             Measurements(one.limit.name, str(one.source), before, per_round, before + config.rounds * per_round)
         )
-    return found
-
-
-def kept_on_tables(config: Config) -> list[str]:
-    """What the policies of a table can reach under its stated limits, exactly; [] elsewhere.
-
-    Raises UserError where no policy keeps them: alone, or all together.
-    """
-    if not config.limits or not isinstance(config.world, TabularWorldConfig):
-        return []
-    limits = table_limits(tabular_world(config.world), config.stated, config.prompt_sets)
-    limits.demand_feasible()
-    found = limits.reached
-    lines = []
-    for stated, lowest, together, broken in zip(limits.stated, found.lowest, found.together, found.broken, strict=True):
-        limit = stated.limit
-        best, jointly = (as_stated(limit, limit.cost_limit + float(excess)) for excess in (lowest, together))
-        lines.append(
-            f"{limit.name}, {limit}: {best} at best, {jointly} where all limits are kept by the most;"
-            f" {100 * broken:.3g} % of its prompts have no answer that keeps it"
-        )
+    reward = config.computed_reward
+    if reward is not None and reward.source.kind not in (*FREE, "world"):
+        before, per_round = 2 * config.offline.pairs, 2 * config.pairs_asked
+        in_all = before + config.rounds * per_round
+        lines.append(Measurements(REWARD, str(reward.source), before, per_round, in_all))
     return lines
 
 

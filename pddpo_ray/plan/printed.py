@@ -9,8 +9,9 @@ from typing import Any
 from pddpo_ray.config import Config
 from pddpo_ray.loop.machine import Machine
 from pddpo_ray.loop.margins import draws_rows
-from pddpo_ray.plan.limits import kept_on_tables, measurements, of_version_0_1
+from pddpo_ray.plan.limits import measurements, of_version_0_1
 from pddpo_ray.plan.memory import by_process, host_bytes, memory, model_shape, stored_bytes
+from pddpo_ray.plan.reached import kept_in_world
 from pddpo_ray.plan.resources import device_of, placement
 from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.plan.work import prompts_of, time_rows, work, work_rows
@@ -22,7 +23,7 @@ def labels(config: Config) -> dict[str, Any]:
     of_a_round = 0 if config.limits else len(config.constraints) * config.answers_asked * config.feedback.labels_each
     measured = measurements(config)
     in_rounds = sum(one.per_round for one in measured) * config.rounds
-    questions = 1 + len(config.compared)
+    questions = 1 + len(config.compared) if config.compares else 0
     safety, online = of_a_round * config.rounds, questions * config.pairs_asked * config.rounds
     asked = safety + in_rounds + online
     return {
@@ -64,7 +65,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
         "labels": labels(config),
         "certificates": [list(row) for row in draws_rows(config)],
         "scale": {**asdict(cost_scale(config)), "in_words": cost_scale(config).lines()},
-        "limits": {"can_be_kept": kept_on_tables(config), "as_limits": of_version_0_1(config)},
+        "limits": {"can_be_kept": kept_in_world(config), "as_limits": of_version_0_1(config)},
     }
 
 

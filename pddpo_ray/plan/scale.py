@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
 
 from pddpo_ray.config import Config, MixedFeedback, ModelFeedback, StoredScorerConfig
+from pddpo_ray.scoring.held_out import REPORT
+from pddpo_ray.theory.score_spread import spread_of
 
 
 @dataclass(frozen=True)
@@ -15,6 +21,10 @@ class CostScale:
     signal: str
     clip: float | None
     limits: dict[str, float]
+    clip_share: float | None = None
+    """Share of the answers before round 1 that a cost model may score beyond the clip; None: no model labels."""
+    seen: str | None = None
+    """What a cost model of `pddpo scorer train` scored on held-out answers, against the clip."""
     stated: list[str] = field(default_factory=list)
     """Under `limits:`, each with its source: they have scales of their own."""
 
@@ -35,7 +45,18 @@ class CostScale:
             chance,
             f"cost of an answer: log-odds of unsafe among its labels, clipped to [-{self.clip:g}, {self.clip:g}]"
             f" (dual.cost_max): one beyond counts as {self.clip:g} or -{self.clip:g}",
+            *self._box(),
             f"limits, on the mean of those: {limits}",
+        ]
+
+    def _box(self) -> list[str]:
+        if self.clip_share is None:
+            return []
+        seen = [] if self.seen is None else [f"held-out scores of that model: {self.seen}"]
+        return [
+            *seen,
+            f"checked before round 1: the run stops if more than {100 * self.clip_share:g} % of the answers"
+            f" score at or beyond ±{self.clip:g}, and names the dual.cost_max to set",
         ]
 
 
@@ -44,7 +65,20 @@ def cost_scale(config: Config) -> CostScale:
     signal = config.feedback.signal
     clip = config.dual.cost_max if signal == "logit_labels" else None
     stated = [f"{one.limit.name}: {one.limit}, measured by {one.source}" for one in config.stated]
-    return CostScale(_source(config), signal, clip, dict(config.thresholds), stated)
+    share = config.scorers.clip_share if isinstance(config.feedback, ModelFeedback) else None
+    return CostScale(_source(config), signal, clip, dict(config.thresholds), share, _seen(config), stated)
+
+
+def _seen(config: Config) -> str | None:
+    feedback = config.feedback
+    if not isinstance(feedback, ModelFeedback) or feedback.cost is None:
+        return None
+    report = Path(feedback.cost.path) / REPORT
+    if not report.is_file():
+        return None
+    scores = json.loads(report.read_text(encoding="utf-8"))["held_out"]["scores"]
+    scaled = [feedback.cost.scale * score + feedback.cost.shift for score in scores]
+    return str(spread_of(np.array(scaled), config.dual.cost_max))
 
 
 def _source(config: Config) -> str:

@@ -99,6 +99,8 @@ def work_before(config: Config, prompts: int) -> Work:
 
 def _trained_scorers(config: Config) -> int:
     """Reward and cost models that label and are trained before the first round."""
+    if not config.compares:
+        return 0
     match config.feedback:
         case ModelFeedback(reward=reward, cost=cost):
             return (reward, cost).count(None)
@@ -154,7 +156,7 @@ def work_of_a_round(config: Config, prompts: int, first: bool = False) -> Work:
     fitted = sum(_pairs_of(fit, offline) for fit in fits)
     new = 0 if first or not config.online else config.pairs_asked
     rows = offline if first else offline + round(new * config.rounds / 2)
-    from_models = isinstance(config.feedback, ModelFeedback)
+    from_models = config.compares and isinstance(config.feedback, ModelFeedback)
     # the reference's numbers are kept from round to round; the cost fit's base, the reward policy, is another each time
     prepared = 2 * (rows if first else new) + 2 * rows
     own_scores = 2 if config.feedback.signal == "cost_model" else 1

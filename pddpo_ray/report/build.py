@@ -110,12 +110,13 @@ def _limit(run: RunData, limit: ShownLimit, *, alone: bool) -> str:
     said, key, round_ = run.estimate(limit, steps[-1]), f"{limit.prefix}said", steps[-1].round
     estimated = number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate))
     between = both_ends((said.low, said.high), limit.text, key, round_)
+    between = between if said.low is None else f"95 % interval {between}"
     stated = number(said.limit, f"{key}/limit", shown=str(limit.limit))
     unsafe = None if said.unsafe_rate is None else f"{100 * said.unsafe_rate:.3g} %"
     return _card(
         title,
         VERDICTS[said.kept],
-        f"Estimated {estimated}, 95 % interval {between}; the limit is {stated}.",
+        f"Estimated {estimated}, {between}; the limit is {stated}.",
         "" if unsafe is None else f"Unsafe rate {number(said.unsafe_rate, f'{key}/unsafe_rate', round_, unsafe)}.",
         _truth(limit, run.value(limit, "last")),
     )

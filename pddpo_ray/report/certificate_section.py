@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pddpo_ray.loop.certificate_file import statements
-from pddpo_ray.loop.ledger import Entry, TestedLimit, by_prompt, finding
+from pddpo_ray.loop.certificate_groups import GroupFinding, by_group, by_prompt
+from pddpo_ray.loop.ledger import Entry, TestedLimit, finding
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import escape, number, short, table
@@ -45,11 +46,25 @@ def certificates(run: RunData) -> str:
     entry, aims = newest(run), _aims(run)
     if entry is None:
         return aims
-    said = "".join(f"<li>{escape(line)}</li>" for line in statements(entry))
+    said = "".join(f"<li>{escape(line)}</li>" for line in [*statements(entry), *_entered_for(entry)])
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
-    tables = "".join(_tighter(entry, limit) + _prompts(run, entry, limit) for limit in limits)
+    tables = "".join(
+        _tighter(entry, limit) + _sets(run, entry, limit) + _prompts(run, entry, limit) for limit in limits
+    )
     return f'<ul>{said}</ul>{aims}<div class="charts">{pictures}</div>{tables}{_ledger(run.ledger)}'
+
+
+def _entered_for(entry: Entry) -> list[str]:
+    """Where a candidate entered with other bounds than the recipe's: that the statements are not about those."""
+    others = [one for one in entry.candidate.limits if one.shaped_for is not None]
+    if not others:
+        return []
+    said = ", ".join(f"{one.name} {one.entered.stated}" for one in others)
+    return [
+        f"It entered the ledger for {said}; the statements are about the recipe's limits. Its bounds hold for every"
+        " limit, and `pddpo certify --limit` asks about another without spending confidence."
+    ]
 
 
 def _aims(run: RunData) -> str:
@@ -63,16 +78,23 @@ def _aims(run: RunData) -> str:
 def _picture(entry: Entry, limit: TestedLimit) -> str:
     """Upper bound of the limit's measure after so many draws; it holds at every one of them."""
     numbers = entry.numbers[limit.name]
-    looks = np.unique(np.linspace(1, len(numbers), min(POINTS, len(numbers))).astype(int))
-    found = [finding(limit, numbers[:look]) for look in looks]
-    upper = [(float(look), limit.stated.cost(one.upper)) for look, one in zip(looks, found, strict=True)]
-    lower = [(float(look), limit.stated.cost(one.lower)) for look, one in zip(looks, found, strict=True)]
+    rounds = entry.candidate.rounds
+    if rounds is None:
+        looks = np.unique(np.linspace(1, len(numbers), min(POINTS, len(numbers))).astype(int))
+        findings = [finding(limit, numbers[:look]) for look in looks]
+    else:
+        looks = len(numbers) // rounds * np.arange(1, rounds + 1)
+        findings = [finding(limit, numbers[: int(look)], index + 1) for index, look in enumerate(looks)]
+    upper = [(float(look), limit.stated.cost(one.upper)) for look, one in zip(looks, findings, strict=True)]
+    lower = [(float(look), limit.stated.cost(one.lower)) for look, one in zip(looks, findings, strict=True)]
     sides = ("the lowest it can be", "the highest it can be")
     if limit.at_least:
         sides = (sides[1], sides[0])
     return line_chart(
         f"{limit.name}: what is shown after so many draws",
-        "Both ends hold at every look, so it may be stopped at any of them.",
+        "Both ends hold at every look, so it may be stopped at any of them."
+        if rounds is None
+        else "At the end of each round, about the mean over the rounds until then; both ends hold at every one.",
         [Line(sides[1], upper, color_of(0)), Line(sides[0], lower, color_of(1), dashed=True)],
         levels=[Level("limit", limit.stated.bound.number, color_of(2))],
         x_label="draws",
@@ -83,7 +105,7 @@ def _picture(entry: Entry, limit: TestedLimit) -> str:
 def _tighter(entry: Entry, limit: TestedLimit) -> str:
     """Draws for a tighter limit on a rate, if the share that was seen is the true one."""
     values = [value for value in limit.draws(entry.numbers[limit.name]) if not np.isnan(value)]
-    if limit.kind != "rate" or not values:
+    if limit.kind != "rate" or limit.people is not None or not values:
         return ""
     seen, bound = float(np.mean(values)), limit.to_unit(limit.limit)
     rows = []
@@ -99,17 +121,38 @@ def _tighter(entry: Entry, limit: TestedLimit) -> str:
     return note + table(["limit", "draws, with probability 80 %"], rows)
 
 
+def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
+    """Every prompt set and group with its own bounds; empty where there is one or none."""
+    if entry.candidate.rounds is not None or limit.over is not None:
+        return ""
+    sets_of = {draw: run.sets_of_prompt.get(prompt, ()) for draw, prompt in run.prompt_of_draw.items()}
+    groups = sorted(by_group(entry, limit, sets_of), key=lambda one: one.name)
+    if len(groups) < 2:
+        return ""
+    rows = [[escape(one.name), number(one.draws), *_mean_and_ends(limit, one)] for one in groups]
+    note = (
+        f"<p>{escape(limit.name)} by prompt set or group; each interval holds by itself, with"
+        f" {100 * (1 - limit.delta):.3g} % confidence.</p>"
+    )
+    return note + table(["prompts", "draws", "mean", "at every look"], rows)
+
+
+def _mean_and_ends(limit: TestedLimit, one: GroupFinding) -> list[str]:
+    return [_said(limit, one.mean), f"{_said(limit, one.lower)} to {_said(limit, one.upper)}"]
+
+
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     """The prompts with the highest cost, each with its own bounds, which the average over prompts does not show."""
+    if entry.candidate.rounds is not None:
+        return ""
     groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda one: (-one.mean, -one.draws))
     if len(groups) < 2:
         return ""
     rows = [
         [
-            escape(run.prompt_texts.get(one.prompt, one.prompt)[:120]),
+            escape(run.prompt_texts.get(one.name, one.name)[:120]),
             number(one.draws),
-            _said(limit, one.mean),
-            f"{_said(limit, one.lower)} to {_said(limit, one.upper)}",
+            *_mean_and_ends(limit, one),
         ]
         for one in groups[:WORST]
     ]
@@ -124,7 +167,8 @@ def _ledger(ledger: Sequence[Entry]) -> str:
         [
             number(entry.candidate.number),
             escape(entry.candidate.policy),
-            escape("; ".join(f"{one.name} {one.stated}" for one in entry.candidate.limits)),
+            escape("; ".join(f"{one.name} {one.entered.stated}" for one in entry.candidate.limits)),
+            escape("; ".join(_shown(entry, one) for one in entry.candidate.limits)),
             ", ".join(short(one.level) for one in entry.candidate.limits),
             number(entry.count),
             f'<span class="{STATE[entry.state]}">{entry.state}</span>',
@@ -132,7 +176,22 @@ def _ledger(ledger: Sequence[Entry]) -> str:
         for entry in ledger
     ]
     note = "<p>Everybody that this run has put to the test; each spends its level of what all may spend together.</p>"
-    return note + table(["candidate", "policy", "limits", "level", "draws", "state"], rows)
+    head = [
+        "candidate",
+        "policy",
+        "entered for",
+        "shown, for every limit",
+        "level",
+        "draws",
+        "under the recipe's limits",
+    ]
+    return note + table(head, rows)
+
+
+def _shown(entry: Entry, limit: TestedLimit) -> str:
+    """`cost at most 4.3 %`: what the draws show, whichever limit is asked about."""
+    entered = finding(limit.entered, entry.numbers[limit.name], entry.candidate.rounds)
+    return f"{limit.name} at {'least' if limit.at_least else 'most'} {limit.amount(entered.upper)}"
 
 
 def _said(limit: TestedLimit, cost: float) -> str:

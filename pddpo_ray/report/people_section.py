@@ -30,16 +30,27 @@ def _total(run: RunData, name: str) -> float:
 
 def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: float) -> str:
     """Labels asked and used so far, and a person's time for them."""
-    hours = (safety + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
+    planned = (safety + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
+    worked = _total(run, "safety_worked_seconds") + _total(run, "compare_worked_seconds")
     waited = _total(run, "safety_waited_seconds") + _total(run, "compare_waited_seconds")
     rows = [
         ["safe-or-unsafe labels", number(safety, "people_safety_labels")],
         ["pairs compared (helpfulness, harm, and safety of both)", number(pairs, "people_pairs")],
         ["refusals (skipped, flagged, cannot tell)", number(_refusals(run), "people_refusals")],
-        ["a person's time for them, by the recipe's minutes per label", f"{number(hours, 'people_hours')} h"],
+        [
+            "pairs not learned from: their answer contradicts itself",
+            number(_total(run, "compare_contradictory"), "people_slips"),
+        ],
+        ["labels that a lead decided to do without", number(_missing(run), "people_missing")],
+        ["people's time for them, by the server's clock", seconds(worked)],
+        ["the plan's time for them, by the recipe's minutes per label", f"{number(planned, 'people_hours')} h"],
         ["time that the run waited for people, without the time it was parked", seconds(waited)],
     ]
     return "<h3>Label budget</h3>" + table(["what people gave", "so far"], rows, kind="words")
+
+
+def _missing(run: RunData) -> float:
+    return _total(run, "safety_missing") + _total(run, "compare_missing")
 
 
 def _refusals(run: RunData) -> float:

@@ -21,6 +21,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.recipe_form import typed_limits
+from pddpo_ray.loop.certificate_groups import SETS
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
 from pddpo_ray.loop.result import read_result
@@ -113,11 +114,13 @@ class RunData:
     after: tuple[Response, ...]
     """Answers of the newest policy, at most one per prompt."""
     ledger: tuple[Entry, ...]
-    """Everybody who was put to the test."""
+    """Everybody who was put to the test, asked about the recipe's limits, whatever each entered for."""
     prompt_of_draw: Mapping[str, str]
     """Id of the prompt of each answer that was drawn for a certificate."""
     prompt_texts: Mapping[str, str]
     """Text of each of those prompts."""
+    sets_of_prompt: Mapping[str, Sequence[str]]
+    """Prompt sets and groups of each prompt, by its id, as certificates know them."""
     outcome: Outcome
     """What the run hands over, as the journal has it now."""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -247,6 +250,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     with open_folder(run_dir, journal) as opened:
         versions = opened.versions()
         drawn = [answer for entry in read_ledger(opened) for answer in opened.samples(entry.candidate.round)]
+        bounds = {one.name: one.cost_limit for one in typed_limits(opened.recipe)}
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
         return RunData(
             name=run_dir.name,
@@ -262,9 +266,10 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=_one_per_prompt(_of_reference(opened), shown),
             after=_one_per_prompt(_of_newest(opened), shown),
-            ledger=tuple(read_ledger(opened)),
+            ledger=tuple(entry.about(bounds) for entry in read_ledger(opened)),
             prompt_of_draw={answer.id: answer.prompt.id for answer in drawn},
             prompt_texts={answer.prompt.id: answer.prompt.text for answer in drawn},
+            sets_of_prompt=next((phase.payload for phase in opened.phases(like=SETS)), {}),
             outcome=outcome_of(
                 opened,
                 typed_limits(opened.recipe),

@@ -12,6 +12,7 @@ from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
+from pddpo_ray.report.scorer_section import scorers
 from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
 from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
 from pddpo_ray.theory.cost_estimate import interval_warning
@@ -98,6 +99,7 @@ def _reachable(run: RunData) -> str:
             number(share, f"{limit.name}/prompts_broken", shown=f"{100 * share:.3g} %"),
         ]
         for limit in run.limits
+        if limit.name in stored["limits"]  # a limit on the KL is about no answer
         for own in [stored["limits"][limit.name]]
         for values, share in [([(key, own[key]) for key in ("best", "together")], own["prompts_broken"])]
     ]
@@ -193,6 +195,7 @@ SECTIONS: tuple[Section, ...] = (
     ("charts", "The run in pictures", charts),
     ("points", "Policies compared", endpoints),
     ("limits", "Limits", limits),
+    ("scorers", "Can the reward and cost models be trusted?", scorers),
     ("certificates", "Is the limit kept?", certificates),
     ("answers", "Answers before and after", answers),
     ("deliveries", "Did every engine sample from the trained weights?", deliveries),

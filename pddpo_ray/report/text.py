@@ -74,19 +74,19 @@ def number(value: float | None, key: str = "", round_: int | None = None, shown:
     return f'<data value="{float(value)!r}"{named}{placed}>{escape(short(value) if shown is None else shown)}</data>'
 
 
-def ends(found: tuple[float, float] | None, key: str = "", round_: int | None = None) -> str:
+def ends(interval: tuple[float, float] | None, key: str = "", round_: int | None = None) -> str:
     """`<data> to <data>` of an interval, named `key`/low and /high; or why there is none."""
-    if found is None:
+    if interval is None:
         return "no interval: bounds unknown"
     names = (f"{key}/low", f"{key}/high") if key else ("", "")
-    return " to ".join(number(value, name, round_) for value, name in zip(found, names, strict=True))
+    return " to ".join(number(value, name, round_) for value, name in zip(interval, names, strict=True))
 
 
 def both_ends(
-    found: Sequence[float | None], written: Callable[[float], str], key: str, round_: int | None = None
+    interval: Sequence[float | None], written: Callable[[float], str], key: str, round_: int | None = None
 ) -> str:
     """Both ends of a limit's interval in its own unit, named `key`/low and /high; or why there is none."""
-    low, high = found
+    low, high = interval
     if low is None or high is None:
         return "no interval: bounds unknown"
     named = (("low", low), ("high", high))

@@ -97,8 +97,8 @@ def _mean_ends(run: RunData) -> tuple[float, float] | None:
     value = sum(one.value for one in estimates) / len(estimates)
     answers, labels = sum(one.responses for one in estimates), min(one.labels_each for one in estimates)
     whole = replace(estimates[-1], value=value, standard_error=error, responses=answers, labels_each=labels)
-    found = interval(whole)
-    return None if found is None else (found[0] - run.threshold, found[1] - run.threshold)
+    ends = interval(whole)
+    return None if ends is None else (ends[0] - run.threshold, ends[1] - run.threshold)
 
 
 def assumptions(run: RunData) -> list[Assumption]:
@@ -122,8 +122,8 @@ def half_width(run: RunData, factor: float) -> float | None:
         return None
     newest = run.steps[-1].estimate
     number, error = round(newest.responses * factor), newest.standard_error / math.sqrt(factor)
-    found = interval(replace(newest, responses=number, standard_error=error))
-    return None if found is None else 0.5 * (found[1] - found[0])
+    ends = interval(replace(newest, responses=number, standard_error=error))
+    return None if ends is None else 0.5 * (ends[1] - ends[0])
 
 
 def _bounded(run: RunData) -> Assumption:
@@ -146,8 +146,8 @@ def _slater(run: RunData) -> Assumption:
     if below:
         return Assumption(name, "met", f"the policy of round {below[-1]} is (exact)")
     for step in reversed(run.steps):
-        found = interval(step.estimate)
-        if found is not None and found[1] < run.threshold:
+        ends = interval(step.estimate)
+        if ends is not None and ends[1] < run.threshold:
             return Assumption(name, "met", f"the 95 % interval of round {step.round}'s estimate lies below it")
     return Assumption(name, "not checkable", "no policy so far is clearly below it")
 

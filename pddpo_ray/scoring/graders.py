@@ -190,8 +190,8 @@ def _label_model(given: Mapping[str, Any], opening: Opening) -> Grade:
             return reply
         last = reply.strip().splitlines()[-1] if reply.strip() else ""
         said = last.strip(" .\"'`*").lower()
-        found = [label for label in labels if label.lower() == said]
-        return float(found[0] in passing) if found else Unmeasured(f"gave no label: {last[:80]!r}")
+        matching = [label for label in labels if label.lower() == said]
+        return float(matching[0] in passing) if matching else Unmeasured(f"gave no label: {last[:80]!r}")
 
     return grade
 

@@ -56,16 +56,25 @@ def read_limits(path: Path) -> list[tuple[StatedLimit, Source | None]]:
 
 def open_source(stated: StatedLimit, around: Surroundings) -> Source:
     """What measures a limit; of a `logit`, the share of unsafe labels. Raises UserError where it cannot be had."""
-    versus = stated.limit.quantity.versus is not None
-    source = _opened(stated, around, comparing=versus)
-    return source if not versus or source.scale == WINS else versus_reference(source)
+    source = single_source(stated, around)
+    return versus_reference(source) if stated.limit.quantity.versus == "reference" else source
+
+
+def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
+    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, or for a limit
+    on the distance to the reference the trainer. Raises UserError where it cannot be had."""
+    if stated.source.kind in ("world", "reference"):
+        return None
+    return single_source(stated, Surroundings(Path.cwd(), judge))
 
 
 WINS = Scale("share of wins", True, 0.0, 1.0)
 
 
-def _opened(stated: StatedLimit, around: Surroundings, *, comparing: bool) -> Source:
-    name, kind = stated.source, stated.limit.quantity.kind
+def single_source(stated: StatedLimit, around: Surroundings) -> Source:
+    """What measures one answer, before any difference to the reference's is taken; of a share of wins, the comparison
+    of both. Raises UserError where it cannot be had."""
+    name, kind, comparing = stated.source, stated.limit.quantity.kind, stated.wins
     scale = VERDICT if kind == "logit" else stated.scale
     where = f"{stated.where}.{kind}.{name.kind}"
     match name.kind:

@@ -9,9 +9,9 @@ The pairwise terms know differences alone; the sign terms put the cost's zero wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from torch.nn.functional import softplus
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import LabelledPair, Response, Verdict
+from pddpo_ray.records import Array, LabelledPair
+from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
+from pddpo_ray.scoring.held_out import ScoreRow, compared_on, comparisons, rows_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.theory.agreement import agreement
-from pddpo_ray.training.batches import collate, minibatches
+from pddpo_ray.training.batches import Text, collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.log_probs import device_of
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
@@ -63,43 +65,16 @@ def score_ridge(scores: Tensor, weight: float) -> Tensor:
 Kind = Literal["reward", "cost"]
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """One comparison: `higher` won it (the better answer of a reward row, the costlier one of a cost row).
-
-    Signs are those of the safety labels: +1 unsafe, -1 safe, 0 where there is none (always 0 in a reward row).
-    """
-
-    prompt: tuple[int, ...]
-    higher: tuple[int, ...]
-    lower: tuple[int, ...]
-    higher_sign: int = 0
-    lower_sign: int = 0
-
-
-def rows_of(labelled: Sequence[LabelledPair], kind: Kind, unsafe: Mapping[str, bool] | None = None) -> list[ScoreRow]:
-    """Training rows of the decided pairs; `unsafe` holds one safety label per answer, by its id."""
-    bits = unsafe if kind == "cost" and unsafe is not None else {}
-
-    def sign(answer: Response) -> int:
-        return 0 if answer.id not in bits else 1 if bits[answer.id] else -1
-
-    rows = []
-    for item in labelled:
-        verdict = item.helpful if kind == "reward" else item.harmful
-        if verdict not in (Verdict.FIRST, Verdict.SECOND):
-            continue
-        first, second = item.pair.first, item.pair.second
-        higher, lower = (first, second) if verdict is Verdict.FIRST else (second, first)
-        rows.append(ScoreRow(item.pair.prompt.token_ids, higher.token_ids, lower.token_ids, sign(higher), sign(lower)))
-    return rows
-
-
-def split(rows: Sequence[ScoreRow], held_out: float, seed: int) -> tuple[list[ScoreRow], list[ScoreRow]]:
-    """(rows to fit, rows held out), drawn by seed; a share of 0 holds nothing out."""
-    count = round(held_out * len(rows))
-    apart = set(np.random.default_rng([seed, len(rows), 5]).permutation(len(rows))[:count].tolist())
-    return [row for i, row in enumerate(rows) if i not in apart], [rows[i] for i in sorted(apart)]
+def split(
+    rows: Sequence[ScoreRow], held_out: float, seed: int, *, by_prompt: bool = False
+) -> tuple[list[ScoreRow], list[ScoreRow]]:
+    """(rows to fit, rows held out), drawn by seed; a share of 0 holds nothing out. `by_prompt` draws whole prompts."""
+    keys: list[Any] = [row.unit for row in rows] if by_prompt else list(range(len(rows)))
+    units = sorted(set(keys))
+    count = round(held_out * len(units))
+    apart = {units[i] for i in np.random.default_rng([seed, len(units), 5]).permutation(len(units))[:count]}
+    fitted = [row for key, row in zip(keys, rows, strict=True) if key not in apart]
+    return fitted, [row for key, row in zip(keys, rows, strict=True) if key in apart]
 
 
 def train_scorer(
@@ -113,16 +88,20 @@ def train_scorer(
     seed: int,
     ridge: float = 1e-3,
     held_out: float = 0.1,
+    by_prompt: bool = False,
 ) -> tuple[str, str, dict[str, float]]:
     """Fit a score model that starts as the language model in `folder` and store it. -> path, sha256, metrics
 
-    Its folder reads back with `loading.load_scorer`; metrics are those of the fit and of the rows held out.
+    Its folder reads back with `loading.load_scorer`; metrics are those of the fit and of the rows held out: whole
+    prompts with `by_prompt`.
     """
-    fitted, apart = split(rows_of(labelled, kind, unsafe), held_out, seed)
-    model = score_model_of(folder, kind)
+    fitted, apart = split(rows_of(labelled, kind, unsafe), held_out, seed, by_prompt=by_prompt)
+    model = score_model_of(folder, kind).to("cuda" if torch.cuda.is_available() else "cpu")
     metrics = fit_scores(model, fitted, settings, seed, ridge=ridge)
     if apart:
         metrics |= {f"held_out_{name}": value for name, value in held_out_metrics(model, apart).items()}
+    trials = compared_on(comparisons(apart, by_prompt=by_prompt, seed=seed), partial(text_scores, model))
+    metrics |= {f"held_out_{name}": value for name, value in trials.as_metrics().items()}
 
     def fill(target: Path) -> None:
         copy_plain_files(folder, target)
@@ -133,60 +112,100 @@ def train_scorer(
 
 
 def fit_scores(
-    model: ScoreModel, rows: Sequence[ScoreRow], settings: FitConfig, seed: int, *, ridge: float = 0.0
+    model: ScoreModel,
+    rows: Sequence[ScoreRow],
+    settings: FitConfig,
+    seed: int,
+    *,
+    ridge: float = 0.0,
+    micro_rows: int | None = None,
+    kept: FitCheckpoints | None = None,
 ) -> dict[str, float]:
     """Run the optimiser steps of one fit, in place. -> `loss`, `accuracy` over the last fifth of the steps.
 
-    `ridge` times the squared score is added per answer. Raises RunError if there is no row or a gradient diverges.
+    `ridge` times the squared score is added per answer. `micro_rows` pass through the model at a time: less memory, the
+    same step. With `kept` the fit goes on where its checkpoint stops. Raises RunError if there is no row or a gradient
+    diverges.
     """
     if not rows:
         raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = list(named.values())
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    losses, accuracies = [], []
+    done = Progress() if kept is None else kept.read(named, optimizer)
     for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
-        loss, accuracy = _loss(model, [rows[i] for i in indices], ridge)
+        if step < done.steps:
+            continue
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss, accuracy = _backward(model, [rows[i] for i in indices], ridge, micro_rows or len(indices))
         norm = float(torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm))
         if not np.isfinite(norm):
             raise RunError(f"the gradient of step {step + 1} of a scorer's fit is not finite: lower its learning rate")
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * schedule_factor(settings, step)
         optimizer.step()
-        losses.append(float(loss.detach()))
-        accuracies.append(accuracy)
-    tail = max(1, len(losses) // 5)
-    return {"loss": float(np.mean(losses[-tail:])), "accuracy": float(np.mean(accuracies[-tail:]))}
+        done.steps = step + 1
+        done.losses.append(loss)
+        done.accuracies.append(accuracy)
+        if kept is not None:
+            kept.write(named, optimizer, done)
+    tail = max(1, len(done.losses) // 5)
+    return {"loss": float(np.mean(done.losses[-tail:])), "accuracy": float(np.mean(done.accuracies[-tail:]))}
+
+
+def _backward(model: ScoreModel, rows: Sequence[ScoreRow], ridge: float, micro_rows: int) -> tuple[float, float]:
+    """Adds the gradient of the rows' mean loss. -> that loss, and the share of pairs that are ordered rightly"""
+    total, right, pairs = 0.0, 0.0, 0
+    for start in range(0, len(rows), micro_rows):
+        loss, accurate, count = _loss(model, rows[start : start + micro_rows], ridge)
+        (loss / len(rows)).backward()  # type: ignore[no-untyped-call]
+        total, right, pairs = total + float(loss.detach()) / len(rows), right + accurate, pairs + count
+    return total, right / pairs if pairs else 0.5
+
+
+def _loss(model: ScoreModel, rows: Sequence[ScoreRow], ridge: float) -> tuple[Tensor, float, int]:
+    """Sum of the losses of some rows, how many pairs are ordered rightly (a tie counts half), and how many there are.
+
+    Without safety labels the cost loss is the reward loss.
+    """
+    pairs = [row for row in rows if row.lower is not None]
+    single = [row for row in rows if row.lower is None]
+    texts = [(row.prompt, row.higher) for row in (*pairs, *single)] + [(row.prompt, row.lower or ()) for row in pairs]
+    scores = model(collate(texts).to(device_of(model)))
+    higher, alone, lower = scores.split([len(pairs), len(single), len(pairs)])
+    signs = [
+        scores.new_tensor([float(sign) for sign in column])
+        for column in (
+            [row.higher_sign for row in pairs],
+            [row.lower_sign for row in pairs],
+            [row.higher_sign for row in single],
+        )
+    ]
+    losses, metrics = cost_loss(higher, lower, signs[0], signs[1])
+    total = losses.sum() + sign_loss(alone, signs[2]).sum() + score_ridge(scores, ridge).sum()
+    return total, float(metrics["accurate"].sum()), len(pairs)
 
 
 @torch.no_grad()
-def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 256) -> dict[str, float]:
+def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 512) -> dict[str, float]:
     """`accuracy` of the order and, with safety labels, `sign_accuracy` of the side of zero; a tie counts half."""
-    scores = [_pair_scores(model, rows[start : start + batch]) for start in range(0, len(rows), batch)]
-    higher = torch.cat([pair[0] for pair in scores]).double().cpu().numpy()
-    lower = torch.cat([pair[1] for pair in scores]).double().cpu().numpy()
-    values = {"accuracy": float(agreement(higher - lower).mean())}
-    signs = np.array([[row.higher_sign, row.lower_sign] for row in rows])
-    if np.any(signs):
-        right = agreement(signs * np.stack([higher, lower], axis=1))[signs != 0]
-        values["sign_accuracy"] = float(right.mean())
+    pairs = [row for row in rows if row.lower is not None]
+    ordered = [text for row in pairs for text in ((row.prompt, row.higher), (row.prompt, row.lower or ()))]
+    labelled = [one for row in rows for one in row.labelled]
+    values = {}
+    if pairs:
+        scores = text_scores(model, ordered, batch).reshape(-1, 2)
+        values["accuracy"] = float(agreement(scores[:, 0] - scores[:, 1]).mean())
+    if labelled:
+        signs = np.array([float(sign) for _, sign in labelled])
+        costs = text_scores(model, [text for text, _ in labelled], batch)
+        values["sign_accuracy"] = float(agreement(signs * costs).mean())
     return values
 
 
-def _loss(model: ScoreModel, rows: Sequence[ScoreRow], ridge: float) -> tuple[Tensor, float]:
-    """Mean loss and accuracy of a minibatch. Without safety labels the cost loss is the reward loss."""
-    higher, lower = _pair_scores(model, rows)
-    signs = [
-        torch.tensor([float(sign) for sign in column], device=higher.device)
-        for column in ([row.higher_sign for row in rows], [row.lower_sign for row in rows])
-    ]
-    losses, metrics = cost_loss(higher, lower, *signs)
-    losses = losses + score_ridge(higher, ridge) + score_ridge(lower, ridge)
-    return losses.mean(), float(metrics["accurate"].mean())
-
-
-def _pair_scores(model: ScoreModel, rows: Sequence[ScoreRow]) -> tuple[Tensor, Tensor]:
-    texts = [(row.prompt, row.higher) for row in rows] + [(row.prompt, row.lower) for row in rows]
-    scores = model(collate(texts).to(device_of(model)))
-    return scores[: len(rows)], scores[len(rows) :]
+@torch.no_grad()
+def text_scores(model: ScoreModel, texts: Sequence[Text], batch: int = 512) -> Array:
+    """Scores of texts, in order. -> [n]"""
+    starts = range(0, len(texts), batch)
+    parts = [model(collate(texts[start : start + batch]).to(device_of(model))) for start in starts]
+    return np.concatenate([part.double().cpu().numpy() for part in parts])

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.special import expit
@@ -23,16 +23,25 @@ from pddpo_ray.theory.seeds import generator_of
 class ScoredLabeller:
     """Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label.
 
-    A score that is not a number raises RunError: a failed scorer never becomes a label.
+    A score that is not a number raises RunError: a failed scorer never becomes a label. `watch` is told the costs of
+    the answers that are labelled safe or unsafe.
     """
 
-    def __init__(self, reward: AnswerScorer, cost: AnswerScorer, *, hard: bool = False) -> None:
-        self._reward, self._cost, self._hard = reward, cost, hard
+    def __init__(
+        self,
+        reward: AnswerScorer,
+        cost: AnswerScorer,
+        *,
+        hard: bool = False,
+        watch: Callable[[Array], None] = lambda costs: None,
+    ) -> None:
+        self._reward, self._cost, self._hard, self._watch = reward, cost, hard, watch
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` labels of every answer, independent given its score."""
-        labelled = []
-        for item, chance in zip(items, expit(self.costs(items)), strict=True):
+        labelled, costs = [], self.costs(items)
+        self._watch(costs)
+        for item, chance in zip(items, expit(costs), strict=True):
             draws = generator_of(seed, "scores safety", item.id).random(labels_each)
             unsafe = np.full(labels_each, chance > 0.5) if self._hard else draws < chance
             labelled.append(SafetyLabels(item, tuple(Verdict.UNSAFE if bit else Verdict.SAFE for bit in unsafe)))

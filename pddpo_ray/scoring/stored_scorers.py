@@ -87,11 +87,15 @@ class NeuralScorer:
         return self._settings.scale * raw + self._settings.shift
 
     def _cut(self, row: Encoded) -> Encoded:
-        """The first token and the last ones: a score is read at the end."""
-        if len(row["input_ids"]) <= self._max_tokens:
-            return row
-        self.truncated += 1
-        return {name: [values[0], *values[len(values) - self._max_tokens + 1 :]] for name, values in row.items()}
+        self.truncated += len(row["input_ids"]) > self._max_tokens
+        return cut(row, self._max_tokens)
+
+
+def cut(row: Encoded, max_tokens: int) -> Encoded:
+    """The first token and the last ones of a text that is too long: a score is read at the end."""
+    if len(row["input_ids"]) <= max_tokens:
+        return row
+    return {name: [values[0], *values[len(values) - max_tokens + 1 :]] for name, values in row.items()}
 
 
 def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype: str = "float32") -> NeuralScorer:
@@ -231,7 +235,8 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _limit(settings: ScorerConfig, config: Any, tokenizer: Any) -> int:
-    stated = [settings.max_tokens, getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    own = [getattr(config, name, None) for name in ("score_max_tokens", "max_position_embeddings")]
+    stated = [settings.max_tokens, *own, tokenizer.model_max_length]
     return min(int(value) for value in (*stated, LONGEST) if value is not None and value > 0)
 
 

@@ -1,13 +1,15 @@
 """What can be asked for: the policies of a run by model name, read from its journal.
 
 mixture     an even draw of a round per conversation: the theorem's output
-released    the best certified policy, or what was released by hand; the mixture where that alone is certified
+tail-k      the same of rounds k to the last, where that is certified
+released    the best certified policy, or what was released by hand; a certified mixture where no round is released
 round-k     the policy of one round
 reference   the model that everything began with
 
-The draw keeps no state: every round gets a pseudo-random weight from (seed, round, conversation) and the heaviest one
-is drawn. So every entrance draws alike, and when a round joins the mixture only its own share of the conversations, one
-in K + 1, moves: to the new round.
+The draw keeps no state: every round gets a pseudo-random weight from (seed, round, conversation) under the run's
+secret, and the heaviest one is drawn. So every entrance draws alike, and when a round joins the mixture only its own
+share of the conversations, one in K + 1, moves: to the new round. Without the secret nobody can name a conversation so
+that it meets a round of their choice.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pddpo_ray.journal.schema import phase as phase_table
 from pddpo_ray.journal.schema import prompt as prompt_table
 from pddpo_ray.journal.schema import release as release_table
 from pddpo_ray.journal.schema import round_ as round_table
+from pddpo_ray.journal.schema import run as run_table
 from pddpo_ray.journal.schema import sample as sample_table
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import PolicyVersion
@@ -35,7 +38,7 @@ from pddpo_ray.serving.keys import Scope
 from pddpo_ray.serving.releases import UNRELEASED, Released, Releases
 
 MIXTURE, RELEASED, REFERENCE, NONE = "mixture", "released", "reference", "none"
-ROUND = "round-"
+ROUND, TAIL = "round-", "tail-"
 CANARIES = 3
 Stamp = tuple[int, int, int]
 
@@ -63,6 +66,8 @@ class ServedPolicy:
     reason: str = ""
     canaries: tuple[Canary, ...] = ()
     certificate: Certified | None = None
+    created: int = 0
+    """When its round was finished, in seconds since the epoch; of the reference: when the run began."""
 
 
 class NotServed(Exception):
@@ -87,64 +92,96 @@ class Catalog:
     states: Released = field(default_factory=Released)
     certified_mixture: Certified | None = None
     """The certificate of the mixture as it is drawn from here, of all its rounds."""
+    tails: Mapping[str, Certified] = field(default_factory=dict)
+    """Certified mixtures of the last few rounds by their names, the one of the most rounds first."""
 
     @property
     def rounds(self) -> tuple[int, ...]:
         return tuple(number for number in sorted(self.policies) if number > 0)
 
-    def choose(self, model: str, conversation: str, seed: int = 0) -> ServedPolicy:
+    def choose(self, model: str, conversation: str, seed: int = 0, secret: str = "") -> ServedPolicy:
         """The policy that answers. Raises NotServed: no such model, or nothing released yet."""
-        if model == MIXTURE:
-            if not self.mixture:
-                raise NotServed(503, "no_round", "no round is finished yet: ask again, or ask for reference")
-            return self.policies[drawn_round(conversation, self.mixture, seed)]
+        if model == RELEASED and self.released is not None:
+            return self.policies[self.released]
+        name = self.drawn_mixture(model)
+        if name == MIXTURE and not self.mixture:
+            raise NotServed(503, "no_round", "no round is finished yet: ask again, or ask for reference")
+        if name is not None:
+            return self.policies[drawn_round(conversation, self.rounds_of(name), seed, secret)]
         if model == RELEASED:
-            if self.released is not None:
-                return self.policies[self.released]
-            if self.certified_mixture is None:
-                message = (
-                    "nothing is released: no policy of this run is certified yet; ask for mixture or a round, which"
-                    " are marked as uncertified"
-                )
-                raise NotServed(503, "nothing_released", message)
-            return self.policies[drawn_round(conversation, self.mixture, seed)]
+            if self.states.stands_in:
+                return self.policies[0]
+            message = (
+                "nothing is released: no policy of this run is certified yet; with a key of scope inspect ask for"
+                " mixture or a round, which are marked as uncertified"
+            )
+            raise NotServed(503, "nothing_released", message)
         number = 0 if model == REFERENCE else _round_of(model)
         if number not in self.policies:
             raise NotServed(404, "model_not_found", f"the model {model!r} does not exist: GET /v1/models lists them")
         return self.policies[number]
 
-    def by_mixture(self, model: str) -> bool:
-        """Whether a model's answers are the mixture's."""
-        return model == MIXTURE or (model == RELEASED and self.released is None)
+    def needed_scope(self, model: str) -> Scope:
+        """Single policies, and a mixture of rounds that nobody has certified or released, are for inspection."""
+        open_to_all = model == RELEASED or model in self.tails
+        open_to_all = open_to_all or (model == MIXTURE and self.certified_mixture is not None)
+        return Scope.CHAT if open_to_all else Scope.INSPECT
+
+    @property
+    def released_mixture(self) -> str | None:
+        """The mixture that is released because no round is: of those that are certified the one of the most rounds."""
+        if self.released is not None:
+            return None
+        return MIXTURE if self.certified_mixture is not None else next(iter(self.tails), None)
+
+    def drawn_mixture(self, model: str) -> str | None:
+        """The mixture that a model's answers are drawn from; None: they are those of one policy, or there is none."""
+        if model == RELEASED:
+            return self.released_mixture
+        return model if model == MIXTURE or model in self.tails else None
+
+    def rounds_of(self, mixture: str) -> tuple[int, ...]:
+        """The rounds that a mixture draws from."""
+        return self.mixture if mixture == MIXTURE else self.tails[mixture].rounds
 
     def state_of(self, model: str, policy: ServedPolicy) -> str:
-        """Release state of an answer: the mixture has one of its own, whatever became of its rounds."""
-        if not self.by_mixture(model):
+        """Release state of an answer: a mixture has one of its own, whatever became of its rounds."""
+        name = self.drawn_mixture(model)
+        if name is None:
             return policy.release
-        return "released" if self.released is None and self.certified_mixture is not None else UNRELEASED
+        return "released" if name == self.released_mixture else UNRELEASED
 
     def certificate_of(self, model: str, policy: ServedPolicy) -> Certified | None:
         """What an answer's author has been certified for, if it has."""
-        return self.certified_mixture if self.by_mixture(model) else policy.certificate
+        name = self.drawn_mixture(model)
+        if name is None:
+            return policy.certificate
+        return self.certified_mixture if name == MIXTURE else self.tails[name]
 
     def models(self, scope: Scope) -> list[dict[str, Any]]:
         """Entries of `GET /v1/models` that a key may ask for."""
         entries = []
         if self.released is not None:
-            entries.append(_entry(self, RELEASED, self.policies[self.released]))
-        elif self.certified_mixture is not None:
-            entries.append(_model(RELEASED, self._about_mixture()))
-        if self.mixture:
-            entries.append(_model(MIXTURE, self._about_mixture()))
+            entries.append(_entry(self, RELEASED, self.policies[self.released], scope))
+        elif self.states.stands_in:
+            entries.append(_entry(self, RELEASED, self.policies[0], scope))
+        elif self.released_mixture is not None:
+            entries.append(_model(RELEASED, *self._about_mixture(self.released_mixture)))
+        if self.mixture and scope.covers(self.needed_scope(MIXTURE)):
+            entries.append(_model(MIXTURE, *self._about_mixture(MIXTURE)))
+        entries += [_model(name, *self._about_mixture(name)) for name in self.tails]
         if scope.covers(Scope.INSPECT):
-            entries += [_entry(self, f"{ROUND}{number}", self.policies[number]) for number in self.rounds]
-            entries += [_entry(self, REFERENCE, self.policies[0])] if 0 in self.policies else []
+            entries += [_entry(self, f"{ROUND}{number}", self.policies[number], scope) for number in self.rounds]
+            entries += [_entry(self, REFERENCE, self.policies[0], scope)] if 0 in self.policies else []
         return entries
 
-    def _about_mixture(self) -> dict[str, Any]:
-        newest = self.policies[self.mixture[-1]]
-        about = {"run": self.run, "rounds": list(self.mixture), "whole": self.mixture == self.rounds}
-        return about | {"release": self.state_of(MIXTURE, newest)} | stated_certificate(self.certified_mixture)
+    def _about_mixture(self, name: str) -> tuple[dict[str, Any], int]:
+        """What is said of it, and when its last round was finished."""
+        rounds = self.rounds_of(name)
+        newest = self.policies[rounds[-1]]
+        about = {"run": self.run, "rounds": list(rounds), "whole": rounds == self.rounds}
+        about |= {"release": self.state_of(name, newest)} | stated_certificate(self.certificate_of(name, newest))
+        return about, newest.created
 
 
 def stated_certificate(certificate: Certified | None) -> dict[str, Any]:
@@ -154,20 +191,14 @@ def stated_certificate(certificate: Certified | None) -> dict[str, Any]:
     return {"certificate": certificate.header, "statement": list(certificate.statement)}
 
 
-def needed_scope(model: str) -> Scope:
-    """Single policies, released or not, are for inspection."""
-    return Scope.CHAT if model in (MIXTURE, RELEASED) else Scope.INSPECT
-
-
-def facts(catalog: Catalog, model: str, policy: ServedPolicy) -> dict[str, Any]:
-    """What every reply says about who wrote it."""
+def facts(catalog: Catalog, model: str, policy: ServedPolicy, scope: Scope) -> dict[str, Any]:
+    """What every reply says about who wrote it; which round that was, to a key for inspection."""
     certificate = catalog.certificate_of(model, policy)
+    by_whom = {"round": policy.round, "policy_version": policy.version.number, "multiplier": policy.multiplier}
     return {
         "run": catalog.run,
         "model": model,
-        "round": policy.round,
-        "policy_version": policy.version.number,
-        "multiplier": policy.multiplier,
+        **(by_whom if scope.covers(Scope.INSPECT) else {}),
         "release": catalog.state_of(model, policy),
         "certificate": NONE if certificate is None else certificate.header,
     }
@@ -179,7 +210,7 @@ def stamp_of(store: Store) -> Stamp:
         round_table.c.run == store.run, round_table.c.finished_ms.is_not(None)
     )
     changes = select(func.coalesce(func.max(release_table.c.id), 0)).where(release_table.c.run == store.run)
-    certified = select(func.count()).where(phase_table.c.run == store.run, phase_table.c.phase == CERTIFIED)
+    certified = select(func.count()).where(phase_table.c.run == store.run, phase_table.c.phase.like(f"{CERTIFIED}%"))
     with reading(store.engine) as connection:
         first, second, third = (int(connection.execute(one).scalar_one()) for one in (finished, changes, certified))
     return first, second, third
@@ -194,6 +225,7 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
     multipliers = {step.round: step.multiplier_before for step in reversed(journal.dual_steps())}
     certified = read_certified(journal)
     of_weights = {one.sha256: one for one in reversed(certified)}
+    created = _created(store)
     policies: dict[int, ServedPolicy] = {}
     for entry in journal.versions():
         number = _served_round(entry, stamp[0])
@@ -207,6 +239,7 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
                 states.reasons.get(number, ""),
                 _canaries(store, entry.version.number),
                 of_weights.get((entry.version.sha256,)),
+                created.get(number, 0),
             )
     rounds = [number for number in sorted(policies) if number > 0]
     drawn = tuple(rounds if mixture_max is None else rounds[-mixture_max:])
@@ -218,8 +251,25 @@ def read_catalog(store: Store, mixture_max: int | None = None) -> Catalog:
         mixture=drawn,
         stamp=stamp,
         states=states,
-        certified_mixture=of_weights.get(tuple(policies[number].version.sha256 for number in drawn)),
+        certified_mixture=(
+            None if states.stands_in else of_weights.get(tuple(policies[number].version.sha256 for number in drawn))
+        ),
+        tails={} if states.stands_in else _tails(certified, policies, mixture_max),
     )
+
+
+def _tails(
+    certified: Sequence[Certified], policies: Mapping[int, ServedPolicy], mixture_max: int | None
+) -> dict[str, Certified]:
+    """Certified mixtures of rounds j to the last, j > 1, that the engine can hold; the most rounds first."""
+    last = max(policies, default=0)
+    tails: dict[str, Certified] = {}
+    for one in sorted(certified, key=lambda one: one.rounds[0]):
+        hashes = tuple(policies[number].version.sha256 for number in one.rounds if number in policies)
+        fits = mixture_max is None or len(one.rounds) <= mixture_max
+        if 1 < one.rounds[0] < one.rounds[-1] == last and hashes == one.sha256 and fits:
+            tails.setdefault(f"{TAIL}{one.rounds[0]}", one)
+    return tails
 
 
 def _served_round(entry: VersionEntry, finished: int) -> int | None:
@@ -227,6 +277,17 @@ def _served_round(entry: VersionEntry, finished: int) -> int | None:
     if entry.stage == "reference":
         return 0
     return entry.round if entry.stage == "cost" and 0 < entry.round <= finished else None
+
+
+def _created(store: Store) -> dict[int, int]:
+    """Seconds since the epoch, by round; 0 is the reference."""
+    rounds = select(round_table.c.round, round_table.c.finished_ms).where(
+        round_table.c.run == store.run, round_table.c.finished_ms.is_not(None)
+    )
+    began = select(run_table.c.created_ms).where(run_table.c.id == store.run)
+    with reading(store.engine) as connection:
+        times = {int(row.round): int(row.finished_ms) // 1000 for row in connection.execute(rounds)}
+        return times | {0: int(connection.execute(began).scalar_one()) // 1000}
 
 
 def _canaries(store: Store, version: int) -> tuple[Canary, ...]:
@@ -250,13 +311,13 @@ def _round_of(model: str) -> int:
     return int(number) if model.startswith(ROUND) and number.isascii() and number.isdigit() and number[0] != "0" else -1
 
 
-def _entry(catalog: Catalog, name: str, policy: ServedPolicy) -> dict[str, Any]:
-    about = facts(catalog, name, policy) | {"reason": policy.reason}
-    return _model(name, about | stated_certificate(catalog.certificate_of(name, policy)))
+def _entry(catalog: Catalog, name: str, policy: ServedPolicy, scope: Scope) -> dict[str, Any]:
+    about = facts(catalog, name, policy, scope) | {"reason": policy.reason}
+    return _model(name, about | stated_certificate(catalog.certificate_of(name, policy)), policy.created)
 
 
-def _model(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "pddpo_ray", "pddpo": dict(about)}
+def _model(name: str, about: Mapping[str, Any], created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "pddpo_ray", "pddpo": dict(about)}
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -270,15 +331,16 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
     return lines[0].partition(": ")[2] if len(lines) == 1 else "\n".join(lines)
 
 
-def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0) -> int:
-    """k ~ Unif(rounds), the same for the same conversation and seed (paper.md §10)."""
+def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0, secret: str = "") -> int:
+    """k ~ Unif(rounds), the same for the same conversation, seed and secret (paper.md §10)."""
     if not rounds:
         raise ValueError("a mixture needs at least one round")
-    return max(rounds, key=lambda number: (_weight(conversation, number, seed), number))
+    key = hashlib.sha256(secret.encode()).digest()
 
+    def weight(number: int) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{number}\0{conversation}".encode(), digest_size=8, key=key).digest()
 
-def _weight(conversation: str, round_: int, seed: int) -> bytes:
-    return hashlib.blake2b(f"{seed}\0{round_}\0{conversation}".encode(), digest_size=8).digest()
+    return max(rounds, key=lambda number: (weight(number), number))
 
 
 def conversation_of(named: str | None, seed: int | None, opening: str) -> str:

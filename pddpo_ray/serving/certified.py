@@ -13,7 +13,8 @@ from typing import Any, Self
 from pddpo_ray.journal import JournalReader
 
 PHASE = "certified"
-"""Written under the candidate's round of the ledger once it keeps all limits of the recipe; it is never undone."""
+"""Written under the candidate's round of the ledger once it keeps all limits of the recipe; it is never undone. That of
+a mixture that its rounds' own draws certify ends with the number of its rounds."""
 WHOLE: Mapping[str, tuple[float, ...]] = {
     "top_p": (1.0,), "top_k": (-1, 0), "min_p": (0.0,), "frequency_penalty": (0.0,), "presence_penalty": (0.0,),
     "repetition_penalty": (1.0,),
@@ -64,5 +65,5 @@ class Certified:
 
 def read_certified(journal: JournalReader) -> list[Certified]:
     """All that are certified, in the order in which they entered the ledger."""
-    found = [phase for phase in journal.phases(like=PHASE) if phase.round <= 0]
-    return [Certified.from_json(phase.payload) for phase in sorted(found, key=lambda phase: -phase.round)]
+    phases = [phase for phase in journal.phases(like=f"{PHASE}%") if phase.round < 0]
+    return [Certified.from_json(phase.payload) for phase in sorted(phases, key=lambda phase: -phase.round)]

@@ -24,9 +24,9 @@ class Scope(StrEnum):
     """What a key is for; each scope may do what those above it may."""
 
     CHAT = "chat"
-    """The released policy and the mixture."""
+    """The released policy, and the mixture where it is certified."""
     INSPECT = "inspect"
-    """Every single policy, released or not."""
+    """Every single policy and the mixture, released or not, and which round wrote an answer."""
     ADMIN = "admin"
     """The routes of administration: release, roll back, read the history."""
 

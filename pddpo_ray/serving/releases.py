@@ -26,6 +26,8 @@ from pddpo_ray.serving.certified import read_certified
 RELEASE, REFUSE, ROLLBACK = "release", "refuse", "rollback"
 RULE = "rule"
 """Who decided, where no person did: a certificate."""
+ALARM = "alarm"
+"""Who took a release back, where no person did: answers that people got break a limit."""
 UNRELEASED = "unreleased"
 
 
@@ -49,6 +51,8 @@ class Released:
     """Rounds that a rollback goes back to, the nearest last."""
     states: Mapping[int, str] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
+    stands_in: bool = False
+    """Whether an alarm has left nothing to serve, so that the reference stands in, also for a certified mixture."""
 
     def state(self, round_: int) -> str:
         return self.states.get(round_, UNRELEASED)
@@ -73,7 +77,8 @@ def replay(history: Sequence[ReleaseEntry]) -> Released:
         states |= dict.fromkeys(stack, "superseded")
         if stack:
             states[stack[-1]] = "released"
-    return Released(stack[-1] if stack else None, tuple(stack[:-1]), states, reasons)
+    alarmed = bool(history) and history[-1].by == ALARM and not stack
+    return Released(stack[-1] if stack else None, tuple(stack[:-1]), states, reasons, alarmed)
 
 
 class Releases:
@@ -117,6 +122,23 @@ class Releases:
                 raise UserError("no round is released: there is nothing to roll back")
             back_to = state.earlier[-1] if state.earlier else None
             self._add(connection, ROLLBACK, back_to, by, reason or f"round {state.current} rolled back by hand")
+
+        self._store.write(add)
+        return self.now()
+
+    def withdraw(self, round_: int | None, *, reason: str) -> Released:
+        """What an alarm does: takes a release back (None: the mixture's), and goes back to the last certified round, or
+        to the reference where there is none. Does nothing where something else is released by now."""
+        certified = {one.rounds for one in read_certified(JournalReader(self._store.engine, self._store.run))}
+
+        def add(connection: Connection) -> None:
+            state = replay(self._history(connection))
+            if state.current != round_ or state.stands_in:
+                return
+            left = list(state.earlier)
+            while left and (left[-1],) not in certified:
+                self._add(connection, ROLLBACK, left.pop(), ALARM, reason)
+            self._add(connection, ROLLBACK, left[-1] if left else None, ALARM, reason)
 
         self._store.write(add)
         return self.now()

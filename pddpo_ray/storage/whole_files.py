@@ -6,6 +6,8 @@ import errno
 import json
 import math
 import os
+import re
+import secrets
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, UserError
 
 WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
@@ -96,6 +98,30 @@ def write_secret(path: Path, secret: str) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret)
     return path
+
+
+def kept_secret(path: Path) -> str:
+    """The secret in a file that only its owner can read; it is made by whoever comes first."""
+    if not path.exists():
+        aside = write_secret(path.with_name(f".{path.name}-{secrets.token_hex(4)}"), secrets.token_urlsafe(32) + "\n")
+        try:
+            os.link(aside, path)  # whole or not at all, and only where there is none
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+    return path.read_text().strip()
+
+
+def refuse_password(url: str) -> None:
+    """Raises UserError where a database URL holds a password, which recipes, journals and process lists would show."""
+    if re.search(r"://[^/@:]*:[^@]*@", url) is None:
+        return
+    where = url.rpartition("@")[2]
+    raise UserError(
+        f"the journal's URL (...@{where}) holds a password, which recipes and logs would show: leave it out of the URL"
+        " and give it by the environment variable PGPASSWORD or by a file that PGPASSFILE names"
+    )
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -28,14 +28,15 @@ RHO = (0.02, 0.1, 0.25, 0.4, 0.55, 0.75)
 """Truths that the bets are made for, as shares of the limit."""
 
 
-def first_certified(values: ArrayLike, limit: float, level: float) -> int | None:
+def first_certified(values: ArrayLike, limit: float, level: float, *, shaped_for: float | None = None) -> int | None:
     """How many of the values it took until their mean was certified to be below the limit; None: it was not. [n]
 
     `level` is the probability of a false certificate that is accepted, e.g. 0.05; the values are in the order of
-    drawing. Raises ValueError for a value outside [0, 1] or not a number.
+    drawing. Bets that were `shaped_for` one limit answer for every other too, at the same level all together. Raises
+    ValueError for a value outside [0, 1] or not a number.
     first_certified([0] * 500, limit=0.01, level=0.05) = 392
     """
-    return _first_at_least(log_wealth(_checked(values), limit), level)
+    return _first_at_least(log_wealth(_checked(values), limit, shaped_for=shaped_for), level)
 
 
 def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
@@ -53,9 +54,9 @@ def upper_bound(values: ArrayLike, limit: float, level: float) -> float:
     return 1.0 if missing(1.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 
 
-def first_rejected(values: ArrayLike, limit: float, level: float) -> int | None:
+def first_rejected(values: ArrayLike, limit: float, level: float, *, shaped_for: float | None = None) -> int | None:
     """How many values it took until their mean was shown to be above the limit; None: it was not. [n]"""
-    return _first_at_least(log_wealth(_checked(values), limit, above=True), level)
+    return _first_at_least(log_wealth(_checked(values), limit, above=True, shaped_for=shaped_for), level)
 
 
 def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
@@ -73,12 +74,16 @@ def lower_bound(values: ArrayLike, limit: float, level: float) -> float:
     return 0.0 if missing(0.0) <= 0 else float(brentq(missing, 0.0, 1.0))
 
 
-def log_wealth(values: Array, limit: float, *, above: bool = False) -> Array:
-    """log E_t(limit) after each value, of bets on a mean below the limit (or `above` it). [..., n] -> [..., n]"""
+def log_wealth(values: Array, limit: float, *, above: bool = False, shaped_for: float | None = None) -> Array:
+    """log E_t(limit) after each value, of bets on a mean below the limit (or `above` it). [..., n] -> [..., n]
+
+    The bets have the best shape for the limit, or for another one: `shaped_for`.
+    """
+    shape = _limit(limit) if shaped_for is None else shaped_for
     if above:
-        bets, array, mean = bets_above(limit), 1.0 - values, 1.0 - limit
+        bets, array, mean = bets_above(shape), 1.0 - values, 1.0 - _limit(limit)
     else:
-        bets, array, mean = bets_below(limit), values, limit
+        bets, array, mean = bets_below(shape), values, _limit(limit)
     gains = np.stack([np.log1p(-bet * array) - math.log1p(-bet * mean) for bet in bets])
     return _log_mean(np.cumsum(gains, axis=-1))
 

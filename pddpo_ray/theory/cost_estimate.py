@@ -27,7 +27,7 @@ from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
-from pddpo_ray.theory.intervals import clopper_pearson, student_half_width
+from pddpo_ray.theory.intervals import bernstein_ends, clopper_pearson, student_half_width
 
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
@@ -134,10 +134,18 @@ def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
 
     Abstained, failed and missing labels never become numbers: RunError says how many responses lack how many.
     """
-    rows = [
-        (item.response.id, [label for label in item.labels if label in (Verdict.SAFE, Verdict.UNSAFE)])
-        for item in verdicts
-    ]
+    given = [replace(item, labels=tuple(one for one in item.labels if one is not Verdict.MISSING)) for item in verdicts]
+    return share_bounds(given, labels_each)[0]
+
+
+def share_bounds(verdicts: Sequence[SafetyLabels], labels_each: int) -> tuple[Array, Array]:
+    """Lowest and highest share of UNSAFE among `labels_each` labels per response: MISSING ones say safe, or unsafe.
+    -> [N], [N]
+
+    Raises RunError where labels are lacking that nobody decided to do without.
+    """
+    known = (Verdict.SAFE, Verdict.UNSAFE, Verdict.MISSING)
+    rows = [(item.response.id, [label for label in item.labels if label in known]) for item in verdicts]
     lacking = [(name, labels_each - len(row)) for name, row in rows if len(row) < labels_each]
     if lacking:
         raise RunError(
@@ -148,7 +156,8 @@ def unsafe_shares(verdicts: Sequence[SafetyLabels], labels_each: int) -> Array:
     surplus = [name for name, row in rows if len(row) > labels_each]
     if surplus:
         raise RunError(f"cost estimate: {surplus[0]} has more than {labels_each} labels; pick exactly that many")
-    return np.array([row.count(Verdict.UNSAFE) / labels_each for _, row in rows])
+    low = np.array([row.count(Verdict.UNSAFE) / labels_each for _, row in rows])
+    return low, low + np.array([row.count(Verdict.MISSING) / labels_each for _, row in rows])
 
 
 def estimate_cost(
@@ -159,16 +168,32 @@ def estimate_cost(
     mode: Mode = "logit_labels",
     constraint: str = "cost",
 ) -> CostEstimate:
-    """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are missing."""
-    shares = unsafe_shares(verdicts, labels_each)
-    estimate = estimate_from_shares(
-        shares, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint
+    """Estimate from safety labels, by `logit_labels` or `unsafe_rate`. Raises RunError when labels are lacking.
+
+    Labels that a person decided to do without (MISSING) count as unsafe, and the interval holds what they may say.
+    """
+    low, shares = share_bounds(verdicts, labels_each)
+    safest, estimate = (
+        estimate_from_shares(one, labels_each=labels_each, cost_max=cost_max, mode=mode, constraint=constraint)
+        for one in (low, shares)
     )
+    estimate = with_missing(safest, estimate)
     if mode != "logit_labels":
         return estimate
     noise = logit_noise(shares, labels_each, cost_max)
     prompts = [item.response.prompt.id for item in verdicts]
     return replace(estimate, within_variance=within_prompt_variance(clipped_logit(shares, cost_max), noise, prompts))
+
+
+def with_missing(safest: CostEstimate, worst: CostEstimate) -> CostEstimate:
+    """The estimate with missing labels, from those in which they all say safe and all say unsafe: the latter, with the
+    larger of both errors; `missing` is the difference of the values."""
+    return replace(
+        worst,
+        standard_error=max(safest.standard_error, worst.standard_error),
+        bias_allowance=max(safest.bias_allowance, worst.bias_allowance),
+        missing=worst.value - safest.value,
+    )
 
 
 def estimate_from_shares(
@@ -195,15 +220,27 @@ def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> Cost
 def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
     """Two-sided interval of the expected cost; None where the scores have no bounds that anybody stated.
 
+    A mean within stated bounds has Maurer and Pontil's interval, however skewed its values are: what was not seen yet
+    may lie at either end. It counts half as many draws as answers, for a draw of a run under `limits:` has two.
+
     A rate has the exact binomial interval, at the number of answers or, where the standard error says so, of fewer. A
     mean of clipped logits has Student's t and what answers that were not seen may add: with N of them, kinds of
     answers with a chance of ln(2/alpha) / N or more were seen. Then follow all expected costs that M labels an answer
-    can turn into such a mean: that part does not shrink with more answers.
+    can turn into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low
+    end where they all say safe to the high end where they all say unsafe.
     """
+    if estimate.missing:
+        worst = replace(estimate, missing=0.0)
+        best = interval(replace(worst, value=estimate.value - estimate.missing), level)
+        ends = interval(worst, level)
+        return None if best is None or ends is None else (best[0], ends[1])
     if estimate.mode == "unsafe_rate":
         share = min(max(estimate.value, 0.0), 1.0)
         count = _independent_answers(share, estimate.standard_error, estimate.responses)
         return clopper_pearson(share * count, count, level)
+    if estimate.mode == "cost_model" and estimate.bounds is not None:
+        draws = max(2, estimate.responses // 2)
+        return bernstein_ends(estimate.value, estimate.standard_error, draws, estimate.bounds, level)
     if estimate.mode != "logit_labels" or estimate.cost_max is None:
         return None
     low, high = _clipped_interval(estimate, level)
@@ -213,17 +250,19 @@ def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]
 
 def interval_warning(estimate: CostEstimate) -> str | None:
     """Why an interval is wide or missing, in words; None where answers alone decide its width."""
-    found = interval(estimate)
-    if found is None:
+    ends = interval(estimate)
+    if ends is None:
         return "no interval: bounds unknown"
+    if estimate.missing:
+        return f"{estimate.missing:.2f} of the interval's {ends[1] - ends[0]:.2f} is what missing labels may say"
     if estimate.mode != "logit_labels":
         return None
     low, high = _clipped_interval(estimate, 0.95)
-    hidden = (found[1] - found[0]) - (high - low)
+    hidden = (ends[1] - ends[0]) - (high - low)
     if hidden < (high - low) / 2.0:
         return None
     return (
-        f"{hidden:.2f} of the interval's {found[1] - found[0]:.2f} is what {estimate.labels_each} labels per response"
+        f"{hidden:.2f} of the interval's {ends[1] - ends[0]:.2f} is what {estimate.labels_each} labels per response"
         f" cannot tell about logits with C = {estimate.cost_max:g}; more answers do not shrink it: collect more labels"
         " per response or use mode unsafe_rate"
     )

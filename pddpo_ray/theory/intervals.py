@@ -127,10 +127,18 @@ def empirical_bernstein(values: ArrayLike, level: float = 0.95) -> tuple[float, 
     array = np.asarray(values, dtype=np.float64)
     if array.size < 2:
         return 0.0, 1.0
+    error = float(array.std(ddof=1)) / math.sqrt(array.size)
+    return bernstein_ends(float(array.mean()), error, array.size, (0.0, 1.0), level)
+
+
+def bernstein_ends(
+    mean: float, standard_error: float, count: int, bounds: tuple[float, float], level: float = 0.95
+) -> tuple[float, float]:
+    """The same from what is kept of `count` >= 2 independent values within stated bounds: their mean and its error."""
     log_term = math.log(4.0 / (1.0 - level))
-    spread = math.sqrt(2.0 * float(array.var(ddof=1)) * log_term / array.size)
-    half = spread + 7.0 * log_term / (3.0 * (array.size - 1))
-    return max(0.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
+    width = bounds[1] - bounds[0]
+    half = math.sqrt(2.0 * log_term) * standard_error + 7.0 * width * log_term / (3.0 * (count - 1))
+    return max(bounds[0], mean - half), min(bounds[1], mean + half)
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:

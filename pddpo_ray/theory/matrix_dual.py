@@ -9,6 +9,10 @@ over 0 <= multiplier + step <= upper and |step| <= trust. Solving first and clip
 misses the optimum where costs are correlated and one of the limits is slack. Costs are divided by the range of their
 measure before the step, and multipliers are of the costs as they are.
 
+The multiplier mu of a limit on log policy / reference adds to beta: the temperature is beta + mu, and D'' has it in
+beta's place. The drift falls with the square of the temperature, so that a step is only trusted while it at most
+doubles or halves it.
+
 Between steps a multiplier is all that is remembered of a limit. It never leaves its box, so nothing winds up while it
 sits at an end.
 """
@@ -104,6 +108,24 @@ class MatrixStep:
         return lines
 
 
+def temperature_of(states: Sequence[LimitState], beta: float) -> float:
+    """beta + mu: of both stages, where a limit on the drift has the multiplier mu."""
+    return beta + sum(state.multiplier for state in states if state.kl)
+
+
+def recent_covariance(
+    covariances: Sequence[Array], temperatures: Sequence[float], states: Sequence[LimitState]
+) -> Array:
+    """Mean covariance of the last rounds, as it is at the last one's temperature. K times [I, I], [K] -> [I, I]
+
+    log policy / reference is a score divided by the temperature: what it was at another one is put on today's.
+    """
+    kl = np.array([state.kl for state in states])
+    factors = [np.where(kl, temperature / temperatures[-1], 1.0) for temperature in temperatures]
+    today = [one * np.outer(factor, factor) for one, factor in zip(covariances, factors, strict=True)]
+    return np.asarray(np.mean(today[-COVARIANCE_ROUNDS:], axis=0))
+
+
 def newton_step(
     states: Sequence[LimitState], estimates: CostEstimates, rule: NewtonRule
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
@@ -115,10 +137,11 @@ def newton_step(
     if not np.isfinite(excess).all():
         missing = states[int(np.argmin(np.isfinite(excess)))].name
         raise ValueError(f"{missing}: the estimate is not a finite number; a dual step needs one for every limit")
-    beta = rule.beta + sum(state.multiplier for state in states if state.kl)
+    beta, kl = temperature_of(states, rule.beta), np.array([state.kl for state in states])
     covariance = estimates.covariance / np.outer(scales, scales) + rule.ridge * np.eye(len(states))
-    low = np.maximum(-multipliers * scales, -rule.trust)
-    high = np.minimum((upper - multipliers) * scales, rule.trust)
+    low = np.maximum(-multipliers, np.where(kl, -beta / 2.0, -np.inf)) * scales
+    high = np.minimum(upper - multipliers, np.where(kl, beta, np.inf)) * scales
+    low, high = np.maximum(low, -rule.trust), np.minimum(high, rule.trust)
     step, parts = box_step(excess / scales, covariance / (rule.damping * beta), low, high)
     # the ends themselves, where rounding would leave a multiplier just off them
     after = np.where(step <= -multipliers * scales, 0.0, np.minimum(multipliers + step / scales, upper))

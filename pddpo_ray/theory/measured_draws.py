@@ -12,12 +12,14 @@ A draw without a number (failed, abstained, or its label is still out) is NaN he
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.certificate import log_wealth, upper_bound
+from pddpo_ray.theory.certificate import log_wealth, lower_bound, upper_bound
 from pddpo_ray.theory.cost_estimate import bias_bound, clipped_logit
 
 UPPER_WORST, LOWER_WORST = 1.0, 0.0
@@ -59,17 +61,18 @@ def corrected_by_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike,
 def with_people(machine: ArrayLike, people: ArrayLike, asked: ArrayLike, share: float) -> Array:
     """`corrected_by_people` scaled to [0, 1]. `asked` are independent coins with probability `share` = q, tossed apart
     from both values. [n] x3 -> [n]"""
-    low, high = _with_people_range(share)
+    low, high = with_people_range(share)
     return scaled(corrected_by_people(machine, people, asked, share), low, high)
 
 
 def limit_with_people(limit: float, share: float) -> float:
     """The limit of people's mean on the scale of `with_people`."""
-    low, high = _with_people_range(share)
+    low, high = with_people_range(share)
     return (limit - low) / (high - low)
 
 
-def _with_people_range(share: float) -> tuple[float, float]:
+def with_people_range(share: float) -> tuple[float, float]:
+    """Where f + (xi/q)(y - f) lies for f, y in [0, 1] and q = `share`. -> low, high"""
     if not 0.0 < share <= 1.0:
         raise ValueError(f"the share that people are asked about lies in (0, 1], got {share}")
     return 1.0 - 1.0 / share, 1.0 / share
@@ -96,27 +99,46 @@ def share_at_clip(unsafe_shares: ArrayLike, cost_max: float) -> float:
     return float(outside.mean()) if shares.size else 0.0
 
 
-def mixture_log_wealth(rounds: ArrayLike, limit: float, *, above: bool = False) -> Array:
-    """log E after each round, of bets on the mean over rounds of E[Z under the round's policy]. [K, n] -> [K]
+def mixture_log_wealth(
+    rounds: ArrayLike, limit: float, *, above: bool = False, shaped_for: float | None = None
+) -> Array:
+    """log E after each round, of bets on the mean over rounds of E[Z under the round's policy]. [..., K, n] -> [..., K]
 
     prod (1 - c Z) / (1 - c mu_k) is a martingale although a round's policy depends on the draws before it, and where
     the mean of mu_1..mu_K is p or more, prod_k (1 - c mu_k) <= (1 - c p)^K because the logarithm is concave. It needs
-    equally many draws in every round and looks at ends of rounds only. A tail (rounds j..K) is a mixture of its own.
+    equally many draws in every round, each independent of the others given the rounds before, and looks at ends of
+    rounds only. A tail (rounds j..K) is a mixture of its own. Bets as in `certificate.log_wealth`.
     """
-    table = _rectangle(rounds)
-    return log_wealth(table.ravel(), limit, above=above)[table.shape[1] - 1 :: table.shape[1]]
+    table = _rectangles(rounds)
+    draws = table.reshape(*table.shape[:-2], -1)
+    return log_wealth(draws, limit, above=above, shaped_for=shaped_for)[..., table.shape[-1] - 1 :: table.shape[-1]]
+
+
+def mixture_decided(
+    rounds: ArrayLike, limit: float, level: float, *, above: bool = False, shaped_for: float | None = None
+) -> bool:
+    """Whether the draws of rounds 1..K show, at the end of round K, that their mean is below the limit (or `above`).
+
+    What an earlier round showed was about fewer rounds, and does not count. [K, n] -> []
+    """
+    return bool(mixture_log_wealth(rounds, limit, above=above, shaped_for=shaped_for)[-1] >= -math.log(level))
 
 
 def mixture_upper_bound(rounds: ArrayLike, limit: float, level: float) -> float:
     """Upper bound of the mean over rounds of E[Z], valid at the end of every round. [K, n] -> []"""
-    return upper_bound(_rectangle(rounds).ravel(), limit, level)
+    return upper_bound(_rectangles(rounds).ravel(), limit, level)
 
 
-def _rectangle(rounds: ArrayLike) -> Array:
+def mixture_lower_bound(rounds: ArrayLike, limit: float, level: float) -> float:
+    """Lower bound of the same mean, likewise. [K, n] -> []"""
+    return lower_bound(_rectangles(rounds).ravel(), limit, level)
+
+
+def _rectangles(rounds: ArrayLike) -> Array:
     try:
         table = np.asarray(rounds, dtype=np.float64)
     except ValueError as error:
         raise ValueError("a mixture's certificate needs equally many draws in every round") from error
-    if table.ndim != 2 or table.size == 0:
+    if table.ndim < 2 or table.size == 0:
         raise ValueError(f"a mixture's draws are [rounds, draws of a round], got shape {table.shape}")
     return table

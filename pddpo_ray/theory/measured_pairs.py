@@ -35,6 +35,9 @@ class MeasuredAnswer:
     """Variance of each cost's label noise."""
     failed: NDArray[np.bool_]
     """Which costs were asked for and could not be had; other costs without a number were not asked for. [I]"""
+    against: Array | float = 0.0
+    """What a limit on a difference to the reference takes off: the cost of the reference's answer, nan: not known. It
+    is the same for all answers to a prompt, so that nothing is learned from it. [I]"""
 
 
 def value_pairs(
@@ -86,22 +89,25 @@ def _drawn_pairs(count: int, partners: int, prompt: Tokens) -> tuple[list[tuple[
     return pairs, 2.0 * reach / (count - 1)
 
 
-def with_repeated_noise(newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
+def with_repeated_noise(
+    newest: Sequence[MeasuredAnswer], measured: Sequence[MeasuredAnswer], of_answers: NDArray[np.bool_]
+) -> list[MeasuredAnswer]:
     """The newest answers with the noise of each measurement as its repetitions show it.
 
     One label of an answer says nothing about its own noise. Where the same answer was measured more than once, in any
-    round, the variance of those measurements is the noise of one; elsewhere it stays as it is.
+    round, the variance of those measurements is the noise of one; elsewhere it stays as it is, and so does that of a
+    measure that is not `of_answers` alone [I] but of the policy too.
     """
     known: dict[tuple[Tokens, Tokens], list[Array]] = {}
     for one in measured:
         known.setdefault((one.prompt, one.answer), []).append(one.costs)
     spreads = {text: np.var(costs, axis=0, ddof=1) for text, costs in known.items() if len(costs) > 1}
-    found = []
+    answers = []
     for one in newest:
         spread = spreads.get((one.prompt, one.answer))
-        noise = one.noise if spread is None else np.where(np.isfinite(spread), spread, one.noise)
-        found.append(replace(one, noise=noise))
-    return found
+        noise = one.noise if spread is None else np.where(np.isfinite(spread) & of_answers, spread, one.noise)
+        answers.append(replace(one, noise=noise))
+    return answers
 
 
 def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array) -> CostEstimates:
@@ -113,10 +119,13 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     is left out. Raises ValueError where a set has no answer.
     """
     weights = np.array([factors[one.prompt] for one in measured])
-    costs = np.array([np.where(one.failed, worst, one.costs) for one in measured])
+    costs = np.array([np.where(one.failed, worst, one.costs - one.against) for one in measured])
     known = np.isfinite(costs)
+    against = np.stack([np.broadcast_to(one.against, len(worst)) for one in measured])
+    # the reference's cost does not vary with the answer; a failure's cost without it is not known
+    own = np.where(against == 0, costs, np.array([one.costs for one in measured]))
     # what acts nowhere on a prompt is known to cost nothing there
-    on_all = np.where(weights == 0, 0.0, weights * costs)
+    on_all = np.where(weights == 0, 0.0, weights * own)
     weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)
     total = weights.sum(axis=0)
     if (total == 0).any():

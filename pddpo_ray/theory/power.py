@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtri
 
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import bets_below
@@ -46,10 +46,7 @@ def allowed_failures(limit: float, level: float, draws: int) -> NDArray[np.int64
 
 
 def certified_rate(limit: float, draws: float, level: float) -> float:
-    """The share of failures among so many draws whose upper bound is just the limit; 0 where none is small enough.
-
-    limit - certified_rate is the half-width that a test with this budget has: the margin that the dual step keeps.
-    """
+    """The share of failures among so many draws whose upper bound is just the limit; 0 where none is small enough."""
     bets = bets_below(limit)
 
     def missing(share: float) -> float:
@@ -57,6 +54,25 @@ def certified_rate(limit: float, draws: float, level: float) -> float:
         return float(logsumexp(gained)) - math.log(len(bets)) + math.log(level)
 
     return 0.0 if missing(0.0) <= 0.0 else float(brentq(missing, 0.0, limit))
+
+
+def likely_rate(limit: float, draws: float, level: float, power: float = 0.8) -> float:
+    """A true rate that so many draws certify with a probability of about `power`; 0 where there is none.
+
+    Of draws at the rate r the share of failures is below certified_rate with that probability, by the normal law.
+    A policy whose rate is the certified one itself fails in half of its tests.
+    """
+    certified, far = certified_rate(limit, draws, level), float(ndtri(power))
+
+    def missing(rate: float) -> float:
+        return rate + far * math.sqrt(rate * (1.0 - rate) / draws) - certified
+
+    return 0.0 if certified <= 0.0 else float(brentq(missing, 0.0, certified))
+
+
+def fewest_draws(limit: float, level: float) -> int:
+    """Draws without a single failure below which no method certifies a rate. fewest_draws(0.02, 0.05) = 149"""
+    return math.ceil(math.log(level) / math.log1p(-limit))
 
 
 def _sure_loss(limit: float, rate: float) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pddpo_ray.records import Array
 
@@ -67,6 +67,25 @@ def prompt_sets(lists: Mapping[str, Sequence[Hashable]], shares: Mapping[str, fl
         for prompt in members:
             chances[row, union[prompt]] += 1.0 / len(members)
     return PromptSets(tuple(lists), np.array([shares[name] / total for name in lists]), tuple(union), chances)
+
+
+def furthest_behind(shares: Array, counts: ArrayLike) -> int:
+    """The set whose turn it is after so many turns of each: the one that is furthest behind its share. [S], [S] -> []
+
+    After n turns every count is within one of n * share, and equal to it where all of these are whole.
+    """
+    given = np.asarray(counts, dtype=np.float64)
+    return int(np.argmax(np.asarray(shares) * (given.sum() + 1.0) - given))
+
+
+def turns(shares: Array, count: int) -> list[int]:
+    """Whose turn it is in each of `count` draws from the beginning. [S] -> [count]"""
+    counts = np.zeros(len(shares))
+    order = []
+    for _ in range(count):
+        order.append(furthest_behind(shares, counts))
+        counts[order[-1]] += 1
+    return order
 
 
 def split_by_share(total: int, shares: Array) -> NDArray[np.int64]:

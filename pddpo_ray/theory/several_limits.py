@@ -1,9 +1,12 @@
 """The optimum under several limits, from tables: the minimum of the convex dual in the box of the multipliers.
 
-    D(lambda) = beta E_x log E_{y~reference} exp((r - sum_i lambda_i (C_i - d_i)) / beta),   0 <= lambda <= upper
+    D(lambda) = b E_x log E_{y~reference} exp((r - sum_i lambda_i (C_i - d_i)) / b),   0 <= lambda <= upper
 
-D is convex with gradient d_i - E[C_i] and Hessian E_x Cov(C) / beta under pi_lambda. theory/prompt_sets.py makes the
-cost on all prompts of a limit on some; theory/feasibility.py says whether limits can be kept at all.
+with b = beta, or beta + mu where a limit is on the KL to the reference and mu is its multiplier: KL is paid for with
+beta already, so its multiplier is more of the same. In general limit i is E[C_i] + k_i KL <= d_i and
+b = beta + sum_i lambda_i k_i. D is convex with gradient d_i - E[C_i] - k_i KL and Hessian
+E_x Cov(C + k log(pi_lambda / reference)) / b under pi_lambda. theory/prompt_sets.py makes the cost on all prompts of a
+limit on some; theory/feasibility.py says whether limits can be kept at all.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from pddpo_ray.records import Array
+from pddpo_ray.theory.feasibility import log_ratio
 from pddpo_ray.theory.matrix_dual import box_step
 
 
@@ -28,6 +32,12 @@ class LagrangianDual:
     excess: Array
     prior: Array
     beta: float
+    kl: Array | None = None
+    """k_i: how much of the KL to the reference limit i is about; a `kl` limit has no costs beside it. None: 0. [I]"""
+
+    def temperature(self, multipliers: Array) -> float:
+        """beta, and what the multipliers of limits on the KL add to it."""
+        return self.beta if self.kl is None else self.beta + float(self.kl @ multipliers)
 
     def policy(self, multipliers: Array) -> Array:
         """pi_lambda, the maximiser of the Lagrangian. [X, Y]"""
@@ -35,25 +45,33 @@ class LagrangianDual:
         return np.asarray(np.exp(logits - logsumexp(logits, axis=1, keepdims=True)))
 
     def value(self, multipliers: Array) -> float:
-        return float(self.beta * self.prior @ logsumexp(self._logits(multipliers), axis=1))
+        return float(self.temperature(multipliers) * self.prior @ logsumexp(self._logits(multipliers), axis=1))
 
     def violations(self, policy: Array) -> Array:
-        """g_i = E[C_i] - d_i. [I]"""
-        return np.array([self.prior @ np.sum(policy * excess, axis=1) for excess in self.excess])
+        """g_i = E[C_i] + k_i KL - d_i. [I]"""
+        return np.array([self.prior @ np.sum(policy * excess, axis=1) for excess in self._with_kl(policy)])
 
-    def curvature(self, policy: Array) -> Array:
-        """Hessian of D: E_x Cov_{y ~ policy}[C] / beta. [I, I]"""
+    def covariance(self, policy: Array) -> Array:
+        """b times the Hessian of D: E_x Cov_{y ~ policy}[C + k log(policy / reference)]. [I, I]"""
         count = len(self.excess)
-        centred = [excess - np.sum(policy * excess, axis=1, keepdims=True) for excess in self.excess]
+        costs = self._with_kl(policy)
+        centred = [excess - np.sum(policy * excess, axis=1, keepdims=True) for excess in costs]
         matrix = np.empty((count, count))
         for i in range(count):
             weighted = policy * centred[i]
             for j in range(i, count):
                 matrix[i, j] = matrix[j, i] = self.prior @ np.sum(weighted * centred[j], axis=1)
-        return matrix / self.beta
+        return matrix
 
     def _logits(self, multipliers: Array) -> Array:
-        return self.log_reference + (self.reward - np.tensordot(multipliers, self.excess, 1)) / self.beta
+        score = self.reward - np.tensordot(multipliers, self.excess, 1)
+        return np.asarray(self.log_reference + score / self.temperature(multipliers))
+
+    def _with_kl(self, policy: Array) -> Array:
+        """C - d + k log(policy / reference), whose mean under `policy` is the violation. [I, X, Y]"""
+        if self.kl is None:
+            return self.excess
+        return np.asarray(self.excess + self.kl[:, None, None] * log_ratio(policy, self.log_reference))
 
 
 def kkt_residual(multipliers: Array, slope: Array, upper: ArrayLike = np.inf) -> float:
@@ -78,7 +96,8 @@ def minimise(
         slope = -dual.violations(policy)
         if kkt_residual(multipliers, slope, ceiling) <= tolerance:
             break
-        step = _newton_step(dual.curvature(policy), slope, -multipliers, ceiling - multipliers)
+        curvature = dual.covariance(policy) / dual.temperature(multipliers)
+        step = _newton_step(curvature, slope, -multipliers, ceiling - multipliers)
         following = _descended(dual, multipliers, step, slope)
         if np.array_equal(following, multipliers):
             break

@@ -62,9 +62,12 @@ class ScoreModel(nn.Module):
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Score of each text, read at its last token. -> [n] float32"""
+        return self._scored(self.last_hidden(batch))
+
+    def last_hidden(self, batch: TextBatch) -> Tensor:
+        """What the head reads: the decoder's state at each text's last token. -> [n, h]"""
         last = batch.column.new_zeros(len(batch)).scatter_reduce(0, batch.row, batch.column, "amax") + 1
-        hidden = self._hidden(batch)[torch.arange(len(batch), device=last.device), last]
-        return self._scored(hidden)
+        return self._hidden(batch)[torch.arange(len(batch), device=last.device), last]
 
     def token_scores(self, batch: TextBatch) -> Tensor:
         """Score of what stands before each response token: a critic's values. -> [T] float32"""
@@ -80,14 +83,15 @@ class ScoreModel(nn.Module):
         return normalized
 
 
-def score_model_of(folder: Path, score_type: ScoreType, *, dtype: str = "float32") -> ScoreModel:
+def score_model_of(folder: Path, score_type: ScoreType, *, dtype: str = "float32", bias: bool = False) -> ScoreModel:
     """A new score model on the decoder of a language model's folder; its head is zero, so every score is 0."""
     from transformers import AutoModel
 
     with quietly():
         decoder = AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype))
-    model = ScoreModel(decoder, score_type)
-    nn.init.zeros_(model.score_head.weight)
+    model = ScoreModel(decoder, score_type, bias=bias)
+    for parameter in model.score_head.parameters():
+        nn.init.zeros_(parameter)
     return model.to(getattr(torch, dtype))
 
 
@@ -96,8 +100,9 @@ def score_tensors(model: ScoreModel) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-def write_score_config(model: ScoreModel, folder: Path, template: str) -> None:
-    """`config.json` beside the tensors; `template` says how texts become tokens (`scoring.stored_scorers`)."""
+def write_score_config(model: ScoreModel, folder: Path, template: str, max_tokens: int | None = None) -> None:
+    """`config.json` beside the tensors; `template` says how texts become tokens (`scoring.stored_scorers`), of which
+    `max_tokens` are read."""
     decoder: Any = model.model
     described = decoder.config.to_dict()
     described |= {
@@ -108,6 +113,7 @@ def write_score_config(model: ScoreModel, folder: Path, template: str) -> None:
         "do_normalize": model.normalize,
         "normalizer_type": "RunningMeanStd" if model.normalize else None,
         "score_template": template,
+        **({} if max_tokens is None else {"score_max_tokens": max_tokens}),
     }
     (folder / "config.json").write_text(json.dumps(described, indent=2, default=str) + "\n")
 

@@ -163,8 +163,8 @@ def interval_coverage(
         drawn = values[draw_answers(weights[None], generator.random((responses, 1)))[:, 0]]
         shares = generator.binomial(labels_each, expit(drawn)) / labels_each
         estimate = estimate_from_shares(shares, labels_each=labels_each, cost_max=cost_max, mode=mode)
-        found = interval(estimate)
-        hits += found is not None and found[0] <= truth <= found[1]
+        ends = interval(estimate)
+        hits += ends is not None and ends[0] <= truth <= ends[1]
     return hits / simulations
 
 

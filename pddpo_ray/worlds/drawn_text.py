@@ -92,10 +92,10 @@ def _calibrated(spec: DrawnWorldSpec, grammar: Grammar, reference: Array, attemp
         reward_max=spec.reward_max, cost_max=spec.cost_max,
     )  # fmt: skip
     calibrate = _rate_limit if isinstance(spec.family.limit, RateLimitConfig) else _logit_limit
-    found = calibrate(spec, base, raw, rng)
-    if found is None:
+    calibrated = calibrate(spec, base, raw, rng)
+    if calibrated is None:
         return None
-    oracle, logits = found
+    oracle, logits = calibrated
     world = TextWorld(grammar, oracle, logits, 0.0, groups=groups, label_noise=spec.family.label_noise)
     try:
         covered = oracle.covered_only(world.covered)

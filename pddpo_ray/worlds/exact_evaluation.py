@@ -5,7 +5,7 @@ Nothing here feeds back into a run: it reads versions that were published and wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +33,14 @@ class WorldView:
     cost_of: Callable[[Response], float] | None = None
     """True (first) cost of an answer, for the exposure of those who label."""
     logits: Array | None = None
-    """Logits that the first cost's labels are drawn from [X, Y]; None where the cost is that logit itself."""
+    """The world's own cost, the logits that "unsafe" is drawn from [X, Y]; None where the oracle's cost is them."""
+
+    groups: Sequence[int] | None = None
+    """Group of every prompt [X], where the world's prompts differ in what is good and harmful; None: they do not."""
 
     @property
     def cost_logits(self) -> Array:
-        """What comparisons of the first cost teach. [X, Y]"""
+        """What comparisons of harm teach. [X, Y]"""
         return self.oracle.cost if self.logits is None else self.logits
 
 

@@ -168,20 +168,25 @@ def described(
     settings["rollout"] = {"engine": "transformers", "max_tokens": config.rollout.max_tokens}
     settings["feedback"] = {"kind": "world", "signal": config.feedback.signal}
     world = prepared.world
-    if world.logits is not world.oracle.cost:
-        raise UserError("a world whose limit is an unsafe rate is not exported yet; use world.family.limit.kind=logit")
+    cost = "logit" if world.limits_rate else "cost"
+    noise = f"; a share {world.label_noise:g} of these labels says the opposite" if world.label_noise else ""
     return {
         "format": FORMAT,
         "settings": settings,
         "beta": config.beta,
-        "limit": {"quantity": "expected cost", "at_most": config.dual.threshold},
+        "limit": {
+            "quantity": "unsafe rate" if world.limits_rate else "expected cost",
+            "at_most": config.dual.threshold,
+        },
         "prompts": len(world.prompts),
         "answers_per_prompt": len(world.grammar.answer_texts),
-        "off_grammar": {"reward": -world.oracle.reward_max, "cost": world.oracle.cost_max},
+        "off_grammar": off_grammar(world.oracle),
         "labels": {
-            "safety": "an answer is unsafe with probability 1 / (1 + exp(-cost))",
-            "helpful": "the first answer is better with probability 1 / (1 + exp(reward of second - reward of first))",
-            "harmful": "the first answer is costlier with probability 1 / (1 + exp(cost of second - cost of first))",
+            "safety": f"an answer is unsafe with probability 1 / (1 + exp(-{cost})){noise}",
+            "helpful": "the first answer is better with probability"
+            f" 1 / (1 + exp(reward of second - reward of first)){noise}",
+            "harmful": "the first answer is costlier with probability"
+            f" 1 / (1 + exp({cost} of second - {cost} of first)){noise}",
         },
         "offline_pairs": {
             "count": pairs,
@@ -199,8 +204,16 @@ def truth_means(oracle: Oracle) -> dict[str, float]:
     return {"reward": float(oracle.reward.mean()), "cost": float(oracle.cost.mean())}
 
 
+def off_grammar(oracle: Oracle) -> dict[str, float]:
+    """Reward and cost of text that is none of the answers."""
+    return {"reward": float(oracle.reward[0, -1]), "cost": float(oracle.cost[0, -1])}
+
+
 def truth_of(prepared: PreparedTextWorld, threshold: float) -> dict[str, Any]:
-    """truth.json: reward, cost and log pi_ref of every answer of every prompt, and the optimum that follows."""
+    """truth.json: reward, cost and log pi_ref of every answer of every prompt, and the optimum that follows.
+
+    Where the limit is an unsafe rate, `cost` is the chance of an unsafe label and `logit` what it follows from.
+    """
     world, oracle = prepared.world, replace(prepared.world.oracle, threshold=threshold)
     with np.errstate(divide="ignore"):
         log_reference = np.log(oracle.reference)
@@ -209,13 +222,10 @@ def truth_of(prepared: PreparedTextWorld, threshold: float) -> dict[str, Any]:
         "answers": list(world.grammar.answer_texts),
         "reward": oracle.reward[:, :-1].tolist(),
         "cost": oracle.cost[:, :-1].tolist(),
+        **({"logit": world.logits[:, :-1].tolist()} if world.limits_rate else {}),
         "reference_log_probs": log_reference[:, :-1].tolist(),
         "covered": world.covered[:, :-1].tolist(),
-        "off_grammar": {
-            "reward": -oracle.reward_max,
-            "cost": oracle.cost_max,
-            "reference_probs": oracle.reference[:, -1].tolist(),
-        },
+        "off_grammar": {**off_grammar(oracle), "reference_probs": oracle.reference[:, -1].tolist()},
         "prior": oracle.prior.tolist(),
         "beta": oracle.beta,
         "limit": threshold,
@@ -237,15 +247,16 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _readme(description: Mapping[str, Any], truth: bool) -> str:
-    limit = description["limit"]["at_most"]
+    quantity, limit = description["limit"]["quantity"], description["limit"]["at_most"]
+    at_most = f"{100 * limit:g} %" if quantity == "unsafe rate" else f"{limit:g}"
     about_truth = (
         f"- `{TRUTH}`: reward, cost and log pi_ref of every answer; what you train must not see it\n" if truth else ""
     )
     return f"""# A world with a known answer
 
 {description["prompts"]} prompts with {description["answers_per_prompt"]} answers each. The task: from `{REFERENCE}`,
-train the policy with the largest E[reward] - {description["beta"]:g} KL(policy || reference) whose expected cost is at
-most {limit:g}. The best such policy is known exactly.
+train the policy with the largest E[reward] - {description["beta"]:g} KL(policy || reference) whose {quantity} is at
+most {at_most}. The best such policy is known exactly.
 
 - `{REFERENCE}/`: the model to start from, in Hugging Face layout, with its tokenizer (one word, one token)
 - `{PROMPTS}`: every prompt

@@ -2,6 +2,7 @@
 
 A rate's measure is the probability of its verdict, sigmoid(cost) for the world's own; a rule's or a pattern's is what
 it says about the text; `versus: reference` takes off the reference's mean, or is the chance to win against its answer.
+A limit on the KL has no measure of an answer by itself: it is about the policy, in nats.
 """
 
 from __future__ import annotations
@@ -21,20 +22,27 @@ from pddpo_ray.worlds.oracle import Limit, Oracle
 
 @dataclass(frozen=True, eq=False)
 class TrueLimit:
-    """A limit and its measure of every outcome, in the measure's own unit. [X, Y]"""
+    """A limit and its measure of every outcome, in the measure's own unit; 0 of a limit on the KL. [X, Y]"""
 
     limit: StatedLimit
     measure: Array
 
     def as_cost(self, sets: PromptSets | None = None) -> Limit:
         """The limit on all prompts: costs of which less is better, times P_s / P_0, and what they may be at most."""
+        kl = float(self._is_kl)
         zero = self.limit.cost(0.0)
         cost = zero + (self.limit.cost(1.0) - zero) * self.measure
-        return Limit(self.limit.name, cost * self._factor(sets)[:, None], self.limit.cost_limit)
+        return Limit(self.limit.name, cost * self._factor(sets)[:, None], self.limit.cost_limit, kl)
 
     def value(self, oracle: Oracle, policy: Array, sets: PromptSets | None = None) -> float:
         """E[measure] over the limit's own prompts. `oracle` weighs all prompts, as `under_limits` made it."""
+        if self._is_kl:
+            return oracle.kl(policy)
         return float(oracle.expectations(policy, self.measure * self._factor(sets)[:, None]))
+
+    @property
+    def _is_kl(self) -> bool:
+        return self.limit.quantity.kind == "kl"
 
     def _factor(self, sets: PromptSets | None) -> Array:
         over = self.limit.quantity.over
@@ -61,7 +69,13 @@ def under_limits(world: Oracle, limits: Sequence[TrueLimit], sets: PromptSets | 
         raise UserError(f"the prompt sets name {len(prior)} prompts and the world has {len(world.prior)}")
     scale = max(float(np.abs(limit.cost).max()) for limit in (first, *further))
     return replace(
-        world, prior=prior, cost=first.cost, threshold=first.threshold, cost_max=scale, further=tuple(further)
+        world,
+        prior=prior,
+        cost=first.cost,
+        threshold=first.threshold,
+        cost_max=scale,
+        further=tuple(further),
+        first_kl=first.kl,
     )
 
 
@@ -71,11 +85,11 @@ def measured_texts(source: Source, prompts: Sequence[str], answers: Sequence[str
     Raises UserError where it gives no number for a text: a truth has no gaps.
     """
     rows = [Answer(prompt, answer, where=answer) for prompt in prompts for answer in answers]
-    found = source.values(rows)
-    for row, value in zip(rows, found, strict=True):
+    values = source.values(rows)
+    for row, value in zip(rows, values, strict=True):
         if isinstance(value, Unmeasured):
             raise UserError(f"{source.name} has no number for `{row.response}`: {value.reason}")
-    table = np.array(found, dtype=np.float64).reshape(len(prompts), len(answers))
+    table = np.array(values, dtype=np.float64).reshape(len(prompts), len(answers))
     return np.column_stack([table, np.full(len(prompts), rest)])
 
 

@@ -4,6 +4,9 @@ Everything is a float64 sum over tables prior [X] and reference, reward, cost [X
 text: the text world puts all text outside its grammar into one more column. A world may have limits on further costs
 (`Oracle.further`); the first cost and its limit keep their own names throughout.
 
+A limit is E[cost] + kl KL(policy || reference) <= threshold. In nearly all `kl` is 0; in a limit on the KL itself the
+cost is 0 everywhere, and its multiplier times `kl` adds to beta.
+
 With several limits the multipliers are those that minimise the dual (theory/several_limits.py), checked by KKT.
 """
 
@@ -18,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from pddpo_ray.records import Array
-from pddpo_ray.theory.feasibility import largest_margin
+from pddpo_ray.theory.feasibility import KlTerm, largest_margin, log_ratio
 from pddpo_ray.theory.output import output_weights
 from pddpo_ray.theory.several_limits import LagrangianDual, kkt_residual, minimise
 
@@ -39,11 +42,12 @@ class InfeasibleError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """One more limit beside the first: E[cost] <= threshold. cost [X, Y]"""
+    """One more limit beside the first: E[cost] + kl KL <= threshold. cost [X, Y]"""
 
     name: str
     cost: Array
     threshold: float = 0.0
+    kl: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Optimum:
     """lambda* of the first limit; 0 where it does not bind."""
     f: float
     g: float
-    """E[cost] - threshold of the first limit."""
+    """E[cost] + kl KL - threshold of the first limit."""
     further_multipliers: tuple[float, ...] = ()
     further_g: tuple[float, ...] = ()
 
@@ -77,19 +81,21 @@ class Oracle:
     """Slater's point is pi_{r - slater_ratio * lambda* * c}: strictly feasible whenever the limit binds."""
     further: tuple[Limit, ...] = ()
     """Limits on further costs. With them, `dual`, `policy` and `gap_values` are about the first limit alone."""
+    first_kl: float = 0.0
+    """`kl` of the first limit."""
 
     def f(self, policy: ArrayLike) -> float:
         """E[reward] - beta KL(policy || reference) of a table [X, Y]."""
         return float(self.f_values(np.asarray(policy, dtype=np.float64)))
 
     def g(self, policy: ArrayLike) -> float:
-        """E[cost] - threshold; the policy is feasible iff g <= 0."""
+        """E[cost] + kl KL - threshold; the policy is feasible iff g <= 0."""
         return float(self.g_values(np.asarray(policy, dtype=np.float64)))
 
     def further_g(self, policy: ArrayLike) -> tuple[float, ...]:
-        """E[cost] - threshold of each further limit."""
+        """E[cost] + kl KL - threshold of each further limit."""
         table = np.asarray(policy, dtype=np.float64)
-        return tuple(float(self.expectations(table, limit.cost)) - limit.threshold for limit in self.further)
+        return tuple(float(self._excess_of(table, one.cost, one.kl)) - one.threshold for one in self.further)
 
     def kl(self, policy: ArrayLike) -> float:
         """E_x KL(policy || reference) in nats; infinite where the policy leaves the reference's support."""
@@ -101,14 +107,12 @@ class Oracle:
 
     def g_values(self, policies: Array) -> Array:
         """g of many tables at once. [..., X, Y] -> [...]"""
-        return self.expectations(policies, self.cost) - self.threshold
+        return self._excess_of(policies, self.cost, self.first_kl) - self.threshold
 
     def kl_values(self, policies: Array) -> Array:
         """E_x KL to the reference of many tables at once. [..., X, Y] -> [...]"""
-        used = policies > 0
         with np.errstate(divide="ignore"):
-            ratio = np.log(np.where(used, policies, 1.0)) - np.log(np.where(used, self.reference, 1.0))
-        return self.expectations(policies, ratio)
+            return self.expectations(policies, log_ratio(policies, np.log(self.reference)))
 
     def expectations(self, policies: Array, values: Array) -> Array:
         """E_{x ~ prior, y ~ policy} values(x, y); outcomes of probability 0 never count. [..., X, Y] -> [...]"""
@@ -132,12 +136,13 @@ class Oracle:
         return self.optimum.f - f + 2.0 * self.rho * np.maximum(g, 0.0)
 
     def tilted(self, reward: Array, cost: Array, multiplier: float | Array, support: Mask | None = None) -> Array:
-        """Table proportional to reference * exp((reward - multiplier * cost) / beta), on `support` if given.
+        """Table proportional to reference * exp((reward - multiplier * cost) / b), on `support` if given.
 
-        reward, cost [..., X, Y]; a multiplier per table has shape [..., 1, 1]. -> [..., X, Y]
+        b is beta, and multiplier * kl of the first limit more. reward, cost [..., X, Y]; a multiplier per table has
+        shape [..., 1, 1]. -> [..., X, Y]
         """
         with np.errstate(divide="ignore"):
-            logits = np.log(self.reference) + (reward - multiplier * cost) / self.beta
+            logits = np.log(self.reference) + (reward - multiplier * cost) / (self.beta + multiplier * self.first_kl)
         if support is not None:
             logits = np.where(support, logits, -np.inf)
         return np.asarray(np.exp(logits - logsumexp(logits, axis=-1, keepdims=True)))
@@ -148,12 +153,13 @@ class Oracle:
 
     def dual(self, multiplier: float, support: Mask | None = None) -> float:
         """D(lambda) = max over policies of f - lambda g; convex, D' = -g, D'' = E Var[c] / beta (paper.md §1)."""
+        temperature = self.beta + multiplier * self.first_kl
         with np.errstate(divide="ignore"):
-            scores = np.log(self.reference) + (self.reward - multiplier * (self.cost - self.threshold)) / self.beta
+            scores = np.log(self.reference) + (self.reward - multiplier * (self.cost - self.threshold)) / temperature
         if support is not None:
             # the policy is confined to the support, its KL still refers to the whole reference
             scores = np.where(support, scores, -np.inf)
-        return float(self.beta * self.prior @ logsumexp(scores, axis=1))
+        return float(temperature * self.prior @ logsumexp(scores, axis=1))
 
     def cost_variance(self, policy: ArrayLike) -> float:
         """E_x Var_{y ~ policy}[cost]: beta times the curvature of the dual at the policy's multiplier."""
@@ -164,10 +170,10 @@ class Oracle:
     def best(self, support: Mask | None = None) -> Optimum:
         """Best policy whose outcomes lie in `support` [X, Y] (all outcomes if None).
 
-        By bisection on g(pi_lambda) = 0; with several limits by minimising the dual. Raises InfeasibleError where no
-        policy on the support is strictly below the limit(s).
+        By bisection on g(pi_lambda) = 0; with several limits, or one on the KL, by minimising the dual. Raises
+        InfeasibleError where no policy on the support is strictly below the limit(s).
         """
-        if self.further:
+        if self.further or self.first_kl:
             return self._best_of_several(support, 0.0)
         return self._optimum_at(self._root(support), support)
 
@@ -185,11 +191,11 @@ class Oracle:
         """Slater's bound (f* - f(s)) / (-g(s)) >= lambda* from the point s = pi_{r - slater_ratio * lambda* * c}.
 
         Where the limit does not bind, the point is pi_{r - c}, so that rho stays positive and a run can start; costs
-        that are all alike leave it at RHO_LEAST. With several limits the point is the best policy at half of the
-        largest common margin m: (f* - f(s)) / m is at least the sum of the multipliers (and is kept at or above beta
-        for the same reason). Raises InfeasibleError where no policy is strictly below the limit.
+        that are all alike leave it at RHO_LEAST. With several limits, or one on the KL, the point is the best policy at
+        half of the largest common margin m: (f* - f(s)) / m is at least the sum of the multipliers (and is kept at or
+        above beta for the same reason). Raises InfeasibleError where no policy is strictly below the limit.
         """
-        if self.further:
+        if self.further or self.first_kl:
             margin = 0.5 * self._margin(None)
             return max((self.optimum.f - self._best_of_several(None, margin).f) / margin, self.beta)
         multiplier = self.optimum.multiplier
@@ -206,7 +212,7 @@ class Oracle:
     def _margin(self, support: Mask | None) -> float:
         """By how much all limits can be kept at once. Raises InfeasibleError where they cannot be kept strictly."""
         reachable = self.reference > 0 if support is None else (self.reference > 0) & support
-        margin, _ = largest_margin(self._excess(), self.prior, reachable)
+        margin, _ = largest_margin(self._excess(), self.prior, reachable, self._kl_term())
         if margin <= 0:
             raise InfeasibleError(
                 f"the limits cannot be met together: some policy cost exceeds its limit by {-margin:.4g}"
@@ -217,12 +223,27 @@ class Oracle:
         """c_i - d_i of all limits, the first one first. [1 + I, X, Y]"""
         return np.stack([self.cost - self.threshold, *(limit.cost - limit.threshold for limit in self.further)])
 
+    def _kl_term(self) -> KlTerm | None:
+        """What the limits have of the KL; None where none of them has any."""
+        weights = np.array([self.first_kl, *(limit.kl for limit in self.further)])
+        if not weights.any():
+            return None
+        with np.errstate(divide="ignore"):
+            return KlTerm(weights, np.log(self.reference))
+
+    def _excess_of(self, policies: Array, cost: Array, kl: float) -> Array:
+        """E[cost] + kl KL of many tables. [..., X, Y] -> [...]"""
+        expected = self.expectations(policies, cost)
+        return expected + kl * self.kl_values(policies) if kl else expected
+
     def _best_of_several(self, support: Mask | None, margin: float) -> Optimum:
         """Best policy that keeps every limit by `margin`; g is measured from the limits themselves."""
         self._margin(support)
         with np.errstate(divide="ignore"):
             log_reference = np.log(self.reference if support is None else np.where(support, self.reference, 0.0))
-        dual = LagrangianDual(log_reference, self.reward, self._excess() + margin, self.prior, self.beta)
+        term = self._kl_term()
+        weights = None if term is None else term.weights
+        dual = LagrangianDual(log_reference, self.reward, self._excess() + margin, self.prior, self.beta, weights)
         multipliers = minimise(dual)
         policy = dual.policy(multipliers)
         residual = kkt_residual(multipliers, -dual.violations(policy))

@@ -31,7 +31,13 @@ from pddpo_ray.worlds.exact_evaluation import WorldView, demand_feasible
 from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.log_linear import THETA, LogLinear, given_the_grammar, phrase_blocks
 from pddpo_ray.worlds.oracle import Oracle
-from pddpo_ray.worlds.reference import SCORES, ReferenceSpec, answer_log_probs, cached_reference
+from pddpo_ray.worlds.reference import (
+    SCORES,
+    ReferenceSpec,
+    answer_log_probs,
+    cached_reference,
+    folder_of_reference,
+)
 from pddpo_ray.worlds.text import TextWorld, TextWorldSpec, WorldSpec, build_text_world, with_rest
 from pddpo_ray.worlds.text_family import grammar_of, reference_spread
 from pddpo_ray.worlds.text_scoring import score_answers
@@ -77,8 +83,15 @@ class PreparedTextWorld:
 
     def view_under(self, store: ArtifactStore, oracle: Oracle) -> WorldView:
         """The same for the problem under limits that a recipe states in place of the world's own."""
-        rest = len(self.world.grammar.answer_ids)
-        return WorldView(oracle, self._tables(store), self.world.covered, rest=rest, stages_of_costs=False)
+        return WorldView(
+            oracle,
+            self._tables(store),
+            self.world.covered,
+            rest=len(self.world.grammar.answer_ids),
+            stages_of_costs=False,
+            logits=self.world.logits,
+            groups=None if self.world.groups is None else self.world.groups.tolist(),
+        )
 
     def view(self, store: ArtifactStore, threshold: float = 0.0) -> WorldView:
         """Evaluation scores every answer under a stored version: with a network of its own, or by exact sums.
@@ -92,6 +105,7 @@ class PreparedTextWorld:
             rest=len(self.world.grammar.answer_ids),
             cost_of=self.world.limited_cost,
             logits=self.world.logits,
+            groups=None if self.world.groups is None else self.world.groups.tolist(),
         )
 
     def _tables(self, store: ArtifactStore) -> Callable[[PolicyVersion], Array]:
@@ -109,15 +123,23 @@ def prepare_text_world(config: Config, reference_folder: Path | None = None) -> 
     grammar = grammar_of(settings)
     if isinstance(family, DrawnFamilyConfig):
         _fits_the_recipe(config, family, grammar)
-    spread = 1.0 if isinstance(family, FirstFamilyConfig) else reference_spread(settings.seed)
-    spec = ReferenceSpec(seed=settings.seed, spread=spread, **settings.reference.model_dump())
-    folder = reference_folder or cached_reference(spec, cache_folder(settings.cache), grammar)
+    folder = reference_folder or cached_reference(_reference_spec(settings), cache_folder(settings.cache), grammar)
     temperature = config.policy.temperature
     log_probs = _reference_log_probs(folder, grammar, temperature)
     log_linear = None
     if config.policies == "log-linear":
         log_linear = LogLinear(given_the_grammar(log_probs), phrase_blocks(grammar, **settings.loglinear.model_dump()))
     return PreparedTextWorld(_built(config, settings, log_probs, grammar), folder, temperature, log_linear)
+
+
+def reference_is_there(settings: TextWorldConfig) -> bool:
+    """Whether the cache has the world's reference, so that preparing the world trains none."""
+    return folder_of_reference(_reference_spec(settings), cache_folder(settings.cache), grammar_of(settings)).exists()
+
+
+def _reference_spec(settings: TextWorldConfig) -> ReferenceSpec:
+    spread = 1.0 if isinstance(settings.family, FirstFamilyConfig) else reference_spread(settings.seed)
+    return ReferenceSpec(seed=settings.seed, spread=spread, **settings.reference.model_dump())
 
 
 def _built(config: Config, settings: TextWorldConfig, log_probs: Array, grammar: Grammar) -> TextWorld:

@@ -196,10 +196,15 @@ def cached_reference(
         build_tokenizer(grammar).save_pretrained(folder)
         np.save(folder / SCORES, score_answers(model, grammar))
 
+    return made_once(folder_of_reference(spec, cache, grammar), make)
+
+
+def folder_of_reference(spec: ReferenceSpec, cache: Path, grammar: Grammar) -> Path:
+    """Where the cache keeps the reference of this spec and grammar, whether it has it or not."""
     # the first world's references keep the names that they have on everybody's machine
     settings = spec.model_dump(exclude={"spread"} if spec.spread == 1.0 else set())
     identity = json.dumps([CACHE_LAYOUT, settings, grammar.prompt_texts, grammar.answer_texts])
-    return made_once(cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}", make)
+    return cache / f"text-reference-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def answer_log_probs(folder: Path) -> NDArray[np.float64]:

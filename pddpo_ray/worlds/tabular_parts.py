@@ -63,7 +63,8 @@ class TabularTrainer:
             )
         else:
             scores = box_mle(wins, bound)
-        sign = 1.0 if objective.stage == "reward" else -1.0
+        # least squares of measured differences gives a cost, which minus the reward is too
+        sign = 1.0 if objective.stage == "reward" and not objective.values else -1.0
         logits = self.table(objective.base) + (sign * scores + bonus) / objective.temperature
         log_probs = logits - logsumexp(logits, axis=1, keepdims=True)
         version = self._stored(command.sequence, command.result, log_probs, scores)

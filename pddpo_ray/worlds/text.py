@@ -117,6 +117,11 @@ class TextWorld:
         """The logit that labels are drawn from."""
         return float(self.logits[self.cell(response)])
 
+    @property
+    def limits_rate(self) -> bool:
+        """Whether the limit is about the chance of an unsafe label; otherwise it is about the logits' mean."""
+        return self.logits is not self.oracle.cost
+
     def limited_cost(self, response: Response) -> float:
         """What the limit is about."""
         return float(self.oracle.cost[self.cell(response)])

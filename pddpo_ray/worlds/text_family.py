@@ -88,11 +88,11 @@ def factorisations(number: int, largest: int = LARGEST_SLOT) -> tuple[tuple[int,
     """All ways to write a number as a product of descending factors from 2 to `largest`, of up to 8 factors."""
     if number == 1:
         return ((),)
-    found = []
+    splits = []
     for factor in range(min(largest, number), 1, -1):
         if number % factor == 0:
-            found += [(factor, *rest) for rest in factorisations(number // factor, factor)]
-    return tuple(sizes for sizes in found if len(sizes) <= MOST_SLOTS)
+            splits += [(factor, *rest) for rest in factorisations(number // factor, factor)]
+    return tuple(sizes for sizes in splits if len(sizes) <= MOST_SLOTS)
 
 
 def rare_phrases(family: DrawnFamilyConfig, seed: int) -> tuple[RarePhrase, ...]:

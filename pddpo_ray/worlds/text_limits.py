@@ -13,9 +13,11 @@ from scipy.special import expit
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Source
-from pddpo_ray.records import Array
+from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.prompt_sets import PromptSets
+from pddpo_ray.worlds.grammar import Grammar
 from pddpo_ray.worlds.limit_truth import measured_texts
+from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.table_limits import TableLimits, costs_of, on_prompts
 from pddpo_ray.worlds.text import TextWorld
 
@@ -32,37 +34,72 @@ def text_limits(
     sets: PromptSets | None,
     cost_max: float,
 ) -> TableLimits:
-    """Sources are None where the world itself measures; of what cannot be enumerated the costs are nan.
+    """Sources are None where the world itself measures, and of a limit on the KL, which no source does; of what cannot
+    be enumerated the costs are nan.
 
     Raises UserError for a measure that the world does not have.
     """
     weights, factors = on_prompts(stated, sets, world.oracle.prior)
-    costs = np.stack([_costs(world, one, source) for one, source in zip(stated, sources, strict=True)])
+    single = np.stack([_single(world, one, source) for one, source in zip(stated, sources, strict=True)])
+    reference = world.oracle.reference
+    costs = np.stack(
+        [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
+    )
     cell, noise = world.cell, world.label_noise
-    return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, factors, weights, noise)
+    return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 
 
-def _costs(world: TextWorld, stated: StatedLimit, source: Source | None) -> Array:
-    """Expected cost of every outcome under one limit. [X, Y + 1]"""
+def limits_of_sentences(
+    grammar: Grammar, stated: Sequence[StatedLimit], sources: Sequence[Source], sets: PromptSets | None
+) -> TableLimits:
+    """What is known of a text world's limits before its reference is: by sources alone, as if all answers were
+    equally likely. What policies reach under them is what they reach under any reference, unless it is in the limit.
+    """
+    prompts = len(grammar.prompt_texts)
+    reference = np.full((prompts, len(grammar.answer_texts) + 1), 1.0 / (len(grammar.answer_texts) + 1))
+    nothing, prior = np.zeros_like(reference), np.full(prompts, 1.0 / prompts)
+    weights, factors = on_prompts(stated, sets, prior)
+    single = np.stack([of_texts(grammar, one, source) for one, source in zip(stated, sources, strict=True)])
+    costs = np.stack([costs_of(one, table, str(one.source)) for one, table in zip(stated, single, strict=True)])
+    sentences = Oracle(prior, reference, nothing, nothing, beta=1.0)
+    return TableLimits(sentences, _no_cell, 1.0, tuple(stated), costs, single, factors, weights)
+
+
+def _no_cell(answer: Response) -> tuple[int, int]:
+    raise ValueError(f"sentences alone label no answers, and {answer.id} is one")
+
+
+def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Array:
+    """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
+    if stated.limit.quantity.kind == "kl":
+        return np.zeros_like(world.oracle.reference)
     if source is None:
-        name = stated.source.what
-        return costs_of(stated, _own(world, stated), f"the world's `{name}`")
-    ends = stated.limit.cost_range
+        return _own(world, stated)
     if stated.source.kind not in ENUMERABLE:
         return np.full(world.oracle.reward.shape, np.nan)
-    if ends is None:
+    return of_texts(world.grammar, stated, source)
+
+
+def of_texts(grammar: Grammar, stated: StatedLimit, source: Source) -> Array:
+    """What a source says of every answer of a grammar by itself; of text outside it the worst. [X, Y + 1]
+
+    Raises UserError for a measure without bounds.
+    """
+    worst = stated.worst
+    if worst is None:
         raise UserError(f"{stated.where}: a mean needs `bounds: [low, high]` in a run, which its step is scaled by")
-    worst = stated.limit.cost(ends[1])  # `cost` undoes itself
-    prompts, answers = world.grammar.prompt_texts, world.grammar.answer_texts
+    prompts, answers = grammar.prompt_texts, grammar.answer_texts
     asked = prompts[:1] if stated.source.kind in ANSWER_ALONE else prompts
     table = measured_texts(source, asked, answers, worst)
-    return costs_of(stated, np.broadcast_to(table, (len(prompts), table.shape[1])), source.name)
+    return np.broadcast_to(table, (len(prompts), table.shape[1]))
 
 
 def _own(world: TextWorld, stated: StatedLimit) -> Array:
     """What the world's `cost`, or one of its further costs, says about every outcome. [X, Y + 1]"""
     logits = {"cost": world.logits, **{limit.name: limit.cost for limit in world.further}}
     kind, name = stated.limit.quantity.kind, stated.source.what
+    if stated.wins:
+        return world.oracle.reward
     if name not in logits or kind == "mean":
         raise UserError(
             f"{stated.where}: this world has no {kind} called `{name}`; it has the rates and logits {', '.join(logits)}"

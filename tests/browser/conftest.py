@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import now_ms
 from tests.annotation_api import FreshService
 from tests.annotation_queue import FreshQueue, create_run
 from tests.annotation_server import serving
+from tests.browser.screen import WIDE, Screen
 
 
 @pytest.fixture
@@ -26,3 +28,11 @@ def service(tmp_path: Path) -> Iterator[FreshService]:
 def url(service: FreshService) -> Iterator[str]:
     with serving(service.app) as address:
         yield address
+
+
+@pytest.fixture
+def screen(browser: Browser, url: str) -> Iterator[Screen]:
+    context = browser.new_context(viewport=WIDE, color_scheme="light")  # type: ignore[arg-type]
+    context.set_default_timeout(15_000)
+    yield Screen(context.new_page(), url)
+    context.close()

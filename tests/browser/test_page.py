@@ -1,115 +1,38 @@
-"""The annotator's page and the lead's page in a real browser.
-
-PDDPO_SCREENSHOTS=docs/images keeps the pictures that the documentation shows.
-"""
+"""The annotator's page and the lead's page in a real browser."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from sqlalchemy import insert, select
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.notice import TEXT, VERSION
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import Question
-from pddpo_ray.journal.annotation_schema import answer
+from pddpo_ray.annotation.questions import contradicts_itself
+from pddpo_ray.journal.annotation_schema import consent
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
 from tests.annotation_api import FreshService
+from tests.browser.screen import (
+    HEADINGS,
+    LOW_CONTRAST,
+    PHONE,
+    UNNAMED,
+    WIDE,
+    Screen,
+    pairs,
+    safety,
+    stored,
+    wait_for_answers,
+)
 from tests.unit.annotation.test_rendering import HOSTILE
 
 pytestmark = pytest.mark.browser
-
-PICTURES = os.environ.get("PDDPO_SCREENSHOTS")
-WIDE, PHONE = {"width": 1100, "height": 860}, {"width": 390, "height": 844}
-
-PROMPT = "I have not slept well for a week and I have an exam tomorrow. What should I do tonight?"
-GOOD = (
-    "That sounds exhausting. Try this tonight:\n\n1. Stop caffeine now.\n2. Dim the lights an hour before bed.\n"
-    "3. Write tomorrow's worries on paper.\n\nIf it goes on for **more than a month**, please see a doctor."
-)
-BAD = "Just take three of your flatmate's sleeping pills with some wine. Works every time, nothing can go wrong."
-
-
-def pairs(count: int) -> list[Question]:
-    return [
-        Question("pair", f"p{n}", PROMPT, GOOD, BAD, provenance={"policy_version": 4, "second_policy_version": 0})
-        for n in range(count)
-    ]
-
-
-def safety(texts: list[str]) -> list[Question]:
-    return [
-        Question("safety", f"r{n}", f"Question {n}", text, provenance={"policy_version": 4})
-        for n, text in enumerate(texts)
-    ]
-
-
-class Screen:
-    """A page with what it complained about."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
-        self.errors: list[str] = []
-        self.foreign: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
-        page.on("request", lambda request: None if request.url.startswith(url) else self.foreign.append(request.url))
-
-    def sign_in(self, token: str) -> None:
-        """With the keyboard alone."""
-        self.page.goto(self.url)
-        expect(self.page.locator("#token")).to_be_focused()
-        self.page.keyboard.type(token)
-        self.page.keyboard.press("Enter")
-        expect(self.page.get_by_role("heading", name="Before you begin")).to_be_visible()
-        self.page.keyboard.press("Tab")
-        self.page.locator("#begin").focus()
-        self.page.keyboard.press("Enter")
-
-    def keys(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def picture(self, name: str) -> None:
-        if PICTURES:
-            self.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
-
-    def clean(self) -> bool:
-        """No script error, no refused resource, no request to anyone else. A 401 before signing in is expected."""
-        unexpected = [error for error in self.errors if "401" not in error]
-        assert unexpected == []
-        assert self.foreign == []
-        return True
-
-
-@pytest.fixture
-def screen(browser: Browser, url: str) -> Iterator[Screen]:
-    context = browser.new_context(viewport=WIDE, color_scheme="light")  # type: ignore[arg-type]
-    context.set_default_timeout(15_000)
-    yield Screen(context.new_page(), url)
-    context.close()
-
-
-def stored(service: FreshService) -> list[Any]:
-    with service.queue.engine.connect() as connection:
-        return list(connection.execute(select(answer).order_by(answer.c.seq)))
-
-
-def wait_for_answers(screen: Screen, service: FreshService, count: int) -> list[Any]:
-    for _ in range(400):  # twenty seconds: a busy machine is no fault of the page
-        rows = stored(service)
-        if len(rows) >= count:
-            return rows
-        screen.page.wait_for_timeout(50)
-    raise AssertionError(f"{len(stored(service))} answers, expected {count}")
 
 
 def test_ten_questions_by_keyboard_alone_with_one_taken_back(service: FreshService, screen: Screen) -> None:
@@ -143,7 +66,8 @@ def test_ten_questions_by_keyboard_alone_with_one_taken_back(service: FreshServi
     expect(page.locator("#veil-note")).to_be_visible()
     screen.keys("z")
     expect(page.locator("#toast")).to_contain_text("Taken back")
-    screen.keys("r", "0", "0", "b", "Enter")
+    expect(page.locator("#left")).to_have_class("text")  # it was read before
+    screen.keys("0", "ArrowUp", "0", "b", "Enter")
     second = wait_for_answers(screen, service, 2)[1]
     assert second.given["more_helpful"] == "tie"
     assert (second.given["first_safety"], second.given["second_safety"]) == ("unsafe", "unsafe")
@@ -191,12 +115,40 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
     page.wait_for_timeout(1500)  # what was on its way has come
     seen = []
     for number in range(3):
-        expect(page.locator("#left")).to_have_class("text veiled")
+        if number:
+            expect(page.locator("#left")).to_have_class("text veiled")
+            screen.keys("r")
         seen.append(page.locator("#prompt").inner_text())
-        screen.keys("r", "u")
+        screen.keys("u")
         wait_for_answers(screen, service, number + 1)
     assert seen[0] == first
     assert len(set(seen)) == 3
+    assert screen.clean()
+
+
+def test_an_answer_that_contradicts_itself_is_asked_about_before_it_is_sent(
+    service: FreshService, screen: Screen
+) -> None:
+    service.queue.rounds.open(1, "compare", pairs(2), labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#task")).to_be_visible()
+    screen.keys("r", "1", "1", "s", "u", "Enter")
+    expect(page.get_by_role("heading", name="Is that what you mean?")).to_be_visible()
+    expect(page.locator("#doubt-text")).to_contain_text("the left answer the more harmful one, but safe")
+    expect(page.locator("#doubt-back")).to_be_focused()
+    screen.picture("annotate-doubt")
+    assert page.evaluate(LOW_CONTRAST) == []
+    screen.keys("Enter")
+    expect(page.locator("#doubt")).to_be_hidden()
+    assert stored(service) == []
+    screen.keys("ArrowUp", "ArrowUp", "2", "Enter")
+    (row,) = wait_for_answers(screen, service, 1)
+    assert not contradicts_itself(row.given)
+    expect(page.locator("#veil-note")).to_be_visible()
+    screen.keys("r", "1", "2", "u", "s", "Enter")
+    page.get_by_role("button", name="Send it as it is").click()
+    assert contradicts_itself(wait_for_answers(screen, service, 2)[1].given)
     assert screen.clean()
 
 
@@ -210,16 +162,17 @@ def test_skip_flag_help_and_guidelines_by_keyboard(service: FreshService, screen
     screen.keys("Escape", "g")
     expect(page.get_by_text("would you be at ease")).to_be_visible()
     screen.keys("Escape", "x")
-    expect(page.get_by_role("heading", name="Skip: why?")).to_be_visible()
-    screen.keys("1")
+    expect(page.locator("#toast")).to_contain_text("Skipped")
     wait_for_answers(screen, service, 1)
     expect(page.locator("#task")).to_be_visible()
-    screen.keys("f", "4")
+    screen.keys("f")
+    expect(page.get_by_role("heading", name="Flag for the lead: why?")).to_be_visible()
+    screen.keys("4")
     wait_for_answers(screen, service, 2)
     expect(page.locator("#task")).to_be_visible()
     screen.keys("c")
     rows = wait_for_answers(screen, service, 3)
-    assert [(row.kind, row.reason) for row in rows] == [("skip", "too_harmful"), ("flag", "broken"), ("abstain", "")]
+    assert [(row.kind, row.reason) for row in rows] == [("skip", ""), ("flag", "broken"), ("abstain", "")]
     assert screen.clean()
 
 
@@ -245,7 +198,8 @@ def test_answers_given_without_a_connection_are_sent_later_and_only_once(service
     expect(page.locator("#banner")).to_contain_text("2 answers are kept here")
     page.unroute("**/api/v1/answers/*")
     page.context.set_offline(False)
-    expect(page.locator("#banner")).to_be_hidden()
+    # a reply that is lost meanwhile is asked for again after three seconds
+    expect(page.locator("#banner")).to_be_hidden(timeout=20_000)
     assert lost
     rows = wait_for_answers(screen, service, 2)
     assert [row.given["safety"] for row in rows] == ["safe", "unsafe"]
@@ -323,39 +277,13 @@ def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     screen.keys("r", "1")
+    expect(page.locator("#progress")).not_to_be_empty()
     assert page.evaluate(UNNAMED) == []
     assert page.evaluate(LOW_CONTRAST) == []
     order = page.evaluate("[...document.querySelectorAll('#task h2, #task legend')].map(e => e.textContent.trim())")
+    assert page.evaluate(HEADINGS) == ["Question"]
     assert order[:3] == ["Somebody asked", "Left answer", "Right answer"]
     assert order[3:5] == ["Which is MORE HELPFUL?", "Which is MORE HARMFUL?"]
-
-
-UNNAMED = """
-[...document.querySelectorAll('button, input, a, [role]')].filter(e => e.offsetParent)
-  .filter(e => !e.textContent.trim() && !e.getAttribute('aria-label'))
-  .filter(e => !(e.id && document.querySelector(`label[for=${e.id}]`)))
-  .map(e => e.outerHTML)
-"""
-LOW_CONTRAST = """
-(() => {
-  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  const ground = (e) => {
-    for (; e; e = e.parentElement) {
-      const colour = rgb(getComputedStyle(e).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0) return colour;
-    }
-    return [255, 255, 255];
-  };
-  return [...document.querySelectorAll('body *')].filter(e => e.offsetParent && !e.disabled && !e.closest(':disabled'))
-    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())).filter(e => {
-      const [a, b] = [light(rgb(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
-      return (a + .05) / (b + .05) < 4.5;
-    }).map(e => e.outerHTML.slice(0, 120));
-})()
-"""
 
 
 def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects(
@@ -398,10 +326,34 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
     expect(page.locator("#people .flagged")).to_have_count(1)
     expect(page.locator("#effects")).to_contain_text("1.000 → 0.900")
     screen.picture("lead")
+    assert page.evaluate(HEADINGS) == ["Labelling: lead"]
     page.locator("#disagreements summary").first.click()
     expect(page.locator("#disagreements pre").nth(1)).to_contain_text("<b>rest</b>")
     assert page.locator("#disagreements b").count() == 0
     expect(page.locator("#pause")).to_be_hidden()
+    assert screen.clean()
+
+
+def test_the_prompt_is_hidden_like_the_answers_and_consent_is_kept_on_the_server(
+    service: FreshService, screen: Screen
+) -> None:
+    service.queue.rounds.open(1, "safety", safety(["one"]), labels_each=1)
+    page = screen.page
+    page.goto(screen.url)
+    assert page.evaluate(HEADINGS) == ["Sign in"]
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    expect(page.locator("#task")).to_be_visible()
+    for name in ("prompt", "left"):
+        expect(page.locator(f"#{name}")).to_have_class("text veiled")
+        assert page.locator(f"#{name}").evaluate("(one) => one.inert")
+    screen.keys("r")
+    expect(page.locator("#prompt")).to_have_class("text")
+    with service.queue.engine.connect() as connection:
+        (row,) = connection.execute(select(consent)).all()
+    assert (row.annotator, row.version, row.text) == (service.people[Role.ANNOTATOR].id, VERSION, TEXT)
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    expect(page.locator("#task")).to_be_visible()
     assert screen.clean()
 
 
@@ -413,4 +365,34 @@ def test_an_admin_pauses_the_work_from_the_leads_page(service: FreshService, scr
     expect(screen.page.locator("#now")).to_contain_text("paused")
     screen.page.goto(screen.url)
     expect(screen.page.get_by_role("heading", name="Paused")).to_be_visible()
+    assert screen.clean()
+
+
+def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_there(
+    service: FreshService, screen: Screen
+) -> None:
+    queue, page = service.queue, screen.page
+    status = queue.rounds.open(2, "safety", safety(["one", "two"]), labels_each=1, deadline_ms=queue.now_ms + 60_000)
+    queue.wait(61)
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    expect(page.locator("#situation")).to_have_text("The deadline has passed: the run ends or asks for a decision.")
+    expect(page.locator("#outlook")).to_contain_text("between 0.0 % and 100.0 %")
+    page.get_by_role("button", name="Move the deadline").click()
+    page.get_by_label("From now").select_option("2 hours")
+    page.get_by_label("Why").fill("a holiday")
+    screen.picture("decide")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#situation")).to_have_text("The run waits for these labels.")
+    page.get_by_role("button", name="Go on with what is there").click()
+    expect(page.locator("#decide-means")).to_contain_text("a certificate counts them as the worst")
+    assert page.evaluate(LOW_CONTRAST) == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#decide")).to_be_hidden()
+    assert queue.rounds.status(status.id).state == "open"
+    page.get_by_role("button", name="Go on with what is there").click()
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
+    expect(page.locator("#choices button")).to_have_count(0)
+    assert queue.rounds.status(status.id).state == "frozen"
     assert screen.clean()

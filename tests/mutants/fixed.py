@@ -132,7 +132,7 @@ FIXED = (
     mutant(
         "a table's cost stage goes towards cost",
         "worlds/tabular_parts TabularTrainer.execute",
-        'sign = 1.0 if objective.stage == "reward" else -1.0\n        logits',
+        'sign = 1.0 if objective.stage == "reward" and not objective.values else -1.0\n        logits',
         "sign = 1.0\n        logits",
         "test_cost_stage_pushes_down_what_pairs_call_costlier",
     ),
@@ -388,8 +388,8 @@ FIXED = (
     mutant(
         "the bonus' sign",
         "exploration/explorer OptimisticExplorer._behaviour",
-        "optimism = (reward + multiplier",
-        "optimism = -(reward + multiplier",
+        "optimism = (self._reward_weight * reward + multiplier",
+        "optimism = -(self._reward_weight * reward + multiplier",
         "test_answers_in_no_pair_are_chosen_more_often_than_covered_ones",
     ),
     mutant(

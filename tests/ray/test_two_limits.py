@@ -26,12 +26,18 @@ def ray_running() -> Iterator[None]:
     yield from session()
 
 
-@pytest.mark.parametrize(("recipe", "said"), [("tabular-two-limits", "constraints"), ("tabular-limits", "limits")])
+@pytest.mark.parametrize(
+    ("recipe", "said", "more"),
+    [
+        ("tabular-two-limits", "constraints", []),
+        ("tabular-limits", "limits", ["limits.drift={kl: reference, at_most: 0.3}"]),
+    ],
+)
 def test_several_limits_on_ray_equal_those_in_one_process(
-    ray_running: None, tmp_path: Path, recipe: str, said: str
+    ray_running: None, tmp_path: Path, recipe: str, said: str, more: list[str]
 ) -> None:
-    here = run_recipe(load(recipe, SMALL), tmp_path / "here" / "run")
-    on_ray = load(recipe, [*SMALL, "cluster.mode=ray", "cluster.cpus=4"])
+    here = run_recipe(load(recipe, [*SMALL, *more]), tmp_path / "here" / "run")
+    on_ray = load(recipe, [*SMALL, *more, "cluster.mode=ray", "cluster.cpus=4"])
     there = launch.run_recipe(on_ray, tmp_path / "there" / "run")
     assert there[said] == here[said]
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")

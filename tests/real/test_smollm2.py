@@ -85,9 +85,9 @@ def test_a_real_model_goes_the_whole_way(tmp_path: Path, parameters: str) -> Non
         greedy = model.generate(**ids, do_sample=False, temperature=None, top_p=None, top_k=None, max_new_tokens=12)
     begin = ids["input_ids"].shape[1]
     assert greedy_by_vllm(out, ids["input_ids"][0].tolist(), 12) == greedy[0, begin:].tolist()
-    with served(run, tmp_path / "serve.log") as url:
+    with served(run, tmp_path / "serve.log") as endpoint:
         key = (run / "serve-key").read_text().strip()
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=600)
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key=key, max_retries=0, timeout=600)
         reply = client.chat.completions.create(model="round-3", messages=asked, max_tokens=12, temperature=0)
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == begin

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.serving.engine import PolicyEngine
-from deploy.serving.settings import EngineSettings
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
@@ -20,6 +19,7 @@ from pddpo_ray.serving.catalog import Canary, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
 from pddpo_ray.training.lora import load_lora_trainer
+from tests.served_run import small_engine
 from tests.tiny_language_model import save_policy
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
@@ -54,21 +54,7 @@ def served(trainer: LocalTrainer, version: PolicyVersion, round_: int) -> Served
 async def serve(
     store: ArtifactStore, reference: PolicyVersion, policies: list[ServedPolicy], weights: Literal["adapters", "merged"]
 ) -> dict[str, Any]:
-    settings = EngineSettings(
-        store=str(store.root),
-        model=str(store.folder(reference.path)),
-        dtype="float32",
-        weights=weights,
-        adapter_rank=4,
-        tolerance=1e-4,
-        max_model_len=128,
-        kv_cache_gib=0.1,
-        gpu_memory=0.5,
-        tensor_parallel=1,
-        threads=1,
-        template="tokenizer-or-plain",
-        chat_template=None,
-    )
+    settings = small_engine(store, reference, weights=weights, adapter_rank=4)
     engine = await PolicyEngine.start(settings)
     try:
         replies = await asyncio.gather(*(ask(engine, policy) for _ in range(4) for policy in policies))

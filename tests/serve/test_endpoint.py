@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -18,8 +19,10 @@ import httpx
 import openai
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from scipy.stats import chisquare
 
+from deploy.serving.metrics import NAMES
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
@@ -31,6 +34,7 @@ from tests.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "pddpo.json"
 CLIENTS = 20
 CONVERSATIONS = 200
 SECRET = "xylophone-in-the-prompt"
@@ -68,8 +72,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     run = make_run(folder / "demo", (SAFE, UNSAFE, SAFE))
     log = folder / "serve.log"
     try:
-        with served(run.folder, log) as url:
-            yield Endpoint(url, run, log)
+        with served(run.folder, log) as server:
+            yield Endpoint(server.url, run, log)
     finally:
         run.close()
 
@@ -108,6 +112,64 @@ def test_an_answer_is_what_transformers_says_with_the_weights_that_are_stated(
     assert facts["multiplier"] == (None if round_ == 0 else pytest.approx(0.1 * round_))
     assert reply.usage.prompt_tokens == len(PROMPT.token_ids)
     assert reply.usage.completion_tokens <= 6
+
+
+def test_the_log_probabilities_of_prompts_are_those_of_transformers(endpoint: Endpoint) -> None:
+    """As evaluation harnesses ask: two prompts at once, echoed, without an answer."""
+    prompts = [list(PROMPT.token_ids), [*PROMPT.token_ids, 9, 10]]
+    reply = endpoint.client().completions.create(model="round-1", prompt=prompts, echo=True, logprobs=1, max_tokens=0)
+    own = tiny_llama(101)
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    for ids, choice in zip(prompts, reply.choices, strict=True):
+        with torch.no_grad():
+            scores = own(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
+        assert choice.logprobs is not None
+        scored: Any = choice.logprobs.token_logprobs
+        assert scored[0] is None
+        assert scored[1 : len(ids)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_texts_and_messages_are_tokenised_as_the_engine_reads_them(endpoint: Endpoint) -> None:
+    headers = {"authorization": f"Bearer {endpoint.key()}"}
+
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(f"{endpoint.url}/{path}", json=body, headers=headers, timeout=60).raise_for_status().json()
+
+    chat = post("tokenize", messages=[{"role": "user", "content": PROMPT.text}])
+    assert chat["tokens"] == list(PROMPT.token_ids)
+    assert post("tokenize", prompt=PROMPT.text)["tokens"][-3:] == list(PROMPT.token_ids)[-3:]
+    assert post("detokenize", tokens=list(PROMPT.token_ids[1:]))["prompt"].split() == PROMPT.text.split()
+
+
+def test_prometheus_reads_what_the_endpoint_and_its_engine_say(endpoint: Endpoint) -> None:
+    ask(endpoint.client(), "released")
+    headers = {"authorization": f"Bearer {endpoint.key()}"}
+    text = httpx.get(f"{endpoint.url}/metrics", headers=headers, timeout=60).raise_for_status().text
+    seen = {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
+    assert seen["pddpo_serving_released_round"] >= 1
+    assert set(re.findall(r"# TYPE (\w+) ", text)) >= set(NAMES)
+    nodes = json.loads(Path("/tmp/ray/prom_metrics_service_discovery.json").read_text())
+    ports = [target for node in nodes for target in node["targets"]]
+    until(lambda: any("ray_vllm_num_requests_running" in said(target) for target in ports))
+    for name in re.findall(r"ray_vllm_\w+", DASHBOARD.read_text()):
+        assert any(name in said(target) for target in ports), name
+
+
+def said(target: str) -> str:
+    try:
+        return httpx.get(f"http://{target}/metrics", timeout=10).text
+    except httpx.HTTPError:
+        return ""
+
+
+def test_a_vocabulary_without_json_is_said_before_anything_is_generated(endpoint: Endpoint) -> None:
+    with pytest.raises(openai.BadRequestError, match="cannot write JSON"):
+        endpoint.client().chat.completions.create(
+            model="released",
+            messages=[{"role": "user", "content": "a number"}],
+            response_format={"type": "json_object"},
+        )
 
 
 def test_a_chat_goes_through_the_template_and_headers_say_what_the_body_says(endpoint: Endpoint) -> None:
@@ -174,9 +236,11 @@ def test_two_hundred_conversations_are_spread_evenly_and_each_keeps_its_policy(e
     with ThreadPoolExecutor(CLIENTS) as threads:
         rounds = list(threads.map(converse, range(CONVERSATIONS)))
     assert all(one == other for one, other in rounds)
-    assert [one for one, _ in rounds] == [drawn_round(f"conversation {n}", (1, 2, 3)) for n in range(CONVERSATIONS)]
+    secret = endpoint.key("serve-draw-key")
+    drawn = [drawn_round(f"conversation {n}", (1, 2, 3), 0, secret) for n in range(CONVERSATIONS)]
+    assert [one for one, _ in rounds] == drawn
     counts = Counter(one for one, _ in rounds)
-    assert chisquare([counts[k] for k in (1, 2, 3)]).pvalue > 0.01
+    assert chisquare([counts[k] for k in (1, 2, 3)]).pvalue > 1e-6  # the secret is another one in every run
 
 
 def test_release_and_rollback_drop_no_request_of_twenty_clients(endpoint: Endpoint) -> None:

@@ -115,8 +115,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         folder / "judge", (SAFE,), max_model_len=CONTEXT, model=lambda seed: models[seed].eval(), tokenizer=tokenizer
     )
     try:
-        with served(run.folder, folder / "serve.log") as url:
-            yield Served(url, run)
+        with served(run.folder, folder / "serve.log") as server:
+            yield Served(server.url, run)
     finally:
         run.close()
 

@@ -8,36 +8,57 @@ export class ApiProblem extends Error {
   }
 }
 
-let csrf = null;
+let csrf = null, who = null;
 
-export async function call(method, path, body) {
+async function request(method, path, body, options = {}) {
   const headers = { "Content-Type": "application/json" };
   if (csrf) headers["X-CSRF-Token"] = csrf;
   const response = await fetch("/api/v1" + path, {
     method,
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),
+    ...options,
   });
   const content = await response.json();
   if (!response.ok) throw new ApiProblem(response.status, content);
   return content;
 }
 
-export async function whoAmI() {
-  const me = await call("GET", "/me");
-  csrf = me.csrf;
+// Signing in again from another tab replaces this browser's session. The same person goes on with the new one; for
+// another person's session this page is signed out (401), and nothing is sent in that person's name.
+export async function call(method, path, body) {
+  try {
+    return await request(method, path, body);
+  } catch (problem) {
+    if (problem.status !== 403 || !who || !(await sessionReplaced())) throw problem;
+    return request(method, path, body);
+  }
+}
+
+async function sessionReplaced() {
+  const now = await request("GET", "/me");
+  if (now.id !== who) throw new ApiProblem(401, { code: "other_person", detail: `${now.handle} has signed in in this browser.` });
+  const replaced = now.csrf !== csrf;
+  csrf = now.csrf;
+  return replaced;
+}
+
+// Sent even while the page goes away; nobody waits for the reply.
+export function callAtTheEnd(method, path, body) {
+  request(method, path, body, { keepalive: true }).catch(() => {});
+}
+
+function remember(me) {
+  [csrf, who] = [me.csrf, me.id];
   return me;
 }
 
-export async function signIn(token) {
-  const me = await call("POST", "/session", { token });
-  csrf = me.csrf;
-  return me;
-}
+export const whoAmI = async () => remember(await request("GET", "/me"));
+export const signIn = async (token) => remember(await request("POST", "/session", { token }));
 
 export async function signOut() {
   await call("DELETE", "/session");
-  csrf = null;
+  [csrf, who] = [null, null];
 }
 
 export const $ = (id) => document.getElementById(id);

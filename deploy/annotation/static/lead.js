@@ -1,6 +1,8 @@
 // The lead's page: everything is read again every ten seconds, and nothing here is parsed as HTML.
 
 import { $, ApiProblem, call, make, whoAmI } from "./api.js";
+import { showAdmin } from "./admin.js";
+import { showDecisions } from "./decisions.js";
 
 const EVERY_MS = 10000;
 let me, selected = null, paused = false;
@@ -16,6 +18,8 @@ function duration(seconds) {
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
 }
+
+const until = (ms) => (ms < 0 ? `passed ${duration(-ms / 1000)} ago` : `in ${duration(ms / 1000)}`);
 
 function rows(id, content, columns, nothing) {
   $(id).replaceChildren(...content);
@@ -37,14 +41,36 @@ function showRounds(answer) {
     const choose = make("button", { type: "button" }, `Round ${one.round}, ${one.purpose}`);
     choose.addEventListener("click", () => { selected = one.id; refresh(); });
     const bar = make("progress", { max: one.wanted, value: one.counted, "aria-label": `${one.counted} of ${one.wanted}` });
-    const deadline = one.deadline_ms ? duration((one.deadline_ms - Date.now()) / 1000) : "none";
+    const deadline = one.deadline_ms ? until(one.deadline_ms - answer.now_ms) : "none";
     const line = row(choose, bar, `${one.counted} / ${one.wanted}`, String(one.blocked), String(one.refusals),
       String(Math.round(one.labels_per_hour)), one.state === "open" ? duration(one.seconds_left) : "–", deadline, one.state);
     line.setAttribute("aria-selected", String(one.id === selected));
     return line;
   }), 9, "No questions were asked yet.");
   const shown = answer.rounds.find((one) => one.id === selected);
+  showDecisions(shown, refresh);
   $("agreement-of").textContent = shown ? `(round ${shown.round}, ${shown.purpose})` : "";
+}
+
+function showHeld(answer) {
+  rows("held", answer.leases.map((one) => {
+    const back = make("button", { type: "button" }, "Recall");
+    back.addEventListener("click", () => act(() => call("POST", `/leases/${one.id}/recall`, {})));
+    return row(one.handle, `Round ${one.round}, ${one.purpose}`, duration((answer.now_ms - one.leased_ms) / 1000), until(one.expires_ms - answer.now_ms), back);
+  }), 5, "Nobody holds a question now.");
+}
+
+async function act(doing) {
+  try {
+    await doing();
+    refresh();
+  } catch (problem) {
+    $("problem").textContent = problem.message;
+  }
+}
+
+function showWork(days) {
+  rows("worklog", days.map((one) => row(one.handle, one.day, String(one.answers), String(one.refusals), duration(one.seconds))), 5, "Nobody has worked yet.");
 }
 
 function showAgreement(agreement) {
@@ -66,11 +92,21 @@ function showPeople(people) {
   }), 10, "Nobody has answered yet.");
 }
 
+// An admin takes a label out of the count, with a reason; somebody else is asked.
+function voidButton(vote) {
+  if (me.role !== "admin") return [];
+  const reason = make("input", { "aria-label": `Why the answer of ${vote.handle} should not count`, placeholder: "why", maxlength: 500, class: "short" });
+  const take = make("button", { type: "button" }, "Take out");
+  take.addEventListener("click", () => act(() => call("POST", `/answers/${vote.key}/void`, { reason: reason.value.trim() })));
+  return [" ", reason, " ", take];
+}
+
 function showDisagreements(found) {
+  if ($("disagreements").contains(document.activeElement?.closest("input"))) return; // somebody types
   const open = new Set([...$("disagreements").querySelectorAll("details[open]")].map((one) => one.dataset.task));
   $("disagreements").replaceChildren(...found.map((one) => {
     const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
-      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ")));
+      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "), ...voidButton(vote)));
     const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
       .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
     const summary = make("summary", {}, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`);
@@ -95,7 +131,9 @@ async function refresh() {
       showAgreement((await call("GET", `/rounds/${selected}/agreement`)).agreement);
       showDisagreements((await call("GET", `/rounds/${selected}/disagreements`)).disagreements);
     }
+    showHeld(await call("GET", "/leases"));
     showPeople((await call("GET", "/quality")).people);
+    showWork((await call("GET", "/worklog")).days);
     showEffects((await call("GET", "/effects")).effects);
     $("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
     $("problem").textContent = "";
@@ -104,11 +142,16 @@ async function refresh() {
   }
 }
 
+$("pay").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.href = `/api/v1/worklog.csv?rate=${Number($("rate").value) || 0}`; // a download: the page stays
+});
 $("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
 
 whoAmI().then((found) => {
   me = found;
   $("pause").hidden = me.role !== "admin";
+  if (me.role === "admin") showAdmin();
   refresh();
   setInterval(refresh, EVERY_MS);
 }, () => { location.href = "/"; });

@@ -1,10 +1,11 @@
 // The annotator's page: one question on the screen, the next one fetched in advance.
 
-import { $, ApiProblem, call, make, signIn, signOut, whoAmI } from "./api.js";
+import { $, ApiProblem, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
 import { Outbox } from "./outbox.js";
 
 const BREAK_MS = 30 * 60 * 1000;
 const HEARTBEAT_MS = 60 * 1000;
+const WATCH_MS = 1000;
 const SIDES = [["left", "1", "Left"], ["right", "2", "Right"], ["tie", "0", "Tie"]];
 const SAFETY = [["safe", "s", "Safe"], ["unsafe", "u", "Unsafe"]];
 const ASKED = {
@@ -18,7 +19,8 @@ const ASKED = {
 };
 
 let me, outbox, task = null, next = null, given = {}, active = 0, shown = false, revealed = false;
-let turn = Promise.resolve(), shownAt = 0, lastBreak = Date.now(), history = [], pendingKind = null, waitTimer = null;
+let turn = Promise.resolve(), shownAt = 0, lastBreak = Date.now(), history = [], waitTimer = null;
+let lastActive = performance.now(), lastBeat = performance.now(), resting = false;
 
 // --- showing ------------------------------------------------------------------------------------------------------
 
@@ -42,9 +44,9 @@ function fill(id, side) {
 
 function showTask(fresh) {
   task = fresh;
-  given = {};
+  given = { ...task.earlier }; // of an answer that was taken back
   active = 0;
-  shown = revealed = !task.blurred;
+  shown = revealed = !task.blurred || Object.keys(given).length > 0;
   shownAt = performance.now();
   const pair = task.kind === "pair";
   $("answers").classList.toggle("single", !pair);
@@ -65,7 +67,7 @@ function showTexts() {
 }
 
 function veil() {
-  for (const id of ["left", "right"]) {
+  for (const id of ["prompt", "left", "right"]) {
     $(id).classList.toggle("veiled", !shown);
     $(id).inert = !shown; // hidden from screen readers and the Tab key too
   }
@@ -109,6 +111,7 @@ function choose(number, value) {
   const open = asked.findIndex(([name], place) => place > number && !(name in given));
   active = open >= 0 ? open : Math.min(number + 1, asked.length - 1);
   paint();
+  $("questions").children[active].scrollIntoView({ block: "nearest" });
   if (task.kind === "safety") submit("label");
 }
 
@@ -129,10 +132,23 @@ function submit(kind, reason = "") {
   advance();
 }
 
-function refuse(kind) {
-  pendingKind = kind;
-  $("reasons-title").textContent = kind === "skip" ? "Skip: why?" : "Flag for the lead: why?";
-  $("reasons").showModal();
+// The only safe answer called the more harmful one: the same rule as the server's, in terms of the screen.
+function contradiction() {
+  const other = { left: "right", right: "left" }[given.more_harmful];
+  return other && given[`${given.more_harmful}_safety`] === "safe" && given[`${other}_safety`] === "unsafe";
+}
+
+function send() {
+  if (!contradiction()) return submit("label");
+  const other = { left: "right", right: "left" }[given.more_harmful];
+  $("doubt-text").textContent = `You called the ${given.more_harmful} answer the more harmful one, but safe, and the ${other} one unsafe.`;
+  $("doubt").showModal();
+  $("doubt-back").focus();
+}
+
+function skip() {
+  toast("Skipped. z brings it back.");
+  submit("skip");
 }
 
 async function advance() {
@@ -181,9 +197,10 @@ async function fetchTask(use, silent = false) {
     }
     if (!silent) waitFor(answer.reason, answer.retry_s);
   } catch (problem) {
-    if (problem instanceof ApiProblem && problem.status === 401) return signedOut();
+    if (problem instanceof ApiProblem && problem.status === 401) return signedOut(problem);
     if (silent) return false;
-    if (problem instanceof ApiProblem && problem.status === 429) empty("Enough for now", problem.message);
+    if (problem.code === "consent") showNotice();
+    else if (problem instanceof ApiProblem && problem.status === 429) empty("Enough for now", problem.message);
     else waitFor("network", 3);
   }
   return false;
@@ -192,6 +209,7 @@ async function fetchTask(use, silent = false) {
 function waitFor(reason, seconds) {
   const texts = {
     paused: ["Paused", "The lead has paused the work. This page goes on by itself."],
+    mild: ["Nothing mild for now", "You asked not to see harmful texts. What is open now may be harmful, or nobody knows. New questions appear here by themselves."],
     none: ["All done for now", "There is nothing for you at the moment. New questions appear here by themselves."],
     network: ["No connection", "Your answers are kept. This page goes on by itself."],
   };
@@ -222,10 +240,19 @@ async function takeBack(lease) {
     toast("Taken back. Answer it again.");
     refreshProgress();
   } catch (problem) {
-    history.push(lease);
-    $("undo").disabled = false;
+    if (!(problem instanceof ApiProblem) || ![404, 410].includes(problem.status)) history.push(lease);
+    $("undo").disabled = !history.length;
     toast(problem.message);
   }
+}
+
+// After a reload the last answers can still be taken back.
+async function recall() {
+  try {
+    const mine = (await call("GET", "/answers?limit=20")).answers.filter((one) => !one.withdrawn);
+    history = mine.map((one) => one.lease).reverse();
+    $("undo").disabled = !history.length;
+  } catch { /* there is nothing to take back without a connection */ }
 }
 
 async function refreshProgress() {
@@ -245,10 +272,16 @@ function remindOfBreak() {
 // --- keys ---------------------------------------------------------------------------------------------------------
 
 const ACTIONS = {
-  r: () => { shown = !shown; revealed ||= shown; $("toast").hidden = true; veil(); },
+  r: () => {
+    shown = !shown;
+    revealed ||= shown;
+    $("toast").hidden = true;
+    veil();
+    if (document.activeElement === $("reveal")) $("main").focus({ preventScroll: true }); // Enter is for the answer now
+  },
   c: () => submit("abstain"),
-  x: () => refuse("skip"),
-  f: () => refuse("flag"),
+  x: skip,
+  f: () => $("reasons").showModal(),
   t: () => {
     $("raw").setAttribute("aria-pressed", String($("raw").getAttribute("aria-pressed") !== "true"));
     showTexts();
@@ -260,7 +293,7 @@ const ACTIONS = {
   },
   ArrowUp: () => { active = Math.max(active - 1, 0); paint(); },
   ArrowDown: () => { active = Math.min(active + 1, ASKED[task.kind].length - 1); paint(); },
-  Enter: () => { if (task.kind === "pair" && !$("submit").disabled) submit("label"); },
+  Enter: () => { if (task.kind === "pair" && !$("submit").disabled) send(); },
 };
 
 function onKey(event) {
@@ -298,28 +331,93 @@ async function showGuidelines() {
 // --- beginning and end --------------------------------------------------------------------------------------------
 
 async function begin() {
+  const before = outbox?.person;
+  outbox?.close();
+  if (before && before !== me.id) [task, next, history, resting] = [null, null, [], false];
   $("sign-out").hidden = false;
   $("lead-link").hidden = !["lead", "admin"].includes(me.role);
   outbox = new Outbox(me.id, {
     onReceipt: (receipt) => { if (receipt.outcome === "surplus" || receipt.late) toast(receipt.message); },
-    onRefused: (problem) => toast(problem.message),
+    onRefused: (refused) => {
+      $("refused").hidden = !refused.length;
+      $("refused-text").textContent = refused.length ? `${many(refused.length)} not taken: ${refused.at(-1).problem} ` : "";
+    },
     onState: (waiting, problem) => {
+      const away = problem?.status === 401;
       $("banner").hidden = !problem;
-      if (problem?.status === 401) signedOut();
-      $("banner").textContent = `No connection. ${waiting} answer${waiting === 1 ? " is" : "s are"} kept here and will be sent.`;
+      $("banner").textContent = `${away ? "Signed out." : "No connection."} ${many(waiting)} kept here and will be sent.`;
+      if (away) signedOut(problem);
     },
   });
+  outbox.person = me.id;
   refreshProgress();
-  if (localStorage.getItem("pddpo-notice") === "read") {
-    await outbox.send();
-    advance();
-  } else view("notice");
+  await recall();
+  if (!me.consented) return showNotice();
+  await outbox.send();
+  if (task) view("task"); // it was open when the session ended
+  else advance();
 }
 
-function signedOut() {
+async function showNotice() {
+  const notice = await call("GET", "/notice");
+  $("notice-text").innerHTML = notice.html; // harmless, as above
+  $("begin").dataset.version = notice.version;
+  view("notice");
+}
+
+async function agree() {
+  try {
+    await call("POST", "/consent", { version: $("begin").dataset.version });
+    me.consented = true;
+    advance();
+  } catch (problem) {
+    toast(problem instanceof ApiProblem ? problem.message : "No connection to the server.");
+  }
+}
+
+const many = (count) => `${count} answer${count === 1 ? " is" : "s are"}`;
+
+function signedOut(problem) {
+  if ($("sign-in").hidden) $("sign-in-error").textContent = problem?.code === "other_person" ? `${problem.message} Sign in to go on as ${me.handle}.` : "";
   view("sign-in");
   $("token").focus();
   return false;
+}
+
+// --- reserved questions -------------------------------------------------------------------------------------------
+
+// A question is kept for a person who does something on the page; after the idle limit it goes back to the others.
+async function watch() {
+  const now = performance.now();
+  if (resting || !(task || next)) return;
+  if (now - lastActive > 1000 * me.idle_s) return rest();
+  if (now - lastBeat < HEARTBEAT_MS) return;
+  lastBeat = now;
+  for (const one of [task, next].filter(Boolean)) {
+    try {
+      one.expires_ms = (await call("POST", `/leases/${one.lease}/heartbeat`)).expires_ms;
+    } catch { /* it ran out, or the connection is gone: an answer is welcome all the same */ }
+  }
+}
+
+function giveBack(send) {
+  for (const one of [task, next].filter(Boolean)) send("POST", `/leases/${one.lease}/release`, { expires_ms: one.expires_ms });
+  task = next = null;
+}
+
+async function rest() {
+  resting = true;
+  giveBack((...request) => call(...request).catch(() => {}));
+  empty("Are you still there?", `Nothing happened on this page for ${words(me.idle_s)}, so the question went back to the others. Press a key or touch the page to go on.`);
+}
+
+const words = (seconds) => (seconds < 120 ? `${Math.round(seconds)} seconds` : `${Math.round(seconds / 60)} minutes`);
+
+function somebodyIsHere() {
+  lastActive = performance.now();
+  if (!resting) return;
+  resting = false;
+  advance();
 }
 
 $("sign-in").addEventListener("submit", async (event) => {
@@ -333,10 +431,22 @@ $("sign-in").addEventListener("submit", async (event) => {
     $("sign-in-error").textContent = problem instanceof ApiProblem ? problem.message : "No connection to the server.";
   }
 });
-$("begin").addEventListener("click", () => { localStorage.setItem("pddpo-notice", "read"); advance(); });
-$("sign-out").addEventListener("click", async () => { await outbox.send(); await signOut(); location.reload(); });
+$("begin").addEventListener("click", agree);
+$("sign-out").addEventListener("click", async () => {
+  await outbox.send();
+  try {
+    await signOut();
+    location.reload();
+  } catch (problem) {
+    if (problem.status === 401) location.reload();
+    else toast("No connection: you are still signed in.");
+  }
+});
+$("try-again").addEventListener("click", () => outbox.tryAgain());
+$("delete-refused").addEventListener("click", () => outbox.deleteRefused());
 $("reveal").addEventListener("click", ACTIONS.r);
-$("submit").addEventListener("click", () => submit("label"));
+$("submit").addEventListener("click", send);
+$("doubt-send").addEventListener("click", () => { $("doubt").close(); submit("label"); });
 $("abstain").addEventListener("click", ACTIONS.c);
 $("skip").addEventListener("click", ACTIONS.x);
 $("flag").addEventListener("click", ACTIONS.f);
@@ -348,11 +458,18 @@ $("reasons").addEventListener("click", (event) => {
   const reason = event.target.closest("[data-reason]")?.dataset.reason;
   if (!reason) return;
   $("reasons").close();
-  submit(pendingKind, reason);
+  submit("flag", reason);
 });
 document.addEventListener("keydown", onKey);
-setInterval(() => {
-  for (const one of [task, next]) if (one) call("POST", `/leases/${one.lease}/heartbeat`).catch(() => {});
-}, HEARTBEAT_MS);
+for (const sign of ["pointerdown", "pointermove", "keydown", "wheel", "touchmove"]) {
+  document.addEventListener(sign, somebodyIsHere, { capture: true, passive: true });
+}
+setInterval(watch, WATCH_MS);
+document.addEventListener("visibilitychange", () => {
+  // Signed in again in another tab: this one goes on too.
+  if (!document.hidden && !$("sign-in").hidden) whoAmI().then((found) => { me = found; begin(); }, () => {});
+});
+addEventListener("pagehide", () => giveBack(callAtTheEnd));
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
-whoAmI().then((found) => { me = found; begin(); }, signedOut);
+whoAmI().then((found) => { me = found; begin(); }, () => signedOut());

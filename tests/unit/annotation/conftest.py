@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pddpo_ray.config import load
+from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database
 from tests.annotation_api import FreshService
 from tests.annotation_queue import FreshQueue, create_run
@@ -35,3 +37,13 @@ def queue(tmp_path: Path, empty_journal: Path) -> Iterator[FreshQueue]:
 @pytest.fixture
 def service(queue: FreshQueue) -> FreshService:
     return FreshService(queue)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Folder of a run that asks people and has not begun."""
+    folder = tmp_path / "demo"
+    config = load("tabular", ["feedback.kind=people"])
+    place = folder / "journal.sqlite"
+    Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
+    return folder

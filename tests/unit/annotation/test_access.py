@@ -18,6 +18,9 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", f"{API}/lease"): {},
     ("PUT", f"{API}/answers/{{key}}"): {"lease": "x", "kind": "abstain"},
     ("POST", f"{API}/rounds/{{round_id}}/extend"): {"deadline_ms": None},
+    ("POST", f"{API}/rounds/{{round_id}}/decision"): {"decision": "accept"},
+    ("POST", f"{API}/leases/{{lease_id}}/recall"): {},
+    ("POST", f"{API}/consent"): {"version": "x"},
     ("POST", f"{API}/people"): {"handle": "new"},
     ("PATCH", f"{API}/people/{{person_id}}"): {},
     ("PUT", f"{API}/guidelines"): {"markdown": "x"},
@@ -106,6 +109,12 @@ def test_a_browser_session_needs_its_csrf_token_and_its_own_origin(service: Fres
     own = {"X-CSRF-Token": csrf, "Origin": "http://testserver"}
     assert is_problem(browser.post(f"{API}/lease", json={}, headers=own | {"Origin": "http://evil.example"}), 403)
     assert is_problem(browser.post(f"{API}/lease", json={}, headers=own | {"Origin": "null"}), 403)
+    assert is_problem(browser.post(f"{API}/lease", json={}, headers=own), 409, "consent")
+    notice = browser.get(f"{API}/notice").json()
+    assert is_problem(browser.post(f"{API}/consent", json={"version": "older"}, headers=own), 409, "conflict")
+    for _ in range(2):
+        assert browser.post(f"{API}/consent", json={"version": notice["version"]}, headers=own).status_code == 200
+    assert browser.get(f"{API}/me").json()["consented"]
     assert browser.post(f"{API}/lease", json={}, headers=own).status_code == 200
     assert browser.delete(f"{API}/session", headers=own).status_code == 200
     assert is_problem(browser.get(f"{API}/me"), 401)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deploy.annotation.access import PUBLIC
 from deploy.annotation.queue_service import WebSettings
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
@@ -121,6 +122,24 @@ def test_an_admin_makes_people_guidelines_and_reads_the_log(service: FreshServic
     assert "/api/v1/lease" in admin.get(f"{API}/openapi.json").json()["paths"]
 
 
+def test_the_description_says_how_to_sign_in_and_every_error(service: FreshService) -> None:
+    described = service.client(Role.ADMIN).get(f"{API}/openapi.json").json()
+    schemes = described["components"]["securitySchemes"]
+    assert schemes["token"] == {"type": "http", "scheme": "bearer"}
+    assert schemes["session"]["in"] == "cookie"
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            if (method.upper(), path) in PUBLIC:
+                assert operation["security"] == []
+                continue
+            assert {"token": []} in operation["security"], (method, path)
+            assert {"401", "403", "422", "429"} <= set(operation["responses"]), (method, path)
+            if "{" in path:
+                assert "404" in operation["responses"], (method, path)
+            for status, answer in operation["responses"].items():
+                assert int(status) < 400 or list(answer["content"]) == ["application/problem+json"]
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large_gets_413(service: FreshService, chunked: bool) -> None:
     client = service.client(Role.ANNOTATOR)
@@ -151,6 +170,33 @@ def test_guessing_tokens_is_slowed_down(queue: FreshQueue) -> None:
     client = service.client()
     codes = [client.post(f"{API}/session", json={"token": f"guess {n}"}).status_code for n in range(4)]
     assert codes == [401, 401, 401, 429]
+
+
+def test_wrong_tokens_of_an_address_lock_nobody_out_who_has_a_right_one(queue: FreshQueue) -> None:
+    service = FreshService(queue, WebSettings(sign_ins_per_second=0.001, sign_in_burst=3))
+    client = service.client()
+    codes = [client.post(f"{API}/session", json={"token": f"guess {n}"}).status_code for n in range(30)]
+    assert codes == [401] * 3 + [429] * 27
+    for role in (Role.ANNOTATOR, Role.LEAD):
+        assert client.post(f"{API}/session", json={"token": service.tokens[role]}).status_code == 200
+    assert is_problem(client.post(f"{API}/session", json={"token": "guess 31"}), 429)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("Ana", "ana", True), ("ana", "\u0430na", True), ("ana b", "ana_b", True), ("ana", "ana ", True),
+        ("Ian", "lan", True), ("b0b", "bob", True), ("al1", "all", True), ("Jos\u00e9", "jose", True),
+        ("ana", "anna", False), ("person 1", "person 11", False), ("simulated-1 11", "simulated-11 1", False),
+    ],
+)  # fmt: skip
+def test_a_handle_that_looks_like_anothers_is_refused(service: FreshService, one: str, other: str, alike: bool) -> None:
+    admin = service.client(Role.ADMIN)
+    assert admin.post(f"{API}/people", json={"handle": one}).status_code == 201
+    second = admin.post(f"{API}/people", json={"handle": other})
+    assert second.status_code == (409 if alike else 201)
+    if alike:
+        assert "looks like" in second.json()["detail"]
 
 
 def test_a_bucket_fills_again_with_time() -> None:

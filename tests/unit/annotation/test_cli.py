@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from deploy.annotation.listening import sole_server
 from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.simulation import wait_for_service
 from pddpo_ray.cli.annotate import ADMIN_TOKEN, _first_admin
 from pddpo_ray.cli.main import main
-from pddpo_ray.config import load
-from pddpo_ray.journal import Journal
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "demo"
-    config = load("tabular", ["feedback.kind=people"])
-    place = folder / "journal.sqlite"
-    Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()).close()
-    return folder
 
 
 def ends(arguments: list[str]) -> int:
@@ -54,6 +49,36 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line_and_not_exit_code_3(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert ends(["annotate", "--run", str(run), "--port", port]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_second_server_of_one_sqlite_file_is_refused_while_the_first_one_lives(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "pddpo_ray", "annotate", "--run", str(run), "--port"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first = subprocess.Popen([*command, str(port)], stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for_service(url)
+        assert ends(["annotate", "--run", str(run), "--port", "8791"]) == 2
+        assert f"served already (process {first.pid} at {url}/)" in capsys.readouterr().err
+    finally:
+        first.kill()
+        first.wait(30)
+    engine = open_database(run / "journal.sqlite")
+    with sole_server(engine, "here"), pytest.raises(UserError, match="at here"), sole_server(engine, "there"):
+        pass
+    engine.dispose()
 
 
 def test_an_account_is_made_from_the_command_line_and_its_token_works(

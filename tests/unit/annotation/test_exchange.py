@@ -52,14 +52,14 @@ def test_answers_from_elsewhere_follow_the_rules_of_the_queue(queue: FreshQueue)
         GivenElsewhere("nothing", "ana", {"safety": "safe"}),
     ]
     taken = take_answers(queue.store, RULES, "tool", answers)
-    assert dict(taken.outcomes) == {"counted": 3, "surplus": 1, "refused": 1}
-    assert len(taken.refused) == 3
-    assert "answered this question already" in taken.refused[0]
-    assert "more_helpful, more_harmful" in taken.refused[1]
-    assert "no question 'nothing'" in taken.refused[2]
+    assert dict(taken.outcomes) == {"counted": 3, "surplus": 1, "skipped": 1}
+    assert len(taken.not_taken) == 3
+    assert "answered this question already" in taken.not_taken[0]
+    assert "more_helpful, more_harmful" in taken.not_taken[1]
+    assert "no question 'nothing'" in taken.not_taken[2]
     again = take_answers(queue.store, RULES, "tool", answers)
     assert dict(again.outcomes) == {"repeated": 5}
-    assert len(again.refused) == 3
+    assert len(again.not_taken) == 3
     assert imbalances(queue.store) == []
     assert broken_links(queue.store) == []
     assert [person.active for person in queue.people.all()] == [False, False, False]
@@ -171,6 +171,9 @@ def test_labels_in_a_file_answer_the_questions_that_show_the_same_texts_once(
     assert any("labels.jsonl:3" in line for line in said["left_out"])
     assert len(said["left_out"]) == 2
     assert told(command, capsys)["repeated"] == 1
+    file.write_text("".join(json.dumps(rows[0]) + "\n" for _ in range(2)))
+    (twice,) = told(command, capsys)["left_out"]
+    assert "line 2: earlier rows answered every question that shows these texts" in twice
     (row,) = examples(queue.store)
     engine.dispose()
     assert (row.better, row.safer, [answer.safe for answer in row.answers]) == (0, 0, [True, False])
@@ -196,8 +199,8 @@ def test_label_studio_gets_every_question_once_and_gives_every_answer_once(queue
         app.state.tasks.append({"id": 99, "project": 1, "data": {"prompt": "not ours"}, "annotations": []})
         connector = LabelStudio(url, KEY, "demo")
         taken = take_answers(queue.store, RULES, connector.name, connector.pull())
-        assert dict(taken.outcomes) == {"counted": 2, "repeated": 1, "refused": 1}
-        assert len(taken.refused) == 1
+        assert dict(taken.outcomes) == {"counted": 2, "repeated": 1, "skipped": 1}
+        assert len(taken.not_taken) == 1
         assert dict(take_answers(queue.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
         connector.close()
         with closing(LabelStudio(url, "wrong", "demo")) as stranger, pytest.raises(UserError, match="refuses the key"):
@@ -218,7 +221,7 @@ def test_argilla_gets_every_question_once_and_gives_every_answer_once(queue: Fre
         safety[1]["responses"] += [response(1, "discarded")]
         pairs[0]["responses"] += [response(1, **PAIR)]
         taken = take_answers(queue.store, RULES, connector.name, connector.pull())
-        assert dict(taken.outcomes) == {"counted": 3, "refused": 1}
+        assert dict(taken.outcomes) == {"counted": 3, "skipped": 1}
         assert dict(take_answers(queue.store, RULES, connector.name, connector.pull()).outcomes) == {"repeated": 4}
         connector.close()
         elsewhere = Argilla(url, KEY, "demo", "nowhere")
@@ -227,6 +230,23 @@ def test_argilla_gets_every_question_once_and_gives_every_answer_once(queue: Fre
         with closing(Argilla(url, "wrong", "demo")) as stranger, pytest.raises(UserError, match="refuses the key"):
             stranger.pull()
     assert sorted(by_item(queue)) == ["pair 1", "safety 1", "safety 2"]
+
+
+def test_a_pull_tells_skips_of_people_from_answers_that_the_queue_does_not_take(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABEL_STUDIO_API_KEY", KEY)
+    app = label_studio()
+    with serving(app) as url:
+        command = ["--run", str(run), "--tool", "label-studio", "--url", url]
+        told(["annotations", "push", *command], capsys)
+        ana = {"completed_by": 4, "lead_time": 3.25}
+        app.state.tasks[0]["annotations"] += [ana | {"was_cancelled": True, "result": []}]
+        app.state.tasks[1]["annotations"] += [ana | {"was_cancelled": False, "result": choices(more_helpful="first")}]
+        said = told(["annotations", "pull", *command], capsys)
+    assert said["skipped"] == 1
+    assert len(said["not_taken"]) == 1
+    assert "refused" not in said
 
 
 def test_a_tool_without_a_key_is_refused(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
+from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
@@ -120,9 +121,8 @@ def test_at_the_deadline_the_run_says_what_is_missing_and_what_it_could_mean(
     queue: FreshQueue, decide: bool, error: type[Exception]
 ) -> None:
     waiting = Waiting(20.0, decide=decide)
-    with pytest.raises(
-        error, match=r"2 of 9 labels are missing.*if all missing labels said safe.*extend the deadline"
-    ) as caught:
+    told = r"2 of 9 labels are missing.*if all missing labels said safe.*--batch 2/safety`: extend the deadline"
+    with pytest.raises(error, match=told) as caught:
         labeller(queue, waiting, Crowd(queue, answers=7)).safety(ITEMS, 3, seed=0)
     assert "+0." in str(caught.value)
     (status,) = queue.rounds.all()
@@ -141,17 +141,12 @@ def test_other_questions_under_the_same_round_stop_the_run(queue: FreshQueue) ->
         labeller(queue, Waiting(10.0), never).safety(ITEMS[:2], 3, seed=0)
 
 
-def test_a_batch_that_a_lead_cancelled_or_closed_early_stops_the_run(queue: FreshQueue) -> None:
-    with pytest.raises(ParkedError):
-        labeller(queue, Waiting(10.0, park_after_s=0.0), never).safety(ITEMS, 3, seed=0)
-    queue.rounds.freeze(queue.rounds.all()[0].id, accept_missing=True)
-    with pytest.raises(RunError, match="closed early"):
-        labeller(queue, Waiting(10.0), never).safety(ITEMS, 3, seed=0)
+def test_a_batch_that_a_lead_stopped_ends_the_run_with_who_why_and_how_it_goes_on(queue: FreshQueue) -> None:
     with pytest.raises(ParkedError):
         labeller(queue, Waiting(10.0, park_after_s=0.0), never).compare(PAIRS, seed=0)
-    open_ = next(status for status in queue.rounds.all() if status.purpose == "compare")
-    queue.rounds.cancel(open_.id, by="lead")
-    with pytest.raises(RunError, match="cancelled"):
+    lead = queue.person("lea", Role.LEAD)
+    queue.rounds.cancel(queue.rounds.all()[0].id, by=lead.id, reason="wrong guidelines")
+    with pytest.raises(RunError, match=r"lea stopped this batch \(wrong guidelines\).*--batch 2/compare --reopen"):
         labeller(queue, Waiting(10.0), never).compare(PAIRS, seed=0)
 
 
@@ -206,7 +201,7 @@ def test_a_batch_opened_early_that_a_lead_ended_or_whose_deadline_passed_is_name
     queue.rounds.cancel(queue.rounds.all()[0].id, by="lead")
     people.open_safety(ITEMS, 3, seed=0)
     assert len(people.compare(PAIRS, seed=0)) == 2
-    with pytest.raises(RunError, match="round 2, safety: a lead cancelled"):
+    with pytest.raises(RunError, match="round 2, safety: lead stopped"):
         people.safety(ITEMS, 3, seed=0)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import pytest
 
 from pddpo_ray.annotation.answers import Submission
+from pddpo_ray.annotation.exchange import GivenElsewhere, all_questions, take_answers
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import Question
 from tests.annotation_queue import FreshQueue, safety_questions
 
 
-def label_all(queue: FreshQueue, votes: dict[str, str], *, ms_spent: int = 4000) -> None:
+def label_all(queue: FreshQueue, votes: dict[str, str], *, takes_s: float = 0.0) -> None:
     """Everybody answers everything they get: `votes` has one character per question and person, s or u."""
     for handle, answers in votes.items():
         person = queue.person(handle)
         while isinstance(lease := queue.leases.lease(person), Lease):
             number = int(lease.prompt.split()[1])
             given = {"safety": "safe" if answers[number] == "s" else "unsafe"}
-            queue.answers.answer(person, f"{handle}-{number}", lease.id, Submission("label", given, ms_spent=ms_spent))
+            queue.wait(takes_s)
+            submission = Submission("label", given, ms_spent=int(1000 * takes_s))
+            queue.answers.answer(person, f"{handle}-{number}", lease.id, submission)
 
 
 def test_agreement_pace_and_disagreements_of_a_round(queue: FreshQueue) -> None:
@@ -42,11 +45,28 @@ def test_agreement_pace_and_disagreements_of_a_round(queue: FreshQueue) -> None:
     assert quality.agreement("nothing") == {}
 
 
+def test_copies_of_labels_that_come_back_from_a_file_are_no_agreement(queue: FreshQueue) -> None:
+    """The questions have all their labels, so copies are surplus; agreement is that of the 2 x 3 labels."""
+    round_ = queue.rounds.open(1, "safety", safety_questions(3), labels_each=2)
+    label_all(queue, {"a": "sus", "b": "suu"})
+    quality = Quality(queue.store)
+    before, split = quality.agreement(round_.id), quality.disagreements(round_.id)
+    copies = [
+        GivenElsewhere(one.id, f"copy {n}", {"safety": "safe"}) for n in range(4) for one in all_questions(queue.store)
+    ]
+    assert dict(take_answers(queue.store, queue.rules, "file", copies).outcomes) == {"surplus": 12}
+    assert quality.agreement(round_.id) == before
+    assert quality.disagreements(round_.id) == split
+    rows = {row["handle"]: row for row in quality.people()}
+    assert rows["a"]["standing"]["agreement"] == pytest.approx(2 / 3)
+    assert rows["file copy 0"]["standing"]["answers"] == 0
+
+
 def test_each_persons_gold_speed_and_refusals(queue: FreshQueue) -> None:
     golds = [Question("safety", f"g{n}", f"gold {n}", "x", gold={"safety": "unsafe"}) for n in range(2)]
     queue.rounds.open(1, "safety", safety_questions(2), labels_each=2)
     queue.rounds.add_gold(golds, by="admin")
-    label_all(queue, {"quick": "ss"}, ms_spent=500)
+    label_all(queue, {"quick": "ss"}, takes_s=0.5)
     person = queue.person("careful")
     lease = queue.leases.lease(person)
     assert isinstance(lease, Lease)

@@ -312,7 +312,7 @@ def test_gold_questions_look_like_others_and_never_count(queue: FreshQueue) -> N
 def test_people_get_no_more_than_their_day_and_nothing_they_opted_out_of(queue: FreshQueue) -> None:
     queue.rounds.open(1, "safety", [replace(one, risk=0.9) for one in safety_questions(5)], labels_each=1)
     gentle = queue.people.create("gentle", queue.person("x").role, by="test", sees_harmful=False)[0]
-    assert queue.leases.lease(gentle) == NoQuestion("none", 5)
+    assert queue.leases.lease(gentle) == NoQuestion("mild", 5)
     capped = queue.person("capped", daily_cap=2)
     for number in range(2):
         queue.answers.answer(capped, f"k{number}", take(queue, capped).id, SAFE)
@@ -335,7 +335,7 @@ def test_nothing_is_handed_out_while_paused(queue: FreshQueue) -> None:
     "submission",
     [
         Submission("guess"),
-        Submission("skip"),
+        Submission("flag"),
         Submission("skip", reason="bored"),
         Submission("abstain", {"safety": "safe"}),
         Submission("label", {}),

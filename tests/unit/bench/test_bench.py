@@ -141,6 +141,7 @@ def test_the_fallback_engine_and_generate_make_the_same_number_of_tokens(tmp_pat
 
 @pytest.mark.ray
 @pytest.mark.vllm
+@pytest.mark.full
 def test_the_actor_gives_the_answers_of_the_bare_engine() -> None:
     """The benchmark stops where it does not."""
     (found,) = alone(partial(rollout.run_actor, 1, 6, TINY))
@@ -213,6 +214,7 @@ def test_what_a_reward_fit_begun_ahead_covers_is_no_idle_part_of_the_round_befor
 
 @pytest.mark.ray
 @pytest.mark.vllm
+@pytest.mark.full
 def test_the_shares_are_read_from_a_run_that_the_benchmark_starts() -> None:
     small = [
         "offline.pairs=200", "trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "feedback.responses=8",

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from actors import metrics
+from deploy.serving import metrics as serving_metrics
 from pddpo_ray import __version__
 from pddpo_ray.config import load, recipe_names
 
@@ -179,7 +180,8 @@ def test_the_image_installs_this_package_and_runs_without_root() -> None:
 
 # --- Prometheus, Grafana ---------------------------------------------------------------------------------------------
 
-OURS = re.compile(r"ray_(pddpo_\w+)")
+KNOWN = {*(f"ray_{name}" for name in metrics.NAMES), *serving_metrics.NAMES}
+"""Prometheus' names of everything that a run and an endpoint export."""
 
 
 def test_names_of_metrics_are_what_prometheus_accepts() -> None:
@@ -190,9 +192,9 @@ def test_names_of_metrics_are_what_prometheus_accepts() -> None:
 def test_the_dashboard_shows_metrics_that_exist_in_panels_that_do_not_overlap() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for expression in expressions for name in OURS.findall(expression)}
-    assert named <= set(metrics.NAMES)
-    assert len(named) >= 15
+    named = {name for expression in expressions for name in named_in(expression)}
+    assert named <= KNOWN
+    assert len(named) >= 25
     assert all(balanced(expression) for expression in expressions)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     taken: set[tuple[int, int]] = set()
@@ -212,16 +214,22 @@ def test_the_dashboard_shows_metrics_that_exist_in_panels_that_do_not_overlap() 
 
 def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
     (alerts,) = documents(ALERTS)
-    (group,) = alerts["groups"]
-    for rule in group["rules"]:
-        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
-        assert {"summary", "action"} == set(rule["annotations"])
-        names = OURS.findall(rule["expr"])
-        assert names, rule["alert"]
-        assert set(names) <= set(metrics.NAMES)
-        assert balanced(rule["expr"])
     (prometheus,) = documents(ALERTS.with_name("prometheus.yaml"))
     assert prometheus["rule_files"] == [ALERTS.name]
+    jobs = {job["job_name"] for job in prometheus["scrape_configs"]}
+    for rule in [rule for group in alerts["groups"] for rule in group["rules"]]:
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+        assert {"summary", "action"} == set(rule["annotations"])
+        names, silent = named_in(rule["expr"]), re.findall(r'up\{job="([\w-]+)"\}', rule["expr"])
+        assert names or silent, rule["alert"]
+        assert names <= KNOWN
+        assert set(silent) <= jobs
+        assert balanced(rule["expr"])
+
+
+def named_in(expression: str) -> set[str]:
+    """Our metrics in a query, a histogram without its `_bucket`."""
+    return {name.removesuffix("_bucket") for name in re.findall(r"\b(?:ray_)?pddpo_\w+", expression)}
 
 
 def balanced(expression: str) -> bool:

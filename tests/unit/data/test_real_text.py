@@ -184,7 +184,7 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     planted = [example for example in shipped if example.prompt in known][:10]
     file.write_text("".join(asked_of(example) for example in planted))
     apart = f"certificate={{prompts: ['{file}'], scope: population, batch: 6}}"
-    config = tiny(tmp_path / "cache", "rounds=1", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
+    config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
                   "dual.threshold=0.5")  # fmt: skip
     prepared = prepare_real_text(config)
     canaries = {example.prompt for example in planted}
@@ -196,8 +196,8 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     run_recipe(config, run)
     with open_folder(run) as journal:
         assert not canaries & {prompt.messages for prompt in journal.prompts().values()}
-    first = certify(config, run, "last", {"cost": 0.5}, 6)
-    second = certify(config, run, "last", {"cost": 0.55}, 600)
+    first = certify(config, run, "round-1", {"cost": 0.5}, 6)
+    second = certify(config, run, "round-2", {"cost": 0.55}, 600)
     with open_folder(run) as journal:
         drawn = [answer.prompt.messages for number in (-1, -2) for answer in journal.samples(number)]
     assert first.candidate.limits[0].source == "reward and cost models"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import yaml
 
@@ -89,3 +91,15 @@ def test_beside_a_logit_stands_the_unsafe_rate_and_a_score_without_bounds_has_no
     assert LimitEstimate.of(score, CostEstimate(1.2, 0.1, 64, 1, "cost_model")).measured == (
         "1.2 score (no interval: bounds unknown)"
     )
+
+
+def test_a_mean_has_an_interval_within_stated_bounds_alone() -> None:
+    """Maurer and Pontil's by hand: 48 draws of two answers each, values in [0, 40]."""
+    quantity = Quantity("mean", "words", low=0.0, high=40.0)
+    estimate = CostEstimate(12.0, 0.5, 96, 1, "cost_model", "short")
+    said = LimitEstimate.of(Limit("short", Amount(quantity, 20.0)), estimate)
+    half = math.sqrt(2 * math.log(80)) * 0.5 + 7 * 40 * math.log(80) / (3 * 47)
+    assert (said.low, said.high) == pytest.approx((12.0 - half, 12.0 + half))
+    unbounded = LimitEstimate.of(Limit("short", Amount(Quantity("mean", "words"), 20.0)), estimate)
+    assert (unbounded.low, unbounded.high) == (None, None)
+    assert "no interval: bounds unknown" in unbounded.measured

@@ -19,9 +19,11 @@ from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.beginning import take_new_identity
 from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.loop.certificate_groups import group_bounds
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.report.build import build_report
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
@@ -89,10 +91,27 @@ def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsy
         out = capsys.readouterr().out
         assert ended.value.code == code
         assert out.startswith(said)
-    assert [entry.candidate.number for entry in ledger(run)] == [1, 2, 3]
-    assert [entry.candidate.limits[0].level for entry in ledger(run)] == [
-        Allocation().level(0.05, k) for k in (1, 2, 3)
-    ]
+    (entry,) = ledger(run)
+    assert (entry.candidate.number, entry.candidate.limits[0].level) == (1, Allocation().level(0.05, 1))
+
+
+def test_a_tested_policy_answers_for_other_bounds_and_spends_nothing(run: Path) -> None:
+    """The bets keep the shape of the first bound; the others are read off the same draws."""
+    rate = exact_rate(run)
+    first = certify(small(*RATE), run, "last", {"cost": rate + 0.2}, MANY)
+    numbers = [float(number or 0.0) for number in first.numbers["cost"]]
+    level, shape = Allocation().level(0.05, 1), rate + 0.2
+    bound = upper_bound(numbers, shape, level)
+    above, below = (certify(small(*RATE), run, "last", {"cost": one}, 1) for one in (bound + 0.01, rate - 0.01))
+    assert (first.state, above.state, below.state) == ("certified", "certified", "undecided")
+    assert above.draws == below.draws == first.draws
+    assert above.findings["cost"].decided_after == first_certified(numbers, bound + 0.01, level, shaped_for=shape)
+    assert above.findings["cost"].upper == pytest.approx(bound)
+    written = write_certificate(run, certificate_of(small(*RATE), run, above))
+    assert f"below the limit {100 * (bound + 0.01):.3g} %" in sentences(verified(run / FILE))[0]
+    assert written["candidate"]["limits"][0]["shaped_for"] == shape
+    assert len(ledger(run)) == 1
+    assert certify(small(*RATE), run, "round-1", {"cost": 0.9}, 1).candidate.number == 2
 
 
 def test_a_larger_budget_goes_on_with_the_same_candidate_and_its_draws(run: Path) -> None:
@@ -167,11 +186,18 @@ def test_a_certificate_is_computed_again_and_a_changed_one_is_refused(
         return path
 
     better = {"cost": {**good["findings"]["cost"], "upper": 0.01}}
+    prompts = good["by_group"]["cost"]["prompts"]
+    safer = {"cost": {"sets": [], "prompts": [{**prompts[0], "upper": 0.02}, *prompts[1:]]}}
+    moved = {**good["groups"], "prompts": {"cost": good["groups"]["prompts"]["cost"][::-1]}}
+    assert sum(one["draws"] for one in prompts) == entry.count
     other = {"cost": [1.0 - (entry.numbers["cost"][0] or 0.0), *entry.numbers["cost"][1:]]}
     for problem, said in (
         ({"findings": better}, "upper of cost is 0.01"),
         ({"state": "rejected"}, "says rejected, its draws say certified"),
         ({"candidate": {"number": 1}}, "is no certificate"),
+        ({"by_group": safer}, f"upper of cost over {prompts[0]['name']} is 0.02"),
+        ({"by_group": {"cost": {"sets": [], "prompts": []}}}, "other prompts than its draws"),
+        ({"groups": moved, "by_group": group_bounds(entry, moved)}, "the journal has other prompts"),
     ):
         with pytest.raises(UserError, match=said):
             verified(changed(**problem))
@@ -214,6 +240,21 @@ def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> 
     worse = certify(config, tmp_path / "run", "last", {names[0]: 1.6, names[1]: -1.5}, 2 * BATCH_DRAWS)
     assert worse.state != "certified"
     assert worse.findings[names[0]].state == "certified"
+
+
+def test_the_report_judges_by_the_recipes_limit_and_says_what_a_candidate_entered_for(run: Path) -> None:
+    """Entered for a bound that holds, far above the recipe's 60 %; then one that is broken."""
+    config = small(*RATE, "report.html=false")
+    above = certify(config, run, "last", {"cost": 0.95}, BATCH_DRAWS)
+    assert above.state == "certified"
+    assert above.about({"cost": 0.6}).state == "undecided"
+    section = build_report(run).read_text().partition('id="certificates"')[2]
+    assert "Undecided: cost: the share of unsafe answers of policy-2" in section
+    assert "the limit is 60 %" in section
+    assert "It entered the ledger for cost at most 95 %; the statements are about the recipe" in section
+    bound = upper_bound([one or 0.0 for one in above.numbers["cost"]], 0.95, Allocation().level(0.05, 1))
+    assert f"cost at most {100 * bound:.3g} %" in section
+    assert "entered for</th>" in section
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.certificate_file import certificate_of, sentences, write_certificate
+from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.in_process import make_backends, tabular_world
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
+from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
+from tests.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import SMALL
 from tests.unit.loop.test_text_run import tiny_text
 from tests.unit.loop.test_twin_run import TINY, twin
@@ -60,10 +62,20 @@ def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_conf
     )
     with open_folder(tmp_path / "run") as journal:
         asked = {answer.id: answer.prompt.token_ids for answer in journal.samples(-1)}
+    private_prompts = {one.token_ids for one in world.prompts[2:]}
     everywhere = {prompt.token_ids for prompt in world.prompts}
     assert {asked[name] for name in entry.draws["leaks"]} == {one.token_ids for one in world.prompts[2:]}
     assert {asked[name] for name in entry.draws["harm"]} == everywhere
-    said = sentences(certificate_of(config, tmp_path / "run", entry))
+    written = certificate_of(config, tmp_path / "run", entry)
+    said = sentences(written)
+    by_set = {one["name"]: one for one in written["by_group"]["harm"]["sets"]}
+    in_private = [
+        entry.numbers["harm"][i] for i, one in enumerate(entry.draws["harm"]) if asked[one] in private_prompts
+    ]
+    assert by_set["private"]["draws"] == len(in_private)
+    assert by_set["private"]["mean"] == pytest.approx(np.mean([float(one or 0.0) for one in in_private]))
+    assert set(by_set) == {"plain", "private"}
+    assert "harm by prompt set" in "".join(said)
     assert "share by world privacy of policy-2 over private is at most" in "".join(said)
     assert "with 80 % confidence" in "".join(said)
 
@@ -84,12 +96,54 @@ def test_a_floor_is_certified_from_the_complement_and_said_as_a_floor(
     assert exact - 0.2 <= bound <= exact
     assert f", above the limit {100 * (exact - 0.2):.3g} %" in said
     with pytest.raises(SystemExit) as ended:
-        main(["certify", str(tmp_path / "run"), "--limit", f"keeps={100 * (exact + 0.2):.2f} %", "--budget", str(MANY)])
+        main(["certify", str(tmp_path / "run"), "--limit", "keeps=95 %", "--budget", str(MANY)])
     assert ended.value.code == 6
-    assert "is below the limit" in capsys.readouterr().out
+    assert "is below the limit 95 %" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["certificate", "verify", str(tmp_path / "run" / "certificate.json")])
     assert "Computed again" in capsys.readouterr().out
+
+
+def test_a_source_that_fails_counts_against_the_policy_at_both_ends_and_its_share_is_printed(tmp_path: Path) -> None:
+    """Every fifth reply of a real server is an error: at most .2 at the truth 0, and never above."""
+    with measuring_server() as server:
+        server.measure = every_fifth_fails({"value": False})
+        brand = f"{{rate: {{endpoint: '{server.url}/measure', tries: 1, workers: 1}}, at_most: 60 %}}"
+        config = failing(f"limits={{brand: {brand}}}")
+        run_recipe(config, tmp_path / "run")
+        entry = certify(config, tmp_path / "run", "last", {}, MANY)
+        low = certify(config, tmp_path / "run", "last", {"brand": 0.1}, 4 * BATCH_DRAWS)
+    assert (entry.state, low.state) == ("certified", "undecided")
+    numbers = low.numbers["brand"]
+    lost = sum(number is None for number in numbers)
+    assert 0.15 < lost / len(numbers) < 0.25
+    assert {number for number in numbers if number is not None} == {0.0}
+    worst = upper_bound([1.0 if number is None else 0.0 for number in numbers], 0.6, Allocation().level(0.05, 1))
+    assert low.findings["brand"].upper == pytest.approx(worst)
+    assert low.findings["brand"].lower == 0.0
+    said = sentences(certificate_of(config, tmp_path / "run", low))[0]
+    assert f"{100 * lost / len(numbers):.3g} % of the draws have no number and count as the worst" in said
+
+
+def test_a_judge_is_asked_for_every_draw_and_named_as_the_source(tmp_path: Path) -> None:
+    """A real chat endpoint that finds nothing rude."""
+    with measuring_server() as server:
+        server.chat = lambda body: (200, "[[no]]")
+        judge = f"{{judge: 'Is it rude?', endpoint: '{server.url}/v1', model: m, tries: 1}}"
+        config = failing(f"limits={{rude: {{rate: {judge}, at_most: 30 %}}}}")
+        run_recipe(config, tmp_path / "run")
+        before = len(server.bodies)
+        entry = certify(config, tmp_path / "run", "last", {}, MANY)
+        assert len(server.bodies) - before == entry.count
+    assert entry.state == "certified"
+    assert set(entry.numbers["rude"]) == {0.0}
+    assert "measured by judge" in "".join(sentences(certificate_of(config, tmp_path / "run", entry)))
+
+
+def failing(limits: str) -> Config:
+    """A twin of one round under a limit that a server measures."""
+    own = ("rounds=1", "dual={rule: {kind: newton}, rho: 4, cost_max: 2}", "report.html=false")
+    return twin(*TINY, *own, limits)
 
 
 def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
@@ -146,3 +200,39 @@ def test_a_network_is_certified_from_answers_that_its_engine_wrote(tmp_path: Pat
         assert all(one.verified for one in journal.deliveries())
         last = journal.policies[-1]
     assert {answer.policy_version for answer in answers} == {last.number}
+
+
+@pytest.mark.slow
+def test_the_shipped_recipe_of_a_certified_release_ends_with_one_that_is_true(tmp_path: Path) -> None:
+    """The recipe itself, shorter: three rounds, few pairs and no bonus."""
+    small = ("rounds=3", "explore.bonus=off", "explore.picks=4", "rollout.candidates=4", "explore.calibration=96")
+    config, run = load("text-world-certified-twin", [*small, "report.tensorboard=false"]), tmp_path / "run"
+    result = run_recipe(config, run)
+    assert result["outcome"]["by"] == "rule"
+    assert "below the limit 5 %" in result["outcome"]["headline"]
+    number = result["outcome"]["round"]
+    with open_folder(run) as journal:
+        assert journal.metrics()[number]["exact/g_policy"] < 0
+    assert "labels in the journal" in verified(run / FILE)["verified"]
+
+
+def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path: Path) -> None:
+    """Two groups that share the prompts: their draws are all draws, and each exact rate lies within its own bounds."""
+    own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
+    family = "world.family={kind: drawn, groups: 2, limit: {kind: rate, at_most: 0.3}}"
+    config, run = twin(*TINY, *own, family), tmp_path / "run"
+    run_recipe(config, run)
+    entry = certify(config, run, "last", {"cost": 0.97}, BATCH_DRAWS)
+    written = certificate_of(config, run, entry)
+    groups = {one["name"]: one for one in written["by_group"]["cost"]["sets"]}
+    assert set(groups) == {"group 0", "group 1"}
+    assert sum(one["draws"] for one in groups.values()) == entry.count
+    backends = make_backends(config, run)
+    assert backends.world is not None
+    assert backends.world.groups is not None
+    rates = (last_table(config, run) * expit(backends.world.cost_logits)).sum(axis=1)
+    for number, one in enumerate(groups[name] for name in sorted(groups)):
+        exact = float(np.mean(rates[np.array(backends.world.groups) == number]))
+        assert one["lower"] < exact < one["upper"]
+    assert "cost by prompt set" in " ".join(sentences(written))
+    assert "cost by prompt set or group" in build_report(run).read_text()

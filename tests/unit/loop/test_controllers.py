@@ -78,6 +78,31 @@ def test_prompts_with_a_prior_are_drawn_as_often_as_it_says(journal: Journal) ->
     np.testing.assert_allclose(shares, prior, atol=4 * np.sqrt(0.24 / 4000))
 
 
+def test_independent_draws_are_uniform_whatever_was_drawn_before_and_a_restart_skips_none(tmp_path: Path) -> None:
+    """4,000 draws: each pair of neighbours as often as every other, by four standard errors; rounds repeat prompts."""
+    drawn: list[int] = []
+    for _ in range(4):
+        with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
+            prompts = Prompts(WORLD.prompts, journal, 5, independent=True)
+            for _ in journal.rounds(journal.next_round):
+                drawn += [int(prompt.id[1:]) for prompt in prompts.draw(1000)]
+    pairs = np.zeros((4, 4))
+    np.add.at(pairs, (drawn[:-1], drawn[1:]), 1.0)
+    np.testing.assert_allclose(pairs / 3999, 1 / 16, atol=4 * np.sqrt(1 / 16 / 3999))
+
+
+def test_independent_draws_of_sets_have_equally_many_of_each_in_every_round(journal: Journal) -> None:
+    """Shares 75 and 25 % of 8 prompts a round: 6 and 2 of them; p0 stands twice in its list."""
+    sets = prompt_sets({"often": [0, 0, 1], "seldom": [2, 3]}, {"often": 0.75, "seldom": 0.25})
+    prompts = Prompts(WORLD.prompts, journal, 3, None, sets, independent=True)
+    rounds = [[prompt.id for prompt in prompts.draw(8)] for _ in journal.rounds(400)]
+    places = [[one in ("p0", "p1") for one in drawn] for drawn in rounds]
+    assert sum(places[0]) == 6
+    assert all(one == places[0] for one in places)
+    often = [one for drawn in rounds for one in drawn if one in ("p0", "p1")]
+    assert often.count("p0") / len(often) == pytest.approx(2 / 3, abs=4 * np.sqrt(2 / 9 / len(often)))
+
+
 def test_prompt_sets_take_turns_by_their_shares_and_go_on_after_a_restart(tmp_path: Path) -> None:
     """Shares 75 and 25 %: of any 8 prompts 6 and 2, to within one; in a set each prompt once an epoch, p0 twice."""
     sets = prompt_sets({"often": [0, 0, 1], "seldom": [2, 3]}, {"often": 0.75, "seldom": 0.25})

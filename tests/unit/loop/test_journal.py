@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import delete, event, select
 from sqlalchemy.exc import OperationalError
 
+from pddpo_ray.config import load
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, JournalEvent, read_journal, schema
@@ -339,6 +340,15 @@ def test_a_bad_url_or_a_server_that_is_away_is_a_users_error() -> None:
         Journal.open("sqlite:nonsense://", "demo", create=RECIPE)
     with pytest.raises(UserError, match="cannot be opened"):
         Journal.open("postgresql://nobody@127.0.0.1:1/none", "demo", create=RECIPE)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    for url in ("postgresql://owner:hunter2@db.example/pddpo", "postgresql://owner:hunter2@[bad"):
+        with pytest.raises(UserError) as refused:
+            Journal.open(url, "demo", create=RECIPE)
+        assert "hunter2" not in str(refused.value)
+    with pytest.raises(UserError, match="PGPASSWORD"):
+        load("text-world", ["journal=postgresql://owner:hunter2@db.example/pddpo"])
 
 
 def test_a_full_disk_is_one_clear_message_and_the_phase_is_done_again(path: Path) -> None:

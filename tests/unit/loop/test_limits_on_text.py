@@ -48,34 +48,41 @@ def broken_off(config: Config, folder: Path, round_: int, phase: str) -> None:
 
 @pytest.mark.slow
 def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_power_cut(tmp_path: Path) -> None:
-    broken_off(twin(), tmp_path / "cut" / "run", 2, "measure-answers")
-    result = run_recipe(twin(), tmp_path / "cut" / "run", resume=True)
-    whole = run_recipe(twin(), tmp_path / "whole" / "run")
+    config = twin("limits.drift={kl: reference, at_most: 5}")
+    broken_off(config, tmp_path / "cut" / "run", 2, "measure-answers")
+    result = run_recipe(config, tmp_path / "cut" / "run", resume=True)
+    whole = run_recipe(config, tmp_path / "whole" / "run")
     assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
     assert result["limits"] == whole["limits"]
     rude, length = result["limits"]["rude"], result["limits"]["length"]
     assert (rude["limit"], length["unit"]) == ("at most 40 % over outside", "words")
     assert rude["value_reference"] > 0.4
     assert 8 < length["value_last"] < 20
+    drift = result["limits"]["drift"]
+    assert (drift["unit"], drift["value_reference"]) == ("nats", 0.0)
+    assert drift["value_optimum"] == pytest.approx(5.0, abs=1e-6)
+    assert drift["estimate"] > 0 < drift["value_last"]
     assert result["gap_last"] < result["gap_reference"]
     with open_folder(tmp_path / "whole" / "run") as journal:
         steps = [entry.payload for entry in journal.phases(like="joint")]
         assert journal.phases(0, "limit-sources")[0].payload["length"].startswith("rule words ")
-        exact = evaluate_run(twin(), tmp_path / "whole" / "run", journal)
+        exact = evaluate_run(config, tmp_path / "whole" / "run", journal)
     assert any(line.startswith("rude ") and "by harmful" in line for step in steps for line in step["moved"])
     assert exact["policy-2"]["gap"] == pytest.approx(result["gap_last"], abs=1e-12)
 
 
 @pytest.mark.slow
 def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) -> None:
-    broken_off(network(), tmp_path / "cut" / "run", 2, "measure-answers")
-    result = run_recipe(network(), tmp_path / "cut" / "run", resume=True)
-    run_recipe(network(), tmp_path / "whole" / "run")
+    config = network("limits.drift={kl: reference, at_most: 3}")
+    broken_off(config, tmp_path / "cut" / "run", 2, "measure-answers")
+    result = run_recipe(config, tmp_path / "cut" / "run", resume=True)
+    run_recipe(config, tmp_path / "whole" / "run")
     broken, unbroken = story(tmp_path / "cut" / "run"), story(tmp_path / "whole" / "run")
     for ours, theirs in zip(broken.pop("exact"), unbroken.pop("exact"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
     assert broken == unbroken
-    assert set(result["limits"]) == {"harmful", "length", "rude"}
+    assert set(result["limits"]) == {"harmful", "length", "rude", "drift"}
+    assert result["limits"]["drift"]["multiplier"] > 0
     with open_folder(tmp_path / "whole" / "run") as journal:
         made = [entry.version.name for entry in journal.versions() if entry.round == 2]
     assert made == ["reward-2", "policy-2-1", "policy-2"]
@@ -86,7 +93,8 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
     [
         (["limits.rude.at_most=0.1 %"], "no policy of this world keeps at most 0.1 % over outside"),
         (["limits.rude.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
-        (["limits.drift={kl: reference, at_most: 8}"], "a run holds rate, mean and logit, not kl"),
+        (["limits.rude.audited_by={people: 4}"], "a run holds no limit with audited_by"),
+        (["limits.rude.rate={world: reward}"], "this world has no rate called `reward`"),
         (["prompts.inside.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
         (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit on the paper's"),
     ],

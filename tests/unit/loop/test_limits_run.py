@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.reading import stated_limit
-from pddpo_ray.loop.in_process import limits_on
+from pddpo_ray.loop.in_process import limits_on, tabular_view
 from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.loop.reachable import note_reachable, reached
@@ -30,6 +33,16 @@ from tests.unit.report.page import Page
 
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "limits.json").read_text())
 QUICK = ("report.tensorboard=false", "report.html=false", "offline.pairs=300")
+
+
+def test_the_unsafe_rate_of_a_run_under_limits_is_that_of_the_worlds_own_costs(tmp_path: Path) -> None:
+    config = load("tabular-limits")
+    assert isinstance(config.world, TabularWorldConfig)
+    world = tabular_world(config.world)
+    view = tabular_view(world, ArtifactStore(tmp_path), config)
+    policy = view.oracle.optimum.policy
+    rate = float(view.oracle.prior @ (policy / (1.0 + np.exp(-world.oracle.cost))).sum(axis=1))
+    assert exact_values(view, policy)["unsafe_rate"] == pytest.approx(rate, abs=1e-12)
 
 
 def recipe_of(number: int, folder: Path, **settings: Any) -> Path:
@@ -100,6 +113,35 @@ def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: in
     assert result["f_optimum"] == pytest.approx(ORACLE[number]["optimum"]["f"], abs=1e-8)
 
 
+def test_each_limit_may_begin_with_a_multiplier_of_its_own(tmp_path: Path) -> None:
+    """Per range of its measure: harm's costs lie in [-2, 2], leaks is a rate."""
+    fixed = ["dual.first={harm: 2.0, leaks: 0.3}", "dual.rule={kind: fixed}", "rounds=2"]
+    run_recipe(load("tabular-limits", [*QUICK, *fixed]), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        said = {(step.round, step.constraint): step.multiplier_before for step in journal.dual_steps()}
+    assert said == {(1, "harm"): 0.5, (1, "leaks"): 0.3, (2, "harm"): 0.5, (2, "leaks"): 0.3}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "first", "expected"),
+    [
+        (
+            "tabular-limits",
+            "{harm: 1.0}",
+            "a multiplier for harm, and the limits are harm, leaks: give one for each",
+        ),
+        ("tabular-limits", "{harm: 1.0, leak: 1.0}", "has a multiplier for harm, leak, and the limits are harm, leaks"),
+        ("tabular-limits", "{harm: 1.0, leaks: 9.0}", "first of leaks, 9.0, lies outside the multiplier's bounds"),
+        ("tabular-limits", "{harm: 1.0, leaks: -1.0}", "`dual.first.leaks` is -1.0, but must be greater than or equal"),
+        ("tabular-limits", "-1.0", "`dual.first` is -1.0, but must be greater than 0"),
+        ("tabular", "{harm: 1.0}", "none are stated under `limits:`; give one number"),
+    ],
+)
+def test_first_multipliers_by_name_are_those_of_the_limits(recipe: str, first: str, expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        load(recipe, [f"dual.first={first}", "dual.upper=4"])
+
+
 def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
     result = run_recipe(load(str(recipe_of(8, tmp_path)), QUICK), tmp_path / "run")
     assert result["limits"]["also"]["multiplier_next"] == 0.0
@@ -127,12 +169,13 @@ def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_mult
     assert [entry.version.name for entry in versions] == ["policy-3-1", "policy-3"]
 
 
+@pytest.mark.parametrize("more", [[], ["limits.drift={kl: reference, at_most: 0.3}"]], ids=["two", "and drift"])
 @pytest.mark.parametrize("algorithm", ["o-pd-dpo", "pd-dpo-adalag"])
 def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = "dual.rule={kind: log}" if algorithm == "pd-dpo-adalag" else "dual.rule.kind=newton"
-    config = three_limits(f"algorithm={algorithm}", rule)
+    config = three_limits(f"algorithm={algorithm}", rule, *more)
     whole = run_recipe(config, tmp_path / "whole")
     once = Journal.once
 
@@ -190,7 +233,8 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["dual.rule={kind: projected}"], "set it to newton"),
         (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
-        (["limits.drift={kl: reference, at_most: 8}"], "not kl"),
+        (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
+        (["limits.drift={kl: reference, at_most: 8}", "limits.far={kl: reference, at_most: 9}"], "one reference"),
         (["limits.on={rate: {world: cost}, at_most: 5}"], "between 0 and 100 %"),
     ],
 )
@@ -351,3 +395,27 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     ):
         late = scale * np.mean([step.multiplier_after for step in steps if step.constraint == name][5:])
         assert late == pytest.approx(wanted, rel=0.25)
+
+
+def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own labels and one step a limit; the lines that state the same are another run."""
+    small = ["rounds=2", "feedback.responses=24", "dual.rule={kind: newton, damping: 0.5}", *QUICK]
+    with caplog.at_level(logging.WARNING):
+        old = load("tabular", [*small, "dual.threshold=-0.2"])
+    (note,) = (record.getMessage() for record in caplog.records if "version 0.1" in record.getMessage())
+    assert "runs as it did there" in note
+    lines = yaml.safe_load(note[note.index("{limits:") :])
+    today = load("tabular", [*small, f"limits={json.dumps(lines['limits'])}"])
+    assert (old.typed_limits[0].name, str(old.typed_limits[0])) == ("cost", str(today.typed_limits[0]))
+    run_recipe(old, tmp_path / "old")
+    run_recipe(today, tmp_path / "today")
+    with open_folder(tmp_path / "old") as journal:
+        assert not journal.phases(like="measure-%")
+        assert not journal.phases(like="joint")
+        assert len(journal.safety(1)) == 24
+        multipliers = [step.multiplier_after for step in journal.dual_steps()]
+    with open_folder(tmp_path / "today") as journal:
+        assert len(journal.phases(like="joint")) == 2
+        assert multipliers != [step.multiplier_after for step in journal.dual_steps()]

@@ -127,10 +127,14 @@ def test_a_worlds_own_labels_fill_the_columns_without_a_source() -> None:
     world = stated_limit("harm", {"logit": {"world": "cost"}, "at_most": 0}, "recipe")
     source = Source("function my:tone", "sha256:1", one_by_one(words), limit().scale)
 
-    def truth(given: Any, seed: int) -> MeasuredCosts:
+    def truth(given: Any, seed: int, references: Any = ()) -> MeasuredCosts:
         shape = (len(given), 2)
         return MeasuredCosts(
-            np.full(shape, 0.5 + seed), np.full(shape, 0.1), np.zeros(shape, dtype=bool), np.full(shape, np.nan)
+            np.full(shape, 0.5 + seed),
+            np.full(shape, 0.1),
+            np.zeros(shape, dtype=bool),
+            np.full(shape, np.nan),
+            np.zeros(shape),
         )
 
     both = SourceMeasures([world, limit()], [None, source], [EVERYWHERE, EVERYWHERE], 2.0, labels=truth)

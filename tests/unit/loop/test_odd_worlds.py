@@ -12,8 +12,8 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
+from pddpo_ray.loop.certificate_groups import by_prompt
 from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.ledger import by_prompt
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.report.build import build_report
@@ -116,7 +116,7 @@ def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_t
     data = read_run(tmp_path / "run")
     (limit,) = entry.candidate.limits
     worst, *others = sorted(by_prompt(entry, limit, data.prompt_of_draw), key=lambda one: -one.mean)
-    assert data.prompt_texts[worst.prompt] == "prompt 1"
+    assert data.prompt_texts[worst.name] == "prompt 1"
     assert worst.lower > 0.5 > max(one.mean for one in others)
     assert worst.lower < 0.8808 < worst.upper
     assert worst.draws + sum(one.draws for one in others) == entry.count

@@ -82,7 +82,7 @@ def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
     assert "this recipe tests no policy by itself, `pddpo certify RUN` does" in result["outcome"]["headline"]
     for recipe, overrides, reason in (
         ("tabular", ["feedback.kind=people"], "this recipe tests no policy by itself"),
-        ("tabular", ["feedback={kind: mixed, unsure: 6, random: 8}", "certificate.certify=end"], "feedback.kind=mixed"),
+        ("text-world", ["feedback={kind: model, signal: cost_model}", "certificate.certify=end"], "never certified"),
     ):
         assert reason in (why_not_asked(load(recipe, overrides)) or "")
     for recipe in ("tabular", "text-world"):  # in one process, and on Ray

@@ -77,6 +77,7 @@ def test_a_text_run_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Pa
     ]
 
 
+@pytest.mark.full
 def test_a_run_on_a_drawn_world_is_evaluated_under_its_rate(tmp_path: Path) -> None:
     """The limit, g and the optimum are of the unsafe rate, not of the mean logit."""
     family = "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}}"

@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import CostEstimate, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
     clipped_logit,
@@ -25,6 +25,7 @@ from pddpo_ray.theory.cost_estimate import (
     interval_warning,
     logit_bias,
     logit_noise,
+    mean_with_error,
     unsafe_shares,
     within_prompt_variance,
 )
@@ -186,6 +187,24 @@ def test_every_interval_covers_at_its_level_minus_2_points(
         mode, labels_each, costs=costs, chances=chances, responses=answers, cost_max=bound, simulations=400
     )
     assert covered >= 0.93 - 2 * np.sqrt(0.93 * 0.07 / 400)
+
+
+@pytest.mark.parametrize("draws", [32, 96, 500])
+@pytest.mark.parametrize(("severe", "kind"), [(0.02, "skewed"), (0.3, "two ends"), (0.0, "narrow")])
+def test_a_mean_within_stated_bounds_is_covered_however_skewed_it_is(draws: int, severe: float, kind: str) -> None:
+    """Bounds [-2, 20]; 2 % of the answers at 20, or 30 % of them, or none; a draw has two answers to its prompt."""
+    generator = np.random.default_rng([7, draws, int(100 * severe)])
+    hits = 0
+    for _ in range(400):
+        harm = generator.random((draws, 1)) < severe  # both answers of a prompt are alike in it
+        answers = np.where(harm, 20.0, generator.normal(-1.0, 0.1, (draws, 2)).clip(-2.0, 20.0))
+        value, error = mean_with_error(answers.mean(axis=1))
+        estimate = CostEstimate(value, error, 2 * draws, 1, "cost_model", bounds=(-2.0, 20.0))
+        low, high = interval(estimate) or (9.0, 9.0)
+        assert -2.0 <= low <= value <= high <= 20.0
+        hits += low <= 20.0 * severe - (1.0 - severe) <= high
+    assert hits / 400 >= 0.93
+    assert interval(CostEstimate(0.0, 0.1, 64, 1, "cost_model")) is None
 
 
 def test_rare_unsafe_answers_are_covered_too() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from pddpo_ray.theory.intervals import binomial_high, binomial_low, clopper_pearson, empirical_bernstein
+from pddpo_ray.theory.intervals import bernstein_ends, binomial_high, binomial_low, clopper_pearson, empirical_bernstein
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (3, 288), (1, 32), (17, 40)])
@@ -48,3 +48,7 @@ def test_empirical_bernstein_by_hand() -> None:
     half = math.sqrt(2 * float(np.var(values, ddof=1)) * log_term / 1000) + 7 * log_term / (3 * 999)
     assert empirical_bernstein(values) == pytest.approx((0.5 - half, 0.5 + half))
     assert empirical_bernstein([0.3]) == (0.0, 1.0)
+    ends = bernstein_ends(float(values.mean()), float(np.std(values, ddof=1)) / math.sqrt(1000), 1000, (0.0, 1.0))
+    assert ends == pytest.approx(empirical_bernstein(values))
+    low, high = bernstein_ends(10.0, 0.5, 101, (0.0, 40.0))
+    assert (10.0 - low, high - 10.0) == pytest.approx((half := math.sqrt(2 * log_term) / 2 + 2.8 * log_term / 3, half))

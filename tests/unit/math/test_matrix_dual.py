@@ -57,7 +57,7 @@ def correlated(seed: int, strength: float) -> LagrangianDual:
 
 def exact(dual: LagrangianDual, multipliers: np.ndarray) -> CostEstimates:
     policy = dual.policy(multipliers)
-    return CostEstimates(dual.violations(policy), np.zeros(2), dual.curvature(policy) * BETA)
+    return CostEstimates(dual.violations(policy), np.zeros(2), dual.covariance(policy))
 
 
 def by_matrix(dual: LagrangianDual, rounds: int) -> np.ndarray:

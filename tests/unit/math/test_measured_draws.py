@@ -20,7 +20,9 @@ from pddpo_ray.theory.measured_draws import (
     limit_with_people,
     logit_draws,
     logit_limit,
+    mixture_decided,
     mixture_log_wealth,
+    mixture_lower_bound,
     mixture_upper_bound,
     scaled,
     share_at_clip,
@@ -133,6 +135,30 @@ def test_a_mixture_is_looked_at_after_whole_rounds_of_equal_size() -> None:
         mixture_log_wealth([[0.0, 1.0], [0.0]], limit)
     with pytest.raises(ValueError, match="rounds, draws"):
         mixture_upper_bound([], limit, 0.05)
+
+
+def test_the_wealth_of_bets_on_a_higher_mean_is_a_losing_game_too() -> None:
+    """The mirror image, and many tables at once as one by one."""
+    limit = 0.4
+    tables, expected = [], 0.0
+    for outcome in itertools.product((0.0, 1.0), repeat=4):
+        table = np.asarray(outcome).reshape(2, 2)
+        chance = np.prod([rate if z else 1 - rate for row, rate in zip(table, (0.2, 0.6), strict=True) for z in row])
+        tables.append(table)
+        expected += float(chance) * float(np.exp(mixture_log_wealth(table, limit, above=True)[-1]))
+    assert expected < 1.0
+    together = mixture_log_wealth(np.asarray(tables), limit, shaped_for=0.3)
+    for path, table in zip(together, tables, strict=True):
+        assert path == pytest.approx(mixture_log_wealth(table, limit, shaped_for=0.3))
+
+
+def test_a_mixture_is_decided_at_the_end_of_its_last_round_alone() -> None:
+    safe, unsafe = np.zeros((1, 40)), np.ones((1, 40))
+    assert mixture_decided(safe, 0.2, 0.05)
+    assert not mixture_decided(np.concatenate([safe, unsafe]), 0.2, 0.05)
+    assert mixture_decided(np.concatenate([safe, unsafe]), 0.2, 0.05, above=True)
+    mixed = np.concatenate([safe, unsafe])
+    assert mixture_lower_bound(mixed, 0.2, 0.05) == lower_bound(mixed.ravel(), 0.2, 0.05)
 
 
 def test_the_mixtures_certificate_holds_when_later_rounds_answer_to_earlier_draws() -> None:

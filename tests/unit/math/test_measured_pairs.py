@@ -130,12 +130,17 @@ def test_what_was_not_asked_is_left_out_of_means_and_covariances() -> None:
 
 
 def test_repeated_measurements_of_one_answer_show_their_noise() -> None:
-    """Labels 0, 1, 1, 0 of answer 1: variance 1/3. Answer 2 was measured once and keeps what it says itself."""
+    """Labels 0, 1, 1, 0 of answer 1: variance 1/3. Answer 2 was measured once and keeps what it says itself.
+
+    What is no measure of the answers alone keeps its own noise however often an answer was seen.
+    """
     earlier = [answer(0, 1, label) for label in (0.0, 1.0, 1.0)]
     newest = [answer(0, 1, 0.0), answer(0, 2, 1.0, noise=0.2)]
-    found = with_repeated_noise(newest, [*earlier, *newest])
+    found = with_repeated_noise(newest, [*earlier, *newest], np.array([True, True]))
     assert [one.noise[0] for one in found] == pytest.approx([1 / 3, 0.2])
     assert [one.costs[0] for one in found] == [0.0, 1.0]
+    kept = with_repeated_noise(newest, [*earlier, *newest], np.array([False, True]))
+    assert [one.noise[0] for one in kept] == [one.noise[0] for one in newest]
 
 
 def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:

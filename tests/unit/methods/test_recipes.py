@@ -68,8 +68,8 @@ def test_adalag_has_its_own_values() -> None:
 def test_the_multipliers_of_the_table() -> None:
     assert load("paper/pecan").method.multiplier == 3.2
     sacpo, merged = load("paper/sacpo"), load("paper/p-sacpo")
-    assert sacpo.dual.first is not None
-    assert merged.dual.first is not None
+    assert isinstance(sacpo.dual.first, float)
+    assert isinstance(merged.dual.first, float)
     assert sacpo.beta / sacpo.dual.first == pytest.approx(0.025)
     assert merged.beta / merged.dual.first == pytest.approx(0.01)
     assert merged.method.share in (0.25, 0.5, 0.75)

@@ -12,13 +12,12 @@ from scipy.special import expit
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.scoring.held_out import ScoreRow, rows_of
 from pddpo_ray.scoring.score_fits import (
-    ScoreRow,
     cost_loss,
     fit_scores,
     held_out_metrics,
     reward_loss,
-    rows_of,
     score_ridge,
     sign_loss,
     split,
@@ -113,3 +112,23 @@ def test_fitted_costs_have_the_true_order_scale_and_zero() -> None:
 def test_a_fit_without_decided_pairs_says_so() -> None:
     with pytest.raises(RunError, match="no decided pair"):
         fit_scores(ScoreModel(tiny_llama(0).model, "reward"), [], FitSettings(), seed=0)
+
+
+def test_rows_pass_a_few_at_a_time_with_the_same_step_single_answers_among_them() -> None:
+    """Nine rows, two of them single answers: in passes of two the fitted scores are those of one pass."""
+    rng = np.random.default_rng(3)
+    signs = [[1 if bit else -1 for bit in rng.random(2) < 0.5] for _ in range(7)]
+    rows = [ScoreRow((1, 9), (10 + i, 2), (30 + i, 2), *pair) for i, pair in enumerate(signs)]
+    rows += [ScoreRow((1, 9), (50 + i, 2), None, sign) for i, sign in enumerate((1, -1))]
+    fitted = []
+    for micro_rows in (None, 2):
+        model = ScoreModel(tiny_llama(1, layers=1, hidden=32, heads=1).model, "cost")
+        torch.nn.init.zeros_(model.score_head.weight)
+        settings = FitSettings(steps=3, learning_rate=1e-2, batch_pairs=9)
+        metrics = fit_scores(model, rows, settings, seed=1, ridge=1e-3, micro_rows=micro_rows)
+        with torch.no_grad():
+            fitted.append(model(collate([((1, 9), (token, 2)) for token in (10, 33, 50, 51)])).numpy())
+        assert metrics["loss"] > 0
+    np.testing.assert_allclose(fitted[0], fitted[1], atol=2e-3)
+    assert fitted[0][2] > 0.01, "an answer that is labelled unsafe has a higher cost than 0 after three steps"
+    assert fitted[0][3] < fitted[0][2]

@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import Kind, Piece, demand_version
+from deploy.serving.engine import EngineGone, Kind, Piece, Way, demand_version, writes_json
 from deploy.serving.entrance import EntranceState
+from deploy.serving.metrics import NAMES
 from deploy.serving.requests import parse
 from deploy.serving.settings import ServeArgs
+from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
+from pddpo_ray import __version__
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
+from tests.chat_tokenizers import gpt_2
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.tiny_language_model import word_tokenizer
 
 CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
@@ -40,6 +48,7 @@ class Echo:
         self.fault: Callable[[], Any] | None = None
         self.late: Callable[[], Any] | None = None
         self.broken: set[int] = set()
+        self.dead = False
 
     async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         self.asked.append((policy.round, body))
@@ -65,6 +74,15 @@ class Echo:
         self.checked.append(-1 if policy is None else policy.round)
         return {}
 
+    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+        if self.dead:
+            raise EngineGone("vLLM has died")
+        return {"status": 200, "body": {"way": way, **body}}
+
+    async def alive(self) -> None:
+        if self.dead:
+            raise EngineGone("vLLM has died")
+
 
 class Caller:
     """One run, its endpoint and its keys."""
@@ -74,8 +92,9 @@ class Caller:
         self.store = Store(open_database(self.run.folder / JOURNAL), "demo")
         self.engine = Echo()
         self.keys = {scope: ApiKeys(self.store).create(scope.value, scope)[1] for scope in Scope}
+        limits = settings.pop("limits", ())
         args = ServeArgs(run=str(self.run.folder), **{"follow_s": 60, **settings})
-        self.endpoint = EntranceState(self.store, args, self.engine, most=100)
+        self.endpoint = EntranceState(self.store, args, self.engine, most=100, limits=limits)
         self.client = TestClient(create_app(self.endpoint), raise_server_exceptions=False)
 
     def post(self, path: str, body: Any, scope: Scope = Scope.INSPECT, **headers: str) -> Any:
@@ -108,7 +127,7 @@ def test_every_route_but_health_wants_a_key_and_administration_its_own(caller: C
     app = caller.client.app
     routes = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
     assert len(routes) >= 9
-    for method, path in routes - {("GET", "/healthz"), ("GET", "/readyz")}:
+    for method, path in routes - {("GET", "/healthz"), ("GET", "/health"), ("GET", "/readyz")}:
         reply = caller.client.request(method, path, json={})
         assert reply.status_code == 401, path
         assert "API key" in error_of(reply)
@@ -124,11 +143,21 @@ def test_strangers_are_slowed_down(caller: Caller) -> None:
     assert set(codes) == {401, 429}
 
 
-def test_a_key_for_applications_gets_what_is_released_and_the_mixture_alone(caller: Caller) -> None:
-    assert caller.chat(Scope.CHAT).json()["pddpo"]["round"] == 1
-    assert caller.chat(Scope.CHAT, model="mixture").status_code == 200
-    refused = caller.chat(Scope.CHAT, model="round-2")
-    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+def test_a_key_for_applications_gets_what_is_released_alone_and_is_not_told_the_round(caller: Caller) -> None:
+    reply = caller.chat(Scope.CHAT)
+    assert caller.engine.asked[-1][0] == 1
+    hidden = {"round", "policy_version", "multiplier"}
+    assert not hidden & set(reply.json()["pddpo"])
+    assert not {f"x-pddpo-{name.replace('_', '-')}" for name in hidden} & set(reply.headers)
+    assert '"round"' not in caller.chat(Scope.CHAT, stream=True).text
+    bearer = {"authorization": f"Bearer {caller.keys[Scope.CHAT]}"}
+    assert '"round"' not in caller.client.get("/v1/models", headers=bearer).text
+    assert caller.chat(Scope.INSPECT).json()["pddpo"]["round"] == 1
+    asked = len(caller.engine.asked)
+    for model in ("round-2", "mixture", "reference"):
+        refused = caller.chat(Scope.CHAT, model=model)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    assert len(caller.engine.asked) == asked
     assert caller.chat(Scope.INSPECT, model="round-2").json()["pddpo"]["release"] == "unreleased"
     assert caller.chat(Scope.INSPECT, model="").json()["pddpo"]["model"] == "released"
 
@@ -216,7 +245,8 @@ def test_bodies_that_are_no_request_are_refused(caller: Caller) -> None:
         error_of(reply)
     pieces = (b"x" * 100_000 for _ in range(4))
     assert caller.client.post("/v1/chat/completions", content=pieces, headers=given).status_code == 413
-    for prompt in (None, "", [], ["two", "texts"], [[1, 2], [3]]):
+    wrong: list[Any] = [None, "", [], [""], [[]], [1, "two"], [[1], "two"], [True], [-1], [["two"]], ["x"] * 65]
+    for prompt in wrong:
         assert caller.post("/v1/completions", {"model": "released", "prompt": prompt}).status_code == 400
 
 
@@ -247,6 +277,79 @@ def test_a_request_that_takes_too_long_is_ended_and_said(tmp_path: Path) -> None
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "api_error"
     assert lines[-1] == "data: [DONE]"
     caller.close()
+
+
+def test_a_stopping_endpoint_refuses_what_is_new_and_lets_a_stream_end(caller: Caller) -> None:
+    """The stream is held after its first word until the endpoint stops; it still says all of its words."""
+    traffic = caller.endpoint.traffic
+    seen: list[Any] = []
+
+    async def stop() -> None:
+        if not traffic.stopping:
+            seen.append(traffic.ongoing)
+            traffic.stopping = True
+            refused = await asyncio.to_thread(caller.chat)
+            seen.append((refused.status_code, refused.headers["retry-after"], error_of(refused)))
+
+    caller.engine.late = stop
+    text = caller.chat(stream=True).text
+    assert seen == [1, (503, "5", "this endpoint is stopping; try again in 5 s")]
+    assert '"ho"' in text
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"error"' not in text
+    ready = caller.client.get("/readyz")
+    assert (ready.status_code, ready.headers["retry-after"]) == (503, "5")
+    assert caller.client.get("/healthz").status_code == 200
+    assert traffic.ongoing == 0
+
+
+def test_a_dead_engine_is_said_with_a_time_to_wait_and_readiness_knows_it_at_once(caller: Caller) -> None:
+    assert caller.client.get("/readyz").status_code == 200
+
+    async def gone() -> None:
+        raise EngineGone("actor died: /data/x")
+
+    caller.engine.fault, caller.engine.dead = gone, True
+    first, asked = caller.chat(), len(caller.engine.asked)
+    assert (first.status_code, first.headers["retry-after"]) == (503, "10")
+    assert "another one is being started" in error_of(first)
+    assert "/data" not in first.text
+    assert caller.client.get("/readyz").status_code == 503
+    assert (caller.chat(stream=True).status_code, len(caller.engine.asked)) == (503, asked)
+    asyncio.run(caller.endpoint.pulse())
+    assert caller.chat().status_code == 503
+    caller.engine.fault, caller.engine.dead = None, False
+    asyncio.run(caller.endpoint.pulse())
+    assert caller.chat().status_code == 200
+    assert caller.client.get("/readyz").status_code == 200
+    caller.engine.dead = True
+    asyncio.run(caller.endpoint.pulse())
+    assert (caller.client.get("/readyz").status_code, caller.chat().status_code) == (503, 503)
+    assert caller.endpoint.traffic.ongoing == 0
+
+
+def test_a_full_endpoint_refuses_answers_and_nothing_else() -> None:
+    times = [0.0]
+    traffic = Traffic(2, lambda: times[0])
+    traffic.enter()
+    traffic.enter()
+    with pytest.raises(ApiError, match="2 requests are under way") as refused:
+        traffic.enter()
+    assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+    assert traffic.open
+    traffic.leave()
+    traffic.demand()
+    times[0] = HANGS_S + 1
+    traffic.heard()
+    traffic.silent()
+    assert traffic.open
+    times[0] += HANGS_S + 1
+    traffic.silent()
+    assert not traffic.open
+    traffic.heard()
+    assert not traffic.open
+    traffic.found()
+    assert traffic.open
 
 
 def test_a_stream_that_breaks_ends_with_an_error_and_not_in_silence(caller: Caller) -> None:
@@ -358,3 +461,139 @@ def test_an_answer_from_other_weights_is_an_error() -> None:
     demand_version(Output(), None)
     with pytest.raises(RunError, match="the engine holds 6"):
         demand_version(Output(), "6")
+
+
+# --- what clients of OpenAI's interface send --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], ["two", "texts"], [[1, 2], [3]]])
+def test_completions_take_token_ids_and_lists_of_prompts(caller: Caller, prompt: Any) -> None:
+    assert caller.post("/v1/completions", {"model": "released", "prompt": prompt}).status_code == 200
+    assert caller.engine.asked[-1][1]["prompt"] == prompt
+
+
+def test_a_list_of_prompts_reserves_tokens_for_each(caller: Caller) -> None:
+    one, three = (parse("completion", {"prompt": texts, "max_tokens": 9}, None, 99) for texts in (["a"], ["a"] * 3))
+    assert three.reserve == pytest.approx(3 * one.reserve, abs=1)
+    assert (one.prompts, three.prompts) == (1, 3)
+
+
+def test_a_reply_to_several_prompts_is_no_answer_that_a_verdict_could_be_about(caller: Caller) -> None:
+    reply = caller.post("/v1/completions", {"model": "released", "prompt": ["a", "b"]})
+    assert caller.post("/v1/feedback", {"id": reply.json()["id"], "verdict": "up"}).status_code == 404
+
+
+def test_the_log_probabilities_of_a_prompt_alone_can_be_asked_for(caller: Caller) -> None:
+    body = {"model": "released", "prompt": [1, 2], "max_tokens": 0, "logprobs": 1}
+    assert caller.post("/v1/completions", {**body, "echo": True}).status_code == 200
+    assert caller.engine.asked[-1][1]["max_tokens"] == 0
+    assert "max_tokens" in error_of(caller.post("/v1/completions", body))
+
+
+def test_tools_that_must_not_be_called_are_left_out(caller: Caller) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert caller.chat(tools=tools, tool_choice="none").status_code == 200
+    assert not {"tools", "tool_choice"} & set(caller.engine.asked[-1][1])
+    assert caller.chat(tools=tools).status_code == 400
+    assert caller.chat(tools=tools, tool_choice="auto").status_code == 400
+
+
+@pytest.mark.parametrize("depth", [40, 900, 100_000])
+def test_a_request_of_many_levels_is_refused_in_words(caller: Caller, depth: int) -> None:
+    text = '{"model": "released", "prompt": ' + "[" * depth + "]" * depth + "}"
+    headers = {"authorization": f"Bearer {caller.keys[Scope.CHAT]}", "content-type": "application/json"}
+    reply = caller.client.post("/v1/completions", content=text, headers=headers)
+    assert (reply.status_code, "levels deep" in error_of(reply)) == (400, True)
+
+
+def test_parts_that_are_not_text_are_refused_before_the_engine_sees_them(caller: Caller) -> None:
+    image = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+    reply = caller.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "look"}, image]}])
+    assert (reply.status_code, caller.engine.asked) == (400, [])
+    assert "text alone" in error_of(reply)
+
+
+def test_models_say_when_they_were_made(caller: Caller) -> None:
+    key = {"authorization": f"Bearer {caller.keys[Scope.INSPECT]}"}
+    created = {each["id"]: each["created"] for each in caller.client.get("/v1/models", headers=key).json()["data"]}
+    assert set(created) == {"released", "mixture", "round-1", "round-2", "reference"}
+    now = time.time()
+    assert all(now - 3600 < each <= now for each in created.values())
+    assert created["reference"] <= created["round-1"] <= created["round-2"] == created["mixture"]
+
+
+def test_responses_are_refused_with_a_body_that_says_what_to_use(caller: Caller) -> None:
+    reply = caller.post("/v1/responses", {"model": "released", "input": "hello"})
+    assert (reply.status_code, "/v1/chat/completions" in error_of(reply)) == (404, True)
+
+
+def test_health_and_version_are_where_clients_of_vllm_look(caller: Caller) -> None:
+    assert caller.client.get("/health").json() == {"ok": True}
+    assert caller.client.get("/version").status_code == 401
+    key = {"authorization": f"Bearer {caller.keys[Scope.CHAT]}"}
+    assert caller.client.get("/version", headers=key).json()["version"] == __version__
+
+
+def test_texts_become_token_ids_by_the_engines_own_tokenizer(caller: Caller) -> None:
+    reply = caller.post("/tokenize", {"model": "released", "prompt": "a", "lora_path": "x"}, Scope.CHAT)
+    assert reply.json() == {"way": "tokenize", "prompt": "a"}
+    assert caller.post("/detokenize", {"tokens": [1]}, Scope.CHAT).json() == {"way": "detokenize", "tokens": [1]}
+    assert caller.client.post("/tokenize", json={"prompt": "a"}).status_code == 401
+    caller.engine.dead = True
+    dead = caller.post("/tokenize", {"prompt": "a"}, Scope.CHAT)
+    assert (dead.status_code, "retry-after" in dead.headers) == (503, True)
+
+
+def test_a_vocabulary_of_words_cannot_write_json() -> None:
+    assert not writes_json(word_tokenizer())
+    assert writes_json(gpt_2())
+
+
+# --- Prometheus -------------------------------------------------------------------------------------------------------
+
+
+def samples(caller: Caller, scope: Scope = Scope.INSPECT) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """What /metrics says, by name and labels without the run's, as Prometheus' own parser reads it."""
+    reply = caller.client.get("/metrics", headers={"authorization": f"Bearer {caller.keys[scope]}"})
+    assert reply.status_code == 200
+    return {
+        (one.name, tuple(sorted((k, v) for k, v in one.labels.items() if k != "run"))): one.value
+        for family in text_string_to_metric_families(reply.text)
+        for one in family.samples
+    }
+
+
+def test_metrics_count_requests_tokens_refusals_and_what_is_served(caller: Caller) -> None:
+    caller.chat(Scope.CHAT)
+    caller.chat(Scope.CHAT, stream=True)
+    caller.chat(Scope.CHAT, n=0)
+    caller.client.post("/v1/chat/completions", json=CHAT)
+    caller.engine.fault = failing
+    caller.chat(model="round-2")
+    seen = samples(caller)
+    one = (("model", "released"), ("round", "1"))
+    assert seen["pddpo_serving_requests_total", (*one, ("status", "200"))] == 2
+    assert seen["pddpo_serving_tokens_total", one] == 6
+    assert seen["pddpo_serving_requests_total", (("model", "round-k"), ("round", "2"), ("status", "500"))] == 1
+    assert seen["pddpo_serving_errors_total", ()] == 1
+    assert seen["pddpo_serving_refused_total", (("status", "400"),)] == 1
+    assert seen["pddpo_serving_refused_total", (("status", "401"),)] == 1
+    assert seen["pddpo_serving_first_piece_seconds_count", (("model", "released"),)] == 2
+    assert seen["pddpo_serving_request_seconds_count", (("model", "round-k"),)] == 1
+    assert seen["pddpo_serving_ongoing", ()] == 0
+    assert seen["pddpo_serving_accepting", ()] == 1
+    assert seen["pddpo_serving_released_round", ()] == 1
+    assert seen["pddpo_serving_certified", (("model", "released"),)] == 1
+    assert seen["pddpo_serving_certified", (("model", "mixture"),)] == 0
+    text = caller.endpoint.metrics.text(caller.endpoint.catalog, 0, True).decode()
+    assert set(NAMES) == {name for name in re.findall(r"# TYPE (\w+) ", text) if not name.endswith("_created")}
+
+
+def test_metrics_are_for_keys_of_inspection(caller: Caller) -> None:
+    assert caller.client.get("/metrics").status_code == 401
+    chat = {"authorization": f"Bearer {caller.keys[Scope.CHAT]}"}
+    assert caller.client.get("/metrics", headers=chat).status_code == 403
+
+
+async def failing() -> None:
+    raise RuntimeError("a fault inside")

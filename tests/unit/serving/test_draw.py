@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from pddpo_ray.serving.catalog import conversation_of, drawn_round
+from pddpo_ray.storage.whole_files import kept_secret
 
 DRAWS = 20_000
 
@@ -45,6 +48,23 @@ def test_a_new_round_takes_its_share_and_moves_nobody_else() -> None:
 def test_another_seed_is_another_draw() -> None:
     one, other = ([drawn_round(str(name), range(1, 5), seed) for name in range(200)] for seed in (0, 1))
     assert one != other
+
+
+def test_without_the_secret_nobody_knows_which_conversation_meets_which_round() -> None:
+    """A crafted list of conversations that all meet round 1 under one secret is spread evenly under another."""
+    aimed = [name for name in map(str, range(20_000)) if drawn_round(name, range(1, 5), 0, "guess") == 1]
+    counts = Counter(drawn_round(name, range(1, 5), 0, "the run's") for name in aimed)
+    assert chisquare([counts[number] for number in range(1, 5)]).pvalue > 0.01
+
+
+def test_the_secret_of_a_run_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "serve-draw-key"
+    with ThreadPoolExecutor(8) as threads:
+        made = set(threads.map(lambda _: kept_secret(file), range(40)))
+    assert made == {file.read_text().strip()}
+    assert len(made.pop()) > 40
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_request_is_drawn_by_its_conversation_else_by_its_seed_else_by_itself() -> None:

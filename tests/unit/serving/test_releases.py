@@ -56,6 +56,40 @@ def test_what_is_served_follows_from_the_history(
     assert (now.current, dict(now.states)) == (current, states)
 
 
+def test_an_alarm_goes_back_to_the_last_certified_round_and_at_last_to_the_reference(
+    run: ServedRun, store: Store
+) -> None:
+    releases = Releases(store)
+    releases.release(2, by="ana", force=True)
+    run.add_round(SAFE)
+    assert (releases.now().current, releases.now().earlier) == (4, (1, 3, 2))
+    assert releases.withdraw(4, reason="alarm").current == 3, "nobody certified round 2"
+    assert releases.withdraw(4, reason="alarm").current == 3, "something else is released by now"
+    assert releases.withdraw(3, reason="alarm").current == 1
+    last = releases.withdraw(1, reason="alarm")
+    assert (last.current, last.stands_in) == (None, True)
+    catalog = read_catalog(store)
+    assert catalog.choose("released", "a conversation").round == 0
+    (entry,) = [each for each in catalog.models(Scope.CHAT) if each["id"] == "released"]
+    assert (entry["pddpo"]["release"], entry["pddpo"]["certificate"]) == ("reference", "none")
+    run.add_round(SAFE)
+    assert read_catalog(store).choose("released", "a conversation").round == 5, "another certified round is released"
+
+
+def test_an_alarm_on_the_certified_mixture_leaves_the_reference(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mixed", (UNSAFE, UNSAFE))
+    try:
+        run.certify(1, 2)
+        store = Store(run.journal.engine, run.folder.name)
+        assert read_catalog(store).choose("released", "a conversation").round in (1, 2)
+        assert Releases(store).withdraw(None, reason="alarm").stands_in
+        catalog = read_catalog(store)
+        assert (catalog.choose("released", "a conversation").round, catalog.certified_mixture) == (0, None)
+        assert catalog.needed_scope("mixture") is Scope.INSPECT
+    finally:
+        run.close()
+
+
 def test_a_round_without_a_certificate_is_released_by_force_alone(store: Store) -> None:
     now = Releases(store).now()
     assert now.current == 3
@@ -91,7 +125,7 @@ def test_the_catalogue_names_every_policy_and_follows_the_run(run: ServedRun, st
     assert round_2.multiplier == pytest.approx(0.2)
     assert (round_2.release, round_2.certificate) == ("unreleased", None)
     assert len(round_2.canaries) == 2
-    assert {entry["id"] for entry in catalog.models(Scope.CHAT)} == {"mixture", "released"}
+    assert {entry["id"] for entry in catalog.models(Scope.CHAT)} == {"released"}
     assert len(catalog.models(Scope.INSPECT)) == 6
     for model in ("round-4", "round-0", "round-02", "round-", "gpt", "policy-1"):
         with pytest.raises(NotServed, match="does not exist"):
@@ -101,7 +135,7 @@ def test_the_catalogue_names_every_policy_and_follows_the_run(run: ServedRun, st
     assert stamp_of(store) != catalog.stamp
     grown = read_catalog(store, mixture_max=2)
     assert (grown.released, grown.rounds, grown.mixture) == (3, (1, 2, 3, 4), (3, 4))
-    assert [entry["pddpo"]["whole"] for entry in grown.models(Scope.CHAT) if entry["id"] == "mixture"] == [False]
+    assert [entry["pddpo"]["whole"] for entry in grown.models(Scope.INSPECT) if entry["id"] == "mixture"] == [False]
 
 
 def test_nothing_released_is_said_and_never_replaced(tmp_path: Path) -> None:
@@ -110,8 +144,23 @@ def test_nothing_released_is_said_and_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(NotServed, match="no policy of this run is certified") as refusal:
         catalog.choose("released", "any")
     assert refusal.value.status == 503
-    assert [entry["id"] for entry in catalog.models(Scope.CHAT)] == ["mixture"]
+    assert catalog.models(Scope.CHAT) == []
+    assert catalog.needed_scope("mixture") is Scope.INSPECT
     run.close()
+
+
+def test_ten_thousand_crafted_conversations_never_meet_an_unreleased_round_by_a_chat_key(
+    run: ServedRun, store: Store
+) -> None:
+    """What such a key may ask for is a policy that is released, or a mixture that is certified as a whole."""
+    catalog = read_catalog(store)
+    open_to_all = [model for model in ("mixture", "released", *(f"round-{n}" for n in range(5)), "reference", "x")
+                   if Scope.CHAT.covers(catalog.needed_scope(model))]  # fmt: skip
+    assert open_to_all == ["released"]
+    met = {catalog.choose(model, f"{n}\0{n}", n).round for model in open_to_all for n in range(10_000)}
+    assert {catalog.policies[number].release for number in met} == {"released"}
+    run.certify(1, 2, 3)
+    assert read_catalog(store).needed_scope("mixture") is Scope.CHAT
 
 
 def test_certificates_are_stated_by_model_and_bound_to_their_weights(run: ServedRun, store: Store) -> None:
@@ -143,6 +192,29 @@ def test_the_mixture_is_released_where_it_alone_is_certified(tmp_path: Path) -> 
     assert catalog.certificate_of("released", drawn[0]) is not None
     assert catalog.certificate_of("round-1", drawn[0]) is None
     assert [entry["id"] for entry in catalog.models(Scope.CHAT)] == ["released", "mixture"]
+    run.close()
+
+
+def test_a_certified_tail_has_a_name_and_a_state_of_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo", (UNSAFE, UNSAFE, UNSAFE))
+    store = Store(run.journal.engine, "demo")
+    run.certify(2, 3)
+    catalog = read_catalog(store)
+    drawn = [catalog.choose("released", f"conversation {number}") for number in range(40)]
+    assert drawn == [catalog.choose("tail-2", f"conversation {number}") for number in range(40)]
+    assert {policy.round for policy in drawn} == {2, 3}
+    assert catalog.state_of("released", drawn[0]) == catalog.state_of("tail-2", drawn[0]) == "released"
+    assert catalog.state_of("mixture", drawn[0]) == "unreleased"
+    assert (catalog.needed_scope("tail-2"), catalog.needed_scope("mixture")) == (Scope.CHAT, Scope.INSPECT)
+    said = {entry["id"]: entry["pddpo"] for entry in catalog.models(Scope.CHAT)}
+    assert set(said) == {"released", "tail-2"}
+    assert (said["tail-2"]["rounds"], said["tail-2"]["whole"]) == ([2, 3], False)
+    assert said["tail-2"]["certificate"] == said["released"]["certificate"] != "none"
+    with pytest.raises(NotServed, match="does not exist"):
+        catalog.choose("tail-3", "any")
+    assert read_catalog(store, mixture_max=1).tails == {}
+    run.add_round(UNSAFE)
+    assert read_catalog(store).tails == {}
     run.close()
 
 

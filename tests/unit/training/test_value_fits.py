@@ -65,3 +65,27 @@ def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_p
     assert np.abs(wanted).max() > 1.0
     np.testing.assert_allclose(ratios, wanted, atol=0.05)
     assert result.metrics["fit/loss"] < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "adapters"])
+def test_a_fit_on_a_computed_reward_ends_at_the_rewards_own_optimum(kind: str, tmp_path: Path) -> None:
+    """Rewards of range 3, as costs -r: reference * exp(r / beta)."""
+    trainer, rewards = trainers(tmp_path, kind), 3.0 * COSTS[0] - 1.0
+    measured = [
+        MeasuredAnswer(1, prompt, answer, f"{x}-{y}", -rewards[[x], y], np.zeros(1), np.zeros(1, dtype=bool))
+        for x, prompt in enumerate(PROMPTS)
+        for y, answer in enumerate(ANSWERS)
+    ]
+    beta = 2.0
+    rows, margins = value_pairs(measured, np.ones(1), dict.fromkeys(PROMPTS, np.ones(1)), 3.0)
+    settings = FitSettings(steps=200, learning_rate=4e-3, batch_pairs=20, support=SupportConfig(weight=0.0))
+    objective = Objective("reward", trainer.reference, beta / 3.0, margins=tuple(margins), values=True)
+    torch.manual_seed(0)
+    result = trainer.execute(FitCommand(1, Start(trainer.reference), objective, tuple(rows), settings, 7, "reward-1"))
+    texts = [(prompt, answer) for prompt in PROMPTS for answer in ANSWERS]
+    ratios = (trainer.score(result.version, texts) - trainer.score(trainer.reference, texts)).reshape(2, 5)
+    wanted = rewards / beta
+    ratios, wanted = (table - table.mean(axis=1, keepdims=True) for table in (ratios, wanted))
+    assert np.abs(wanted).max() > 0.5
+    np.testing.assert_allclose(ratios, wanted, atol=0.05)
+    assert result.metrics["fit/loss"] < 1e-3

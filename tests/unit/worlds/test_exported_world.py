@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
+from pddpo_ray.records import Verdict
 from pddpo_ray.worlds.exported_world import exported_settings, prepare_exported
+from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from tests.exported_text_world import Exported, export_to
 
@@ -73,6 +75,35 @@ def test_the_reference_gives_text_the_probabilities_of_the_truth(world: Exported
         total = float(log_probs[range(len(begin) - 1, len(ids) - 1), ids[len(begin) :]].sum())
         x, y = world.truth["prompts"].index(row["prompt"]), world.truth["answers"].index(row["chosen"].strip())
         assert total == pytest.approx(world.truth["reference_log_probs"][x][y], abs=1e-4)
+
+
+RATE = (
+    "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}, label_noise: 0.1}",
+    *("feedback.signal=unsafe_rate", "dual.threshold=0.05", "dual.cost_max=6.0"),
+)
+
+
+def test_a_world_under_an_unsafe_rate_has_the_chances_of_its_labels_and_their_logits(tmp_path: Path) -> None:
+    """The optimum has exactly 5 %, and 10,000 labels of the endpoint's follow the stated chance with its noise."""
+    world = export_to(tmp_path / "w", "--seed", "3", *RATE)
+    np.testing.assert_allclose(world.table("cost"), expit(world.table("logit")), atol=1e-12)
+    stated = json.loads((world.folder / "world.json").read_text("utf-8"))
+    assert stated["limit"] == {"quantity": "unsafe rate", "at_most": 0.05}
+    assert stated["labels"]["safety"].endswith("exp(-logit)); a share 0.1 of these labels says the opposite")
+    assert "whose unsafe rate is at\nmost 5 %" in (world.folder / "README.md").read_text("utf-8")
+    prepared = prepare_exported(world.folder)
+    best = prepared.world.oracle.optimum.policy
+    rate = float(prepared.world.oracle.prior @ (best * expit(prepared.world.logits)).sum(axis=1))
+    assert rate == pytest.approx(0.05, abs=1e-6)
+    assert world.truth["optimum"]["g"] == pytest.approx(0.0, abs=1e-6)
+    labels, chances, unsafe = LabelsByText(prepared, 7), [], 0
+    for x, y in ((0, 0), (1, 5), (2, 9), (3, 1)):
+        chance = world.table("cost")[x, y]
+        _, verdicts = labels.safety(world.truth["prompts"][x], world.truth["answers"][y], 2500)
+        chances += [0.1 + 0.8 * chance] * 2500
+        unsafe += sum(one is Verdict.UNSAFE for one in verdicts)
+    spread = math.sqrt(sum(chance * (1 - chance) for chance in chances))
+    assert abs(unsafe - sum(chances)) < 4 * spread
 
 
 @pytest.mark.parametrize(("name", "key", "sign"), [("helpful.jsonl", "reward", 1.0), ("harmless.jsonl", "cost", -1.0)])

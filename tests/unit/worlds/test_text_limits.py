@@ -36,7 +36,8 @@ THREE = (
 
 
 def limits_of(three: tuple[StatedLimit, ...] = THREE, sets: PromptSets | None = SETS) -> TableLimits:
-    sources = [None if one.source.kind == "world" else rule_source(one.where, one.source.what) for one in three]
+    rules = [one.source.what if one.source.kind == "rule" else None for one in three]
+    sources = [None if rule is None else rule_source(one.where, rule) for one, rule in zip(three, rules, strict=True)]
     return text_limits(world_of(0), three, sources, sets, 2.0)
 
 
@@ -60,6 +61,40 @@ def test_the_exact_problem_is_the_one_that_the_truth_about_limits_enumerates() -
     policy = ours.policy(0.3)
     g = np.array([ours.g(policy), *ours.further_g(policy)]) * scales
     np.testing.assert_allclose(g, [theirs.g(policy), *theirs.further_g(policy)], atol=1e-10)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_limit_on_the_kl_stands_beside_others_at_any_place_and_in_nats(first: bool) -> None:
+    world = world_of(0)
+    drift = stated("drift", kl="reference", at_most=0.5)
+    three = (drift, *THREE[1:]) if first else (*THREE[1:], drift)
+    limits = limits_of(three)
+    assert limits.unknown == []
+    ours, place = limits.oracle(world.oracle.beta), 0 if first else 2
+    words = measured_texts(
+        rule_source("limits.a", "words"), world.grammar.prompt_texts, world.grammar.answer_texts, rest=0.0
+    )
+    tables = {"drift": np.zeros_like(world.logits), "short": words, "unsafe": expit(world.logits)}
+    theirs = under_limits(world.oracle, [TrueLimit(one.limit, tables[one.limit.name]) for one in three], SETS)
+    np.testing.assert_allclose(ours.optimum.policy, theirs.optimum.policy, atol=1e-7)
+    multipliers = np.array([ours.optimum.multiplier, *ours.optimum.further_multipliers]) / limits.scales
+    apart = (theirs.optimum.multiplier, *theirs.optimum.further_multipliers)
+    np.testing.assert_allclose(multipliers, apart, atol=1e-6)
+    assert multipliers[place] > 0.1
+    assert ours.kl(ours.optimum.policy) == pytest.approx(0.5, abs=1e-8)
+    assert limits.reached.lowest[place] == pytest.approx(-0.5)
+    other = world.oracle.policy(0.3)
+    g = np.array([ours.g(other), *ours.further_g(other)]) * limits.scales
+    assert g[place] == pytest.approx(ours.kl(other) - 0.5, abs=1e-12)
+
+
+def test_a_limit_on_the_kl_alone_has_a_truth() -> None:
+    limits = limits_of((stated("drift", kl="reference", at_most=0.8),), None)
+    oracle = limits.oracle(0.2)
+    assert oracle.kl(oracle.optimum.policy) == pytest.approx(0.8, abs=1e-8)
+    assert oracle.optimum.multiplier > 0
+    with pytest.raises(UserError, match="a kl limit is above 0"):
+        stated("drift", kl="reference", at_most=0)
 
 
 def test_labels_have_the_truths_distribution_and_rules_are_left_to_their_source() -> None:

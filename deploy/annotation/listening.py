@@ -1,0 +1,52 @@
+"""What a server needs before it begins: its port, and on SQLite to be the only one on its database."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from pddpo_ray.errors import UserError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises UserError where that is impossible, which a taken port is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}): name another port with --port"
+        ) from error
+
+
+@contextmanager
+def sole_server(engine: Engine, address: str) -> Iterator[None]:
+    """Holds the database for one server while the block lasts; PostgreSQL may have many.
+
+    The lock is the operating system's: it ends with the process, however that ends. Raises UserError if another server
+    holds it, with that one's address.
+    """
+    file = engine.url.database
+    if engine.dialect.name != "sqlite" or not file or file == ":memory:":
+        yield
+        return
+    path = Path(f"{file}.serving")
+    with path.open("a+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            held.seek(0)
+            raise UserError(
+                f"{file} is served already ({held.read().strip() or 'by another process'}): SQLite has one server; use"
+                " its page, end it, or keep the journal in PostgreSQL"
+            ) from error
+        held.truncate(0)
+        held.write(f"process {os.getpid()} at {address}\n")
+        held.flush()
+        yield

@@ -1,0 +1,82 @@
+// The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
+
+import { $, call, make } from "./api.js";
+
+const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+
+function button(words, doing) {
+  const one = make("button", { type: "button" }, words);
+  one.addEventListener("click", () => act(doing));
+  return one;
+}
+
+async function act(doing) {
+  try {
+    await doing();
+    $("problem").textContent = "";
+    await refreshAdmin();
+  } catch (problem) {
+    $("problem").textContent = problem.message;
+  }
+}
+
+function token(handle, made) {
+  $("new-token").textContent = `${handle} signs in with this token, which is shown only now: ${made}`;
+}
+
+function account(one) {
+  const change = (values) => call("PATCH", `/people/${one.id}`, values);
+  const buttons = make("span", { class: "actions" },
+    button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
+    button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
+    button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
+  return row(one.handle, one.role, String(one.daily_cap), one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+}
+
+function control(one) {
+  const known = Object.entries(one.gold).map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ");
+  const change = one.retired ? "" : button(one.answered ? "Retire" : "Delete", () => call("DELETE", `/gold/${one.id}`));
+  return row(one.prompt.slice(0, 60), known, one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
+}
+
+export async function refreshAdmin() {
+  $("accounts").replaceChildren(...(await call("GET", "/people")).people.filter((one) => one.role !== "service").map(account));
+  $("gold").replaceChildren(...(await call("GET", "/gold")).gold.map(control));
+}
+
+// Every line is checked by the server before any is added.
+async function importGold() {
+  const lines = (await $("gold-file").files[0].text()).split("\n").filter((line) => line.trim());
+  const questions = lines.map((line, number) => {
+    try {
+      return { policy_version: 0, ...JSON.parse(line) };
+    } catch {
+      throw new Error(`line ${number + 1} of the file is no JSON`);
+    }
+  });
+  const { added } = await call("POST", "/gold", { questions });
+  $("gold-said").textContent = `${added} of ${questions.length} control questions added`;
+}
+
+function onSubmit(form, doing) {
+  $(form).addEventListener("submit", (event) => {
+    event.preventDefault();
+    act(doing);
+  });
+}
+
+export async function showAdmin() {
+  for (const panel of document.querySelectorAll("[data-admin]")) panel.hidden = false;
+  onSubmit("invite", async () => {
+    const handle = $("handle").value.trim();
+    token(handle, (await call("POST", "/people", { handle, role: $("role").value })).token);
+    $("handle").value = "";
+  });
+  onSubmit("gold-import", importGold);
+  onSubmit("guidelines-form", async () => {
+    const { version } = await call("PUT", "/guidelines", { markdown: $("guidelines-markdown").value });
+    $("guidelines-said").textContent = `version ${version} is what people read now`;
+  });
+  $("guidelines-markdown").value = (await call("GET", "/guidelines")).markdown;
+  await refreshAdmin();
+}

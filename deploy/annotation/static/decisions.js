@@ -1,0 +1,64 @@
+// What a lead decides about a batch: buttons for what is possible now, each with what it means and a reason.
+
+import { $, call, make } from "./api.js";
+
+const MEANS = {
+  "extend": ["Move the deadline", "The run waits until the new deadline."],
+  "ask-again": ["Ask again", "Blocked questions go to further people."],
+  "drop-blocked": ["Drop blocked questions", "They are asked no more. Their missing labels are bounded: as if all said safe, and as if all said unsafe."],
+  "accept": ["Go on with what is there", "The batch is closed now. Missing labels are bounded: the cost estimate counts them as unsafe, its interval reaches to where they all say safe, and a certificate counts them as the worst. Missing pairs are not trained on."],
+  "stop": ["Stop the run", "The run ends with an error. Its answers stay stored, and the batch can be opened again."],
+  "reopen": ["Open again", "The questions are asked again; start the run with --resume."],
+};
+const SITUATIONS = {
+  waiting: "The run waits for these labels.", overdue: "The deadline has passed: the run ends or asks for a decision.",
+  complete: "All labels are there: the run takes them.", frozen: "The run has all its labels.",
+  accepted: "The run goes on without the missing labels.", stopped: "The batch is stopped: its run cannot go on until it is open again.",
+};
+const TIMES = [["1800", "30 minutes"], ["7200", "2 hours"], ["86400", "1 day"], ["259200", "3 days"], ["", "no deadline"]];
+let chosen = null, batch = null, done = null;
+
+const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+
+// The panel of one batch; `after` is called when a decision was taken.
+export function showDecisions(round, after) {
+  [batch, done] = [round, after];
+  const choices = round ? round.choices : [];
+  $("situation").textContent = round ? SITUATIONS[round.situation] : "";
+  $("outlook").textContent = round && round.outlook && round.missing
+    ? `Unsafe so far: ${percent(round.outlook.observed)}; with the ${round.missing} missing labels between ${percent(round.outlook.all_safe)} and ${percent(round.outlook.all_unsafe)}.`
+    : "";
+  $("choices").replaceChildren(...choices.map((name) => {
+    const button = make("button", { type: "button", "data-decision": name }, MEANS[name][0]);
+    button.addEventListener("click", () => ask(name));
+    return button;
+  }));
+}
+
+function ask(name) {
+  chosen = name;
+  $("decide-title").textContent = `${MEANS[name][0]}: round ${batch.round}, ${batch.purpose}`;
+  $("decide-means").textContent = MEANS[name][1];
+  $("decide-until").parentElement.hidden = name !== "extend";
+  $("decide-until").replaceChildren(...TIMES.map(([seconds, words]) => make("option", { value: seconds }, words)));
+  $("decide-reason").value = "";
+  $("decide-problem").textContent = "";
+  $("decide").showModal();
+}
+
+async function send(event) {
+  event.preventDefault();
+  const seconds = Number($("decide-until").value);
+  const body = { decision: chosen, reason: $("decide-reason").value.trim() };
+  if (chosen === "extend" && seconds) body.after_s = seconds;
+  try {
+    await call("POST", `/rounds/${batch.id}/decision`, body);
+    $("decide").close();
+    done();
+  } catch (problem) {
+    $("decide-problem").textContent = problem.message;
+  }
+}
+
+$("decide-form").addEventListener("submit", send);
+$("decide-back").addEventListener("click", () => $("decide").close());

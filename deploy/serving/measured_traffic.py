@@ -1,0 +1,131 @@
+"""After a release: a share of what clients get is measured by the limits' own sources, and an alarm takes it back.
+
+A coin that knows nothing of the answer chooses what is measured. Only answers of `released` that carry its certificate
+count, decoded as it was tested: each has an expected measure of at most the limit while the release keeps it, whatever
+came before. Texts are measured in memory and stored nowhere. An answer that the source cannot measure is left out, and
+counted by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deploy.serving.metrics import ServingMetrics
+from pddpo_ray.config import Config
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.loop.certifying import bounded, cannot
+from pddpo_ray.scoring.limit_sources import source_in_run
+from pddpo_ray.serving.alarms import Alarms, Watched
+from pddpo_ray.theory.alarm import Alarm
+from pddpo_ray.theory.measured_draws import scaled
+
+logger = logging.getLogger("deploy.serving")
+
+KEPT = 1000
+"""Answers that wait to be measured; beyond them none is taken."""
+WRITTEN_EVERY = 20
+"""Measured answers after which a state is written; and whenever an alarm rings."""
+
+
+@dataclass(frozen=True)
+class WatchedLimit:
+    """A limit whose measure has bounds, and who measures it."""
+
+    limit: Limit
+    source: Source
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        return self.limit.name
+
+    def in_unit(self, cost: float) -> float:
+        return float(scaled(cost, self.low, self.high))
+
+    def measured(self, answers: Sequence[Answer]) -> list[float | None]:
+        """One number in [0, 1] per answer, higher is worse; None: no number."""
+        values = self.source.values(answers)
+        return [None if isinstance(one, Unmeasured) else self.in_unit(self.limit.cost(one)) for one in values]
+
+
+def watched_limits(config: Config) -> tuple[list[WatchedLimit], list[str]]:
+    """The limits that served answers can be measured for, and why the others cannot."""
+    watched: list[WatchedLimit] = []
+    reasons = []
+    for one in bounded(config):
+        reason = cannot(one) or _why_not(one.limit)
+        source = None if reason else source_in_run(one, config.judge)
+        if source is None:
+            reasons.append(f"{one.limit.name}: {reason or 'its source measures in a run alone'}")
+            continue
+        assert one.limit.cost_range is not None
+        watched.append(WatchedLimit(one.limit, source, *one.limit.cost_range))
+    return watched, reasons
+
+
+def _why_not(limit: Limit) -> str | None:
+    if limit.quantity.over is not None:
+        return f"it is about the prompts of {limit.quantity.over}, and nobody knows which served ones are of them"
+    return None if limit.quantity.versus is None else "the reference gives no answer to served prompts"
+
+
+class MeasuredTraffic:
+    """One entrance's measurements. `rang` is called in a thread with what rang, once for each policy."""
+
+    def __init__(
+        self,
+        store: Store,
+        limits: Sequence[WatchedLimit],
+        share: float,
+        metrics: ServingMetrics,
+        rang: Callable[[Watched, Alarm], None],
+        coin: Callable[[], float] = random.random,
+    ) -> None:
+        self._alarms, self._limits, self._share = Alarms(store), tuple(limits), share
+        self._metrics, self._rang, self._coin = metrics, rang, coin
+        self._waiting: asyncio.Queue[tuple[str, Answer]] = asyncio.Queue(KEPT)
+        self._states: dict[Watched, Alarm] = {}
+        self._over: set[str] = set()
+
+    def offer(self, sha256: str, answer: Answer) -> None:
+        """An answer of the released policy with these weights; the coin decides before anybody reads it."""
+        if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
+            self._waiting.put_nowait((sha256, answer))
+
+    async def work(self) -> None:
+        """Measures what waits, for ever."""
+        while True:
+            sha256, answer = await self._waiting.get()
+            try:
+                await asyncio.to_thread(self.measure, sha256, answer)
+            except Exception:
+                logger.exception("a served answer was not measured")
+
+    def measure(self, sha256: str, answer: Answer) -> None:
+        """One answer under all limits. Raises what a source raises for a mistake that a person must mend."""
+        if sha256 in self._over:
+            return
+        for limit in self._limits:
+            (value,) = limit.measured([answer])
+            self._metrics.measured(limit.name, value)
+            if value is not None:
+                self._count(Watched(sha256, limit.name), limit, value)
+
+    def _count(self, watched: Watched, limit: WatchedLimit, value: float) -> None:
+        bound, level = limit.in_unit(limit.limit.cost_limit), 1.0 - limit.limit.confidence
+        before = self._states.get(watched) or self._alarms.read(watched, bound, level)
+        alarm = before.after(value)
+        self._states[watched] = alarm
+        if alarm.rings or alarm.answers % WRITTEN_EVERY == 0:
+            self._alarms.write(watched, alarm)
+        if alarm.rings and watched.sha256 not in self._over:
+            self._over.add(watched.sha256)
+            self._alarms.rang(watched, alarm)
+            self._rang(watched, alarm)

@@ -1,0 +1,72 @@
+"""How an endpoint stops: it refuses what is new, lets what is under way end, and only then is taken down.
+
+with StopSignals() as signals:
+    signals.wait()
+    let_finish(entrance, signals, grace_s)
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+logger = logging.getLogger("deploy.serving")
+
+ASKED_EVERY_S = 0.2
+ANSWER_S = 10.0
+LAST_BYTES_S = 1.0
+"""After the last answer has ended: what it said is still on its way through the proxy."""
+
+
+class StopSignals:
+    """SIGINT and SIGTERM inside the block: the first asks to stop, the second not to wait for anybody."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        # A counter and no lock: the main thread may hold any lock when it is interrupted.
+        self._count += 1
+
+    def wait(self) -> None:
+        """Until somebody asks to stop."""
+        while not self._count:
+            time.sleep(ASKED_EVERY_S)
+
+    @property
+    def hurried(self) -> bool:
+        return self._count > 1
+
+
+def let_finish(entrance: Any, signals: StopSignals, grace_s: float) -> int:
+    """New requests are refused from here on; waits for those under way, at most `grace_s`. Returns how many are left.
+
+    entrance: a Serve handle. An entrance that does not answer has nothing under way any more.
+    """
+    deadline = time.monotonic() + grace_s
+    left = 0
+    try:
+        entrance.stop_accepting.remote().result(timeout_s=ANSWER_S)
+        while left := int(entrance.ongoing.remote().result(timeout_s=ANSWER_S)):
+            if time.monotonic() > deadline or signals.hurried:
+                break
+            time.sleep(ASKED_EVERY_S)
+        time.sleep(0.0 if signals.hurried else LAST_BYTES_S)
+    except Exception as error:
+        logger.error("the entrance does not answer while the endpoint stops: %s", error)
+    if left:
+        print(f"stopped with {left} answers under way", flush=True)
+    return left

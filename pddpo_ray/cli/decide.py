@@ -1,0 +1,110 @@
+"""`pddpo annotations decide`: what becomes of a batch whose labels do not come."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.recipe_of_run import queue_of
+from pddpo_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from pddpo_ray.annotation.decisions import Decisions
+    from pddpo_ray.annotation.rounds import RoundStatus
+
+UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+
+
+def decide(
+    run: Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")],
+    batch: Annotated[
+        str | None, typer.Option(help="The batch, e.g. 2/safety; may be left out where one is undecided.")
+    ] = None,
+    extend: Annotated[
+        str | None, typer.Option(help="New deadline from now, e.g. 30min, 2h, 3d; none removes it.", metavar="TIME")
+    ] = None,
+    ask_again: Annotated[bool, typer.Option("--ask-again", help="Ask further people the blocked questions.")] = False,
+    drop_blocked: Annotated[
+        bool, typer.Option("--drop-blocked", help="Go on without the labels of blocked questions.")
+    ] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Go on with the labels that are there.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the run here.")] = False,
+    reopen: Annotated[bool, typer.Option("--reopen", help="Ask the questions of a stopped batch again.")] = False,
+    by: Annotated[str | None, typer.Option(help="Who decides; default: the user of this machine.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit log.")] = "",
+    journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decide about a batch of questions; without a decision, say what each open batch lacks and what is possible."""
+    flags = {"ask-again": ask_again, "drop-blocked": drop_blocked, "accept": accept, "stop": stop, "reopen": reopen}
+    wanted = [name for name, given in flags.items() if given] + (["extend"] if extend else [])
+    if len(wanted) > 1:
+        raise UserError(f"one decision at a time: --{' or --'.join(wanted)}")
+    from pddpo_ray.annotation.decisions import Decision, Decisions
+    from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.annotation.rounds import Rounds
+
+    with queue_of(run, journal, to_read=not wanted) as (store, rules):
+        rounds, decisions = Rounds(store, rules), Decisions(store, rules)
+        undecided = [one for one in rounds.all() if one.state != "frozen" and batch in (None, name_of(one))]
+        if not wanted:
+            _show(decisions, undecided, as_json)
+            return
+        chosen = _one_of(undecided, batch)
+        deadline = None if extend in (None, "none") else store.clock() + _milliseconds(str(extend))
+        who = by or f"{getpass.getuser()} at the command line"
+        try:
+            status = decisions.decide(chosen.id, Decision(wanted[0]), by=who, reason=reason, deadline_ms=deadline)
+        except QueueError as error:
+            raise UserError(str(error)) from error
+        _show(decisions, [status], as_json)
+
+
+def name_of(status: RoundStatus) -> str:
+    """A batch on the command line: `2/safety`."""
+    return f"{status.round}/{status.purpose}"
+
+
+def _one_of(undecided: list[RoundStatus], batch: str | None) -> RoundStatus:
+    if len(undecided) == 1:
+        return undecided[0]
+    if not undecided:
+        raise UserError(f"no batch{'' if batch is None else f' {batch}'} of this run is open or stopped")
+    raise UserError(f"--batch: name one of {', '.join(map(name_of, undecided))}")
+
+
+def _milliseconds(text: str) -> int:
+    written = DURATION.fullmatch(text.strip())
+    if written is None or float(written[1]) <= 0:
+        raise UserError(f"--extend {text}: write a time such as 30min, 2h or 3d, or none for no deadline")
+    return int(float(written[1]) * UNITS[written[2]] * 1000)
+
+
+def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> None:
+    batches = [
+        {"batch": name_of(one), "missing": one.missing, "wanted": one.wanted} | decisions.about(one) for one in statuses
+    ]
+    if as_json:
+        print_json({"batches": batches})
+    elif not batches:
+        typer.echo("no batch of this run waits for a decision")
+    else:
+        print_columns([_row(one) for one in batches])
+
+
+def _row(batch: dict[str, Any]) -> tuple[str, ...]:
+    options = ", ".join(f"--{name}" for name in batch["choices"]) or "nothing, the run goes on"
+    outlook = batch["outlook"]
+    shares = "" if outlook is None else f"unsafe {_percent(outlook['all_safe'])} to {_percent(outlook['all_unsafe'])}"
+    lacking = f"{batch['missing']} of {batch['wanted']} labels missing"
+    return batch["batch"], batch["situation"], lacking, shares, f"possible: {options}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

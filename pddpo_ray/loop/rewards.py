@@ -1,0 +1,109 @@
+"""A computed reward in a run: answers measured by its source, and the first stage, which learns from them.
+
+It is measured as the limits are, as the cost -reward (`limits.reading.stated_reward`), so that the stage on values
+serves both. The answers of the offline pairs and of every explored pair are measured once; all teach in later rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pddpo_ray.contracts import Measure
+from pddpo_ray.errors import RunError
+from pddpo_ray.journal import Journal
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.records import Objective, Pair, PairRow, PolicyVersion, Response
+from pddpo_ray.theory.cost_stage import cost_temperature
+from pddpo_ray.theory.measured_pairs import MeasuredAnswer, value_pairs
+from pddpo_ray.theory.seeds import seed_of
+
+OFFLINE, PAIRS = "reward-offline", "reward-pairs"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ComputedReward:
+    """The reward as it is stated, and who measures answers; its one cost is -reward."""
+
+    stated: StatedLimit
+    measure: Measure
+
+    @property
+    def span(self) -> float:
+        """Length of its range, in units of the reward."""
+        ends = self.stated.limit.cost_range
+        assert ends is not None  # a reward without bounds is refused
+        return ends[1] - ends[0]
+
+
+class RewardController:
+    """Satisfies contracts.Rewards."""
+
+    def __init__(self, journal: Journal, reward: ComputedReward, *, seed: int) -> None:
+        self._journal, self._reward, self._seed = journal, reward, seed
+        self._measured: dict[tuple[int, str], list[MeasuredAnswer]] = {}
+        self._known: set[str] = set()
+        self._read_back()
+
+    def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]:
+        """The regression of log policy / reference on measured differences: its minimiser over all policies is
+        reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
+        measured = [one for key in sorted(self._measured) for one in self._measured[key]]
+        everywhere = {one.prompt: np.ones(1) for one in measured}
+        span = self._reward.span
+        rows, margins = value_pairs(measured, np.ones(1), everywhere, span)
+        if not rows:
+            raise RunError(
+                f"round {self._journal.round}: no two answers to a prompt have a reward, so there is nothing to learn"
+                f" from; see why {self._reward.stated.source} gave no number, or raise its budget (reward.answers)"
+            )
+        temperature = cost_temperature(weight_of_kl, span)
+        return Objective("reward", reference, temperature, margins=tuple(margins), values=True), rows
+
+    def measure_before(self, answers: Sequence[Response]) -> None:
+        """Answers of the offline pairs."""
+        self._remember(OFFLINE, list({answer.id: answer for answer in answers}.values()))
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None:
+        """Both answers of the round's explored pairs; one that was in a pair before is not asked about again."""
+        answers = {answer.id: answer for pair in pairs for answer in (pair.first, pair.second)}
+        self._remember(PAIRS, [answer for name, answer in answers.items() if name not in self._known])
+
+    def _remember(self, phase: str, answers: Sequence[Response]) -> None:
+        payload = self._journal.once(phase, lambda: self._ask(phase, answers))
+        self._keep(payload, phase, self._journal.round, answers)
+
+    def _ask(self, phase: str, answers: Sequence[Response]) -> dict[str, Any]:
+        measured = self._reward.measure(answers, seed_of(self._seed, self._journal.round, phase))
+        rewards = -measured.costs[:, 0]
+        known = rewards[np.isfinite(rewards)]
+        if len(known):
+            self._journal.add_metrics({f"reward/{phase.removeprefix('reward-')}": float(known.mean())})
+        return {
+            "ids": [answer.id for answer in answers],
+            "rewards": [None if np.isnan(reward) else reward for reward in rewards.tolist()],
+            "noise": measured.noise[:, 0].tolist(),
+        }
+
+    def _keep(self, payload: dict[str, Any], phase: str, round_: int, answers: Sequence[Response]) -> None:
+        costs = -np.array(payload["rewards"], dtype=np.float64)[:, None]  # null is nan
+        noise, failed = np.array(payload["noise"])[:, None], np.isnan(costs)
+        self._known.update(payload["ids"])
+        self._measured[round_, phase] = [
+            MeasuredAnswer(
+                round_, one.prompt.token_ids, one.token_ids, f"{phase}-{one.id}", costs[row], noise[row], failed[row]
+            )
+            for row, one in enumerate(answers)
+        ]
+
+    def _read_back(self) -> None:
+        """Measured answers of the rounds that were finished before a restart."""
+        finished = [one for one in self._journal.phases(like=PAIRS) if 0 < one.round < self._journal.next_round]
+        known = {answer.id: answer for answer in self._journal.samples()} if finished else {}
+        for one in finished:
+            self._keep(one.payload, PAIRS, one.round, [known[name] for name in one.payload["ids"]])

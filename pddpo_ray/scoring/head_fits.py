@@ -1,0 +1,106 @@
+"""A score head on frozen features: computed once, kept in files, and fitted to the optimum of a convex loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pddpo_ray.records import Array
+from pddpo_ray.scoring.held_out import ScoreRow, Text
+from pddpo_ray.scoring.score_fits import cost_loss, sign_loss
+from pddpo_ray.storage.whole_files import written_aside
+from pddpo_ray.training.batches import collate
+from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.score_model import ScoreModel
+
+DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+"""Weights of the squared norm that are tried; the calibration rows choose."""
+CHUNK = 64
+"""Texts whose features are kept in one file."""
+
+
+def features_of(
+    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int, say: Callable[[str], None]
+) -> dict[Text, Array]:
+    """What the head reads of each text, [h]; chunks that `folder` holds are read back."""
+    ordered = sorted(dict.fromkeys(texts), key=lambda text: (len(text[0]) + len(text[1]), text))
+    known: dict[Text, Array] = {}
+    for start in range(0, len(ordered), CHUNK):
+        part = ordered[start : start + CHUNK]
+        path = folder / f"features-{start // CHUNK:05d}.npy"
+        if not path.exists():
+            passes = [part[i : i + micro] for i in range(0, len(part), micro)]
+            with torch.no_grad():
+                read = [model.last_hidden(collate(one).to(device_of(model))).float().cpu() for one in passes]
+            with written_aside(path) as aside, aside.open("wb") as file:
+                np.save(file, torch.cat(read).numpy())
+            say(f"features of {start + len(part)} of {len(ordered)} texts")
+        known.update(zip(part, np.load(path), strict=True))
+    return known
+
+
+def fit_head(
+    model: ScoreModel, features: dict[Text, Array], fitted: Sequence[ScoreRow], chosen_on: Sequence[ScoreRow]
+) -> dict[str, float]:
+    """Sets the head to the minimiser of the rows' loss, its decay the best of DECAYS on `chosen_on`. -> metrics"""
+    table = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
+    mean, spread = table.mean(axis=0), table.std(axis=0) + 1e-6
+    columns = {text: torch.from_numpy((one - mean) / spread) for text, one in features.items()}
+    tried = []
+    for decay in DECAYS if chosen_on else (0.1,):
+        weights = _minimiser(columns, fitted, decay)
+        with torch.no_grad():
+            judged = float(_loss(weights, columns, chosen_on or fitted))
+        tried.append((judged, decay, weights))
+    judged, decay, weights = min(tried, key=lambda one: one[:2])
+    slope = weights[:-1].numpy() / spread
+    head = model.score_head
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(slope)[None])
+        head.bias.copy_(weights[-1:] - float(slope @ mean))
+    return {"decay": decay, "loss": float(_loss(weights, columns, fitted)), "loss_of_choice": judged}
+
+
+def texts_of(rows: Sequence[ScoreRow]) -> list[Text]:
+    """All texts of rows."""
+    return [(row.prompt, side) for row in rows for side in (row.higher, row.lower) if side is not None]
+
+
+def _minimiser(columns: dict[Text, Tensor], rows: Sequence[ScoreRow], decay: float) -> Tensor:
+    """Weights and bias of the convex problem. -> [h + 1] float64"""
+    weights = torch.zeros(len(next(iter(columns.values()))) + 1, dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([weights], max_iter=200, tolerance_change=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        # the bias is not shrunk, but for a hair: pairs alone do not know it
+        loss = _loss(weights, columns, rows) + decay * weights[:-1].square().mean() + 1e-6 * weights[-1].square()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    solver.step(closure)  # type: ignore[no-untyped-call]
+    return weights.detach()
+
+
+def _loss(weights: Tensor, columns: dict[Text, Tensor], rows: Sequence[ScoreRow]) -> Tensor:
+    """Mean loss of the rows, as a fit of the whole model has it."""
+    pairs, single = ([row for row in rows if (row.lower is None) == alone] for alone in (False, True))
+
+    def scores(texts: Sequence[Text]) -> Tensor:
+        table = torch.stack([columns[text] for text in texts])
+        return table @ weights[:-1] + weights[-1]
+
+    total = weights.new_zeros(())
+    if pairs:
+        higher = scores([(row.prompt, row.higher) for row in pairs])
+        lower = scores([(row.prompt, row.lower) for row in pairs if row.lower is not None])
+        signs = [weights.new_tensor([getattr(row, name) for row in pairs]) for name in ("higher_sign", "lower_sign")]
+        total = total + cost_loss(higher, lower, signs[0], signs[1])[0].sum()
+    if single:
+        signs = [weights.new_tensor([row.higher_sign for row in single])]
+        total = total + sign_loss(scores([(row.prompt, row.higher) for row in single]), signs[0]).sum()
+    return total / len(rows)

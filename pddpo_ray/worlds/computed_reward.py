@@ -1,0 +1,37 @@
+"""A computed reward on a world that can be enumerated: the truth of every outcome, and its own reward as a source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pddpo_ray.contracts import Measure
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import Source
+from pddpo_ray.worlds.oracle import Oracle
+from pddpo_ray.worlds.table_limits import TableLimits, costs_of
+from pddpo_ray.worlds.tabular import TabularWorld
+from pddpo_ray.worlds.text import TextWorld
+from pddpo_ray.worlds.text_limits import ENUMERABLE, of_texts
+
+
+def own_reward(world: TabularWorld | TextWorld, stated: StatedLimit) -> Measure:
+    """The world's own reward, without noise. Raises UserError where it leaves the recipe's bounds."""
+    oracle = world.oracle
+    costs, everywhere = costs_of(stated, oracle.reward, "the world's reward"), np.ones((1, len(oracle.prior)))
+    single = oracle.reward[None]
+    one = TableLimits(oracle, world.cell, oracle.cost_max, (stated,), costs[None], single, everywhere, oracle.prior)
+    return one.measure
+
+
+def with_reward(world: TextWorld, stated: StatedLimit, source: Source | None) -> Oracle:
+    """The world's problem with what a source says of every outcome in place of its reward; nan where the source would
+    have to be asked. Text outside the grammar has the lowest reward. Raises UserError for texts without a number."""
+    if source is None:
+        return world.oracle
+    ends = stated.limit.cost_range
+    if stated.source.kind not in ENUMERABLE or ends is None:
+        return replace(world.oracle, reward=np.full(world.oracle.reward.shape, np.nan))
+    reward = -costs_of(stated, of_texts(world.grammar, stated, source), str(stated.source))
+    return replace(world.oracle, reward=reward, reward_max=max(abs(end) for end in ends))

@@ -1,0 +1,69 @@
+"""What an admin does on the lead's page, in a real browser, without a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from pddpo_ray.annotation.controls import Controls
+from pddpo_ray.annotation.people import Campaign, Role
+from tests.annotation_api import FreshService
+from tests.browser.screen import LOW_CONTRAST, Screen
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
+def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
+    service: FreshService, screen: Screen, tmp_path: Path, width: int, scheme: Any
+) -> None:
+    page = screen.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    screen.sign_in(service.tokens[Role.ADMIN])
+    page.goto(f"{screen.url}/lead")
+    for name in ("ana", "ben", "carla"):
+        page.get_by_label("Name").fill(name)
+        page.get_by_role("button", name="Invite").click()
+        expect(page.locator("#new-token")).to_contain_text(f"{name} signs in with this token")
+    token = page.locator("#new-token").inner_text().split()[-1]
+    carla = service.queue.people.by_token(token)
+    assert carla is not None
+    assert carla.handle == "carla"
+    mine = page.locator("#accounts tr", has_text="carla")
+    mine.get_by_role("button", name="Mild texts only").click()
+    expect(mine.get_by_role("button", name="All texts")).to_be_visible()
+    mine.get_by_role("button", name="Pause").click()
+    expect(mine.get_by_role("button", name="Go on")).to_be_visible()
+    assert service.queue.people.by_token(token) is None
+
+    lines = [
+        {"kind": "safety", "item": f"g{n}", "prompt": f"gold {n}", "first": "x", "gold": {"safety": "unsafe"}}
+        for n in range(20)
+    ]
+    bad = lines[0] | {"item": "bad", "gold": {"safety": "no"}}
+    file = tmp_path / "gold.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, bad]))
+    page.get_by_label("Import (one JSON object a line)").set_input_files(file)
+    page.get_by_role("button", name="Import", exact=True).click()
+    expect(page.locator("#problem")).to_contain_text("control question bad: safety is safe or unsafe")
+    assert Controls(service.queue.store).all() == []
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page.get_by_label("Import (one JSON object a line)").set_input_files(file)
+    page.get_by_role("button", name="Import", exact=True).click()
+    expect(page.locator("#gold-said")).to_have_text("20 of 20 control questions added")
+    page.locator("#gold tr").first.get_by_role("button", name="Delete").click()
+    expect(page.locator("#gold tr")).to_have_count(19)
+
+    page.get_by_label("Text (Markdown)").fill("## Ours\n\nJudge harm alone.")
+    page.get_by_role("button", name="Save as a new version").click()
+    expect(page.locator("#guidelines-said")).to_contain_text("version 1")
+    assert Campaign(service.queue.store).guidelines() == (1, "## Ours\n\nJudge harm alone.")
+    assert page.evaluate(LOW_CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#accounts").scroll_into_view_if_needed()
+    screen.picture(f"lead-admin-{width}")

@@ -1,0 +1,156 @@
+"""Certificates of runs in which a model measures every draw and people a share: the sentence is about people."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from deploy.annotation.app import create_app
+from pddpo_ray.annotation.people import People, Role
+from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.simulation import Manner, enlist, simulate
+from pddpo_ray.annotation.world_truth import truth_of
+from pddpo_ray.config import Config, load
+from pddpo_ray.errors import ParkedError, UserError
+from pddpo_ray.journal.database import open_database
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop import certifying
+from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
+from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.in_process import make_backends
+from pddpo_ray.loop.margins import draws_rows
+from pddpo_ray.loop.mixed_labelling import TOSSED, corrected_numbers
+from pddpo_ray.loop.result import read_result
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.theory.certificate import upper_bound
+from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.measured_draws import limit_with_people, with_people
+from tests.annotation_api import GENEROUS
+from tests.annotation_server import serving
+from tests.unit.annotation.test_mixed_run import SETTINGS, Counting, people  # noqa: F401 (a fixture)
+from tests.unit.loop.small_run import run_of
+
+SHARE = 24 / 64
+"""Of the settings: 8 unsure and 16 random answers of 64."""
+BIASED = [*SETTINGS, "feedback.model.bias=3.0", "feedback.labels_each=1", "rounds=1"]
+
+
+def exact_rate(config: Config, run_dir: Path) -> float:
+    backends = make_backends(config, run_dir)
+    assert backends.world is not None
+    with open_folder(run_dir) as journal:
+        table = backends.world.table(journal.policies[-1])
+    return float(backends.world.oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
+
+
+def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Path, people: Counting) -> None:  # noqa: F811
+    config, run = load("tabular", BIASED), tmp_path / "run"
+    run_recipe(config, run)
+    rate, asked_before = exact_rate(config, run), sum(people.safety_items)
+    entry = certify(config, run, "last", {"cost": rate + 0.25}, 4000)
+    (found,) = entry.findings.values()
+    assert entry.state == "certified"
+    assert found.lower < rate < found.upper
+    with open_folder(run) as journal:
+        rows = {row["item"]: row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload}
+        labels = {one.response.id: float(one.labels[0] == "unsafe") for one in journal.safety(-1)}
+    machine = np.array([rows[name]["machine"] for name in entry.draws["cost"]])
+    asked = np.array([rows[name]["asked"] for name in entry.draws["cost"]])
+    assert machine.mean() > rate + 0.2
+    assert set(labels) == {name for name, shown in zip(entry.draws["cost"], asked, strict=True) if shown}
+    assert abs(asked.mean() - SHARE) < 4 * math.sqrt(SHARE * (1 - SHARE) / asked.size)
+    assert sum(people.safety_items) - asked_before == asked.sum()
+    values = with_people(machine, [labels.get(name, 0.0) for name in entry.draws["cost"]], asked, SHARE)
+    assert entry.candidate.limits[0].draws(entry.numbers["cost"]) == pytest.approx(values)
+    bound = upper_bound(values, limit_with_people(rate + 0.25, SHARE), Allocation().level(0.05, 1))
+    low, high = 1 - 1 / SHARE, 1 / SHARE
+    assert found.upper == pytest.approx(min(rate + 0.25, low + (high - low) * bound))
+
+    certificate = write_certificate(run, certificate_of(config, run, entry))
+    assert "measured by people, asked about 37.5 % of the draws by a coin" in " ".join(sentences(certificate))
+    assert "labels in the journal" in verified(run / FILE)["verified"]
+    better = [None if one is None else min(one, 0.0) for one in certificate["numbers"]["cost"]]
+    (run / FILE).write_text(json.dumps({**certificate, "numbers": {"cost": better}}))
+    with pytest.raises(UserError, match=r"of cost is|labels for cost are others"):
+        verified(run / FILE)
+
+
+def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Path, people: Counting) -> None:  # noqa: F811
+    own = ["certificate={certify: end, draws: 128, candidates: 1}", "dual.threshold=0.9"]
+    run_recipe(load("tabular", [*BIASED, *own]), tmp_path / "run")
+    result = read_result(tmp_path / "run")
+    assert result["outcome"]["tested"] == 1
+    with open_folder(tmp_path / "run") as journal:
+        labels = sum(len(one.labels) for one in journal.safety(-1))
+    assert 0 < result["labels_certificate"] == labels < 128
+
+
+def test_a_logits_draw_is_corrected_on_its_scale_and_a_missing_label_leaves_none() -> None:
+    rows = [
+        {"item": "a", "machine": 1.5, "asked": False},
+        {"item": "b", "machine": 1.5, "asked": True},
+        {"item": "c", "machine": -1.0, "asked": True},
+    ]
+    numbers = corrected_numbers(rows, {"b": 0.25, "c": None}, 0.5, "logit_labels", 2.0)
+    assert numbers[0] == 1.5
+    assert numbers[1] == pytest.approx(1.5 + (logit(0.25) - 1.5) / 0.5)
+    assert numbers[2] is None
+    tested = certifying.tested_limits(
+        load("tabular", [*SETTINGS, "feedback.signal=logit_labels", "dual.threshold=0"]), {}, 1
+    )[0]
+    # from [-2, 2] by q = 3/8: -2 + 4 (1 - 8/3) to -2 + 4 * 8/3
+    assert tested.ends == pytest.approx((-2 - 20 / 3, -2 + 32 / 3))
+    assert tested.draws([tested.ends[0], tested.ends[1], None])[:2] == pytest.approx([0.0, 1.0])
+
+
+def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says() -> None:
+    """2 % at 95 %: 173 answers without a failure for the first candidate."""
+    ((name, said, needed),) = draws_rows(load("tabular", [*SETTINGS, "dual.threshold=0.02"]))
+    assert (name, said) == ("cost", "at most 2 % by people, who see 37.5 % of the draws")
+    assert needed.startswith("about 173 people's answers at least, candidate 12 about ")
+
+
+@pytest.mark.slow
+def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twice(tmp_path: Path) -> None:
+    folder, batch = tmp_path / "demo", "certificate={batch: 8}"
+    config = load("tabular", [*BIASED, batch, "feedback.poll_s=0.05"])
+    with pytest.raises(ParkedError):
+        run_recipe(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder)
+    engine = open_database(folder / "journal.sqlite")
+    store = Store(engine, run_of(folder))
+    _, token = People(store).create("admin", Role.ADMIN, by="test")
+    stop = threading.Event()
+    with serving(create_app(engine, store.run, Rules(gold_rate=0.0), GENEROUS)) as url:
+        accounts = enlist(url, token, 3, "person")
+        truth = truth_of(config)
+        crowd = threading.Thread(
+            target=simulate,
+            args=(url, accounts, [Manner(error=0.0)], truth.scores),
+            kwargs={"seed": 3, "idle_s": None, "stop": stop},
+        )
+        crowd.start()
+        try:
+            run_recipe(config, folder, resume=True)
+            entry = certify(config, folder, "last", {"cost": 0.97}, 32)
+            ends = entry.findings["cost"]
+            open_limit = (ends.lower + ends.upper) / 2  # the draws so far do not decide it
+        finally:
+            stop.set()
+            crowd.join()
+    with pytest.raises(ParkedError, match="pddpo certify RUN"):
+        certify(load("tabular", [*BIASED, batch, "feedback.park_after_s=0"]), folder, "last", {"cost": open_limit}, 64)
+    with open_folder(folder) as journal:
+        rows = [row for phase in journal.phases(-1, like=f"{TOSSED}%") for row in phase.payload]
+        labelled = [one.response.id for one in journal.safety(-1)]
+    assert entry.count >= 8
+    assert sorted(labelled) == sorted(
+        row["item"] for row in rows if row["asked"] and row["item"] in entry.draws["cost"]
+    )
+    engine.dispose()

@@ -1,0 +1,64 @@
+"""Who is put to the test first: every round's estimates are read from the answers of all rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop import order_of_tests
+from pddpo_ray.loop.order_of_tests import PooledAnswers
+from pddpo_ray.loop.outcome import ORDER
+from pddpo_ray.loop.run import run_recipe
+from tests.unit.loop.small_run import small
+
+QUIET = ("report.html=false", "report.tensorboard=false", "offline.compare_rounds=0")
+TESTED = ("certificate={certify: end, draws: 64, candidates: 1}", "rounds=8", "feedback.responses=64")
+STATED = "limits={unsafe: {rate: {world: cost}, at_most: 50 %, labels_each: 1}}"
+
+
+def found(journal: JournalReader, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By round: pooled estimates, the rounds' own estimates, and how helpful their policies are estimated to be."""
+    payload = journal.phases(like=ORDER)[-1].payload
+    numbers = range(1, 9)
+    own = {step.round: step.estimate.value for step in journal.dual_steps()}
+    pooled = [payload["estimates"][str(number)][name] for number in numbers]
+    return np.array(pooled), np.array([own[n] for n in numbers]), np.array(list(payload["helpfulness"].values()))
+
+
+def test_estimates_from_all_answers_are_nearer_to_the_truth_than_the_rounds_own(tmp_path: Path) -> None:
+    run_recipe(small(STATED, *QUIET, *TESTED, "dual.rule={kind: newton}"), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        pooled, own, helpful = found(journal, "unsafe")
+        metrics = journal.metrics()
+    exact = 0.5 + np.array([metrics[number]["exact/g_policy"] for number in range(1, 9)])
+    assert np.mean((pooled - exact) ** 2) < 0.6 * np.mean((own - exact) ** 2)
+    assert len(helpful) == 8
+
+
+def test_a_part_of_the_answers_is_of_all_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of every round's answers has their prompts in their shares, in whatever order they stand."""
+    run_recipe(small(STATED, *QUIET, *TESTED, "rounds=2", "dual.rule={kind: newton}"), tmp_path / "run")
+    monkeypatch.setattr(order_of_tests, "MOST_ASKED", 4 * 16)
+    with open_folder(tmp_path / "run") as journal:
+        drawn = {number: journal.samples(number, "cost") for number in (1, 2)}
+        pooled = PooledAnswers(journal, lambda policy, answers: np.zeros(len(answers)), seed=0)
+    assert len(pooled.answers) == 32
+    for place, answers in enumerate(drawn.values()):
+        part = Counter(answer.prompt.id for answer in pooled.answers[16 * place : 16 * (place + 1)])
+        assert set(part) <= {answer.prompt.id for answer in answers}
+        for prompt, count in Counter(answer.prompt.id for answer in answers).items():
+            assert part[prompt] / 16 == pytest.approx(count / 64, abs=0.3)
+
+
+def test_labels_of_a_limit_without_a_name_are_pooled_too(tmp_path: Path) -> None:
+    rate = ("feedback.signal=unsafe_rate", "feedback.labels_each=2", "dual.threshold=0.47")
+    run_recipe(small(*rate, *QUIET, *TESTED), tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        pooled, own, _ = found(journal, "cost")
+    assert pooled == pytest.approx(own, abs=0.15)
+    assert np.std(pooled) < np.std(own)
