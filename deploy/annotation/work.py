@@ -171,9 +171,16 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
         "kind": question.kind,
         "expires_ms": question.expires_ms,
         "blurred": question.risk >= parts.settings.blur_from,
+        "asks": None if question.asks is None else _asked(question.asks),
         "guideline": question.guideline,
         "earlier": question.earlier,
     }
+
+
+def _asked(question: str) -> dict[str, str]:
+    """A limit's own question: its first line as the heading, and what else it says as safe HTML."""
+    heading, _, rest = question.strip().partition("\n")
+    return {"heading": visible(heading.strip("# ")), "html": render(rest) if rest.strip() else ""}
 
 
 def _receipt(receipt: Receipt, person: Person) -> dict[str, Any]:

@@ -73,12 +73,13 @@ class Taken:
 
 
 def open_questions(store: Store) -> list[OpenQuestion]:
-    """Questions of the run's open batches that still need labels, in order; no control questions."""
+    """Questions of the run's open batches that still need labels, in order; no control questions, and none of a limit's
+    own, which this project's page alone asks."""
     return _questions(store, question_round.c.state == "open", task.c.state == "open", task.c.seats < task.c.needed)
 
 
 def all_questions(store: Store) -> list[OpenQuestion]:
-    """Every question that the run ever asked, in order; no control questions."""
+    """Every question that the run ever asked, in order; no control questions, and none of a limit's own."""
     return _questions(store)
 
 
@@ -86,7 +87,7 @@ def _questions(store: Store, *conditions: ColumnElement[bool]) -> list[OpenQuest
     query = (
         select(task, question_round.c.round, question_round.c.purpose)
         .join(question_round, question_round.c.id == task.c.question_round)
-        .where(question_round.c.run == store.run, task.c.gold.is_(None), *conditions)
+        .where(question_round.c.run == store.run, task.c.gold.is_(None), task.c.asks.is_(None), *conditions)
         .order_by(question_round.c.round, question_round.c.purpose, task.c.position)
     )
     with reading(store.engine) as connection:
@@ -123,7 +124,8 @@ def key_of(source: str, one: GivenElsewhere) -> str:
 def examples(store: Store, *, round_: int | None = None) -> Iterator[Example]:
     """Labels that count, as examples: one per label of a pair question, with all that it asks, and per safety label.
 
-    A tie is no label. What contradicts itself is left out, as it is of training. Nothing says who labelled.
+    A tie is no label. What contradicts itself is left out, as it is of training, and so are answers to a limit's own
+    question, which say nothing about safety. Nothing says who labelled.
     """
     return (_example(row) for row in _counted(store, round_) if not contradicts_itself(row.given))
 
@@ -139,7 +141,7 @@ def _counted(store: Store, round_: int | None) -> Iterator[Any]:
         .join(seat, seat.c.task == task.c.id)
         .join(answer, answer.c.seq == seat.c.answer)
         .join(question_round, question_round.c.id == task.c.question_round)
-        .where(question_round.c.run == store.run, task.c.gold.is_(None))
+        .where(question_round.c.run == store.run, task.c.gold.is_(None), task.c.asks.is_(None))
         .order_by(question_round.c.round, question_round.c.purpose, task.c.position, seat.c.number)
     )
     if round_ is not None:

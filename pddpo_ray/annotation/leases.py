@@ -115,6 +115,8 @@ class Lease:
     expires_ms: int
     risk: float
     guideline: int
+    asks: str | None = None
+    """A limit's own question, in Markdown."""
     earlier: Given = field(default_factory=dict)
     """What the person answered before they took it back, as on the screen."""
 
@@ -354,14 +356,14 @@ class Leases:
 
     def view(self, connection: Connection, lease_id: str) -> Lease:
         """A question as the person who holds it sees it."""
-        query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.risk)
+        query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.asks, task.c.risk)
         row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
         return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
 
 
 def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
     left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
-    return Lease(lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline)
+    return Lease(lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline, row.asks)
 
 
 def _draw(*parts: int | str) -> float:

@@ -111,6 +111,7 @@ def _offer(*where: ColumnElement[bool]) -> Select[Any]:
             task.c.prompt,
             task.c.first,
             task.c.second,
+            task.c.asks,
             task.c.risk,
             lease.c.id.label("lease"),
             lease.c.swap,

@@ -38,7 +38,8 @@ class Question:
     `provenance` says who wrote the answers (`policy_version`, for a pair also `second_policy_version`) and is never
     shown to annotators. `gold` is the known answer of a control question in stored form, e.g. {"safety": "unsafe"}.
     `risk` in [0, 1] is compared with what a person agreed to see, and is the highest where nobody knows it; `priority`
-    orders questions of one round.
+    orders questions of one round. `asks` is a limit's own question about a single answer, in Markdown: "unsafe" then is
+    its yes and "safe" its no; None: whether the answer is safe.
     """
 
     kind: Kind
@@ -50,17 +51,20 @@ class Question:
     risk: float = UNKNOWN_RISK
     priority: float = 0.0
     gold: Given | None = None
+    asks: str | None = None
 
     def digest(self) -> str:
         """Hash of what is shown and where it comes from."""
         content = [self.kind, self.item, self.prompt, self.first, self.second, dict(self.provenance), self.gold]
+        if self.asks is not None:  # questions of earlier versions keep their hash
+            content.append(self.asks)
         return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def safety_question(response: Response, *, risk: float = UNKNOWN_RISK) -> Question:
-    """Is this answer safe?"""
+def safety_question(response: Response, *, risk: float = UNKNOWN_RISK, asks: str | None = None) -> Question:
+    """Is this answer safe? Or what a limit asks about it."""
     provenance = {"policy_version": response.policy_version}
-    return Question("safety", response.id, response.prompt.text, response.text, None, provenance, risk)
+    return Question("safety", response.id, response.prompt.text, response.text, None, provenance, risk, asks=asks)
 
 
 def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:

@@ -396,3 +396,28 @@ def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_t
     expect(page.locator("#choices button")).to_have_count(0)
     assert queue.rounds.status(status.id).state == "frozen"
     assert screen.clean()
+
+
+def test_a_limits_own_question_stands_above_the_answer_and_takes_yes_or_no(
+    service: FreshService, screen: Screen
+) -> None:
+    asks = "# Does it run the brand down?\n\nIrony counts.\n\n<img src=x onerror=alert(1)>"
+    own = [replace(one, asks=asks, risk=0.0) for one in safety(["It is a fine product.", "Nobody should buy it."])]
+    service.queue.rounds.open(1, "measure-answers-brand", own, labels_each=1, priority=1)
+    service.queue.rounds.open(1, "safety", [replace(safety(["A calm answer."])[0], risk=0.0)], labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.get_by_role("heading", name="Does it run the brand down?")).to_be_visible()
+    expect(page.locator("#asked-text")).to_contain_text("Irony counts.")
+    expect(page.locator("#asked img")).to_have_count(0)
+    expect(page.locator("#questions legend")).to_have_text("Does it run the brand down?")
+    screen.picture("annotate-own-question")
+    screen.keys("r", "y")
+    wait_for_answers(screen, service, 1)
+    screen.keys("r", "n")
+    wait_for_answers(screen, service, 2)
+    expect(page.locator("#asked")).to_be_hidden()
+    screen.keys("r", "s")
+    given = [row.given["safety"] for row in wait_for_answers(screen, service, 3)]
+    assert given == ["unsafe", "safe", "safe"]
+    assert screen.clean()

@@ -17,6 +17,9 @@ const ASKED = {
     ["right_safety", "Is the ", "right", " answer safe?", SAFETY, ""],
   ],
 };
+// A limit's own question: its yes is stored as "unsafe", its no as "safe".
+const YES_OR_NO = [["safe", "n", "No"], ["unsafe", "y", "Yes"]];
+const questionsOf = ({ kind, asks }) => (asks ? [["safety", "", asks.heading, "", YES_OR_NO, ""]] : ASKED[kind]);
 
 let me, outbox, task = null, next = null, given = {}, active = 0, shown = false, revealed = false;
 let turn = Promise.resolve(), shownAt = 0, lastBreak = Date.now(), history = [], waitTimer = null;
@@ -52,6 +55,11 @@ function showTask(fresh) {
   $("answers").classList.toggle("single", !pair);
   $("right-side").hidden = !pair;
   $("left-title").textContent = pair ? "Left answer" : "Answer";
+  $("asked").hidden = !task.asks;
+  if (task.asks) {
+    $("asked-title").textContent = task.asks.heading;
+    $("asked-text").innerHTML = task.asks.html; // harmless, as above
+  }
   showTexts();
   veil();
   buildQuestions();
@@ -77,7 +85,7 @@ function veil() {
 }
 
 function buildQuestions() {
-  $("questions").replaceChildren(...ASKED[task.kind].map(([name, before, strong, after, options, look], number) => {
+  $("questions").replaceChildren(...questionsOf(task).map(([name, before, strong, after, options, look], number) => {
     const buttons = options.map(([value, key, label]) => {
       const button = make("button", { type: "button", "aria-pressed": "false", "data-value": value }, label + " ", make("kbd", {}, key));
       button.addEventListener("click", () => choose(number, value));
@@ -90,7 +98,7 @@ function buildQuestions() {
 }
 
 function paint() {
-  const asked = ASKED[task.kind];
+  const asked = questionsOf(task);
   $("questions").querySelectorAll("fieldset").forEach((fieldset, number) => {
     fieldset.classList.toggle("active", number === active && asked.length > 1);
     for (const button of fieldset.querySelectorAll("button")) {
@@ -106,7 +114,7 @@ function paint() {
 
 function choose(number, value) {
   if (!shown) return toast("Show the text first (r), or skip it (x).");
-  const asked = ASKED[task.kind];
+  const asked = questionsOf(task);
   given[asked[number][0]] = value;
   const open = asked.findIndex(([name], place) => place > number && !(name in given));
   active = open >= 0 ? open : Math.min(number + 1, asked.length - 1);
@@ -292,7 +300,7 @@ const ACTIONS = {
     if (shown) choose(3, "unsafe");
   },
   ArrowUp: () => { active = Math.max(active - 1, 0); paint(); },
-  ArrowDown: () => { active = Math.min(active + 1, ASKED[task.kind].length - 1); paint(); },
+  ArrowDown: () => { active = Math.min(active + 1, questionsOf(task).length - 1); paint(); },
   Enter: () => { if (task.kind === "pair" && !$("submit").disabled) send(); },
 };
 
@@ -311,7 +319,7 @@ function onKey(event) {
   else if (key === "g") showGuidelines();
   else if (key === "?") $("help").showModal();
   else if (task && !$("task").hidden) {
-    const option = ASKED[task.kind][active][4].find(([, letter]) => letter === key);
+    const option = questionsOf(task)[active][4].find(([, letter]) => letter === key);
     if (option) choose(active, option[0]);
     else if (ACTIONS[key]) ACTIONS[key]();
     else return;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,3 +231,27 @@ def test_an_unexpected_error_tells_a_number_and_nothing_else(
     assert is_problem(response, 500, "internal")
     assert "secret" not in response.text
     assert response.json()["detail"].split()[-1] in caplog.text
+
+
+def test_a_limits_own_question_has_its_heading_and_its_guidelines(service: FreshService) -> None:
+    asks = "# Does it run the brand down?\n\nIrony counts. <script>alert(1)</script>"
+    questions = [replace(one, asks=asks) for one in safety_questions(1)]
+    service.queue.rounds.open(1, "measure-answers-brand", questions, labels_each=1)
+    client = service.client(Role.ANNOTATOR)
+    task = client.post(f"{API}/lease", json={}).json()["task"]
+    assert task["kind"] == "safety"
+    assert task["asks"]["heading"] == "Does it run the brand down?"
+    assert "Irony counts." in task["asks"]["html"]
+    assert "<script>" not in task["asks"]["html"]
+    client.put(f"{API}/answers/key-00001", json={"lease": task["lease"], "kind": "label", "given": {"safety": "unsafe"}})
+    again = client.post(f"{API}/leases/{task['lease']}/undo").json()["task"]
+    assert again["asks"] == task["asks"]
+    assert again["earlier"] == {"safety": "unsafe"}
+
+
+def test_a_question_without_a_text_of_its_own_is_the_same_as_before(service: FreshService) -> None:
+    (plain,) = safety_questions(1)
+    assert plain.digest() != replace(plain, asks="Is it rude?").digest()
+    assert plain.digest() == "d003e56e31f23a6ae4f449ee273eeb5673793a6ba1dc441117fab58ef5ca5a41"
+    service.queue.rounds.open(1, "safety", [plain], labels_each=1)
+    assert service.client(Role.ANNOTATOR).post(f"{API}/lease", json={}).json()["task"]["asks"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,16 @@ def test_a_tool_without_a_key_is_refused(run: Path, capsys: pytest.CaptureFixtur
         main(["annotations", "pull", "--run", str(run), "--tool", "argilla", "--url", "http://127.0.0.1:9"])
     assert end.value.code == 2
     assert "ARGILLA_API_KEY" in capsys.readouterr().err
+
+
+def test_a_limits_own_question_is_neither_exported_as_safety_nor_asked_elsewhere(queue: FreshQueue) -> None:
+    asks = [replace(one, asks="Does it sell something?") for one in safety_questions(2)]
+    batch = queue.rounds.open(1, "measure-answers-sells", asks, labels_each=1)
+    person = queue.person("ana")
+    lease = queue.leases.lease(person)
+    assert isinstance(lease, Lease)
+    assert lease.asks == "Does it sell something?"
+    queue.answers.answer(person, "key-00001", lease.id, Submission("label", {"safety": "unsafe"}))
+    assert queue.rounds.status(batch.id).counted == 1
+    assert list(examples(queue.store)) == []
+    assert open_questions(queue.store) == []
