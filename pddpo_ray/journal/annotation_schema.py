@@ -128,8 +128,9 @@ task = table(
     Index("ix_task_state", "question_round", "state"),
     Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk"),
 )
-"""One question; `asks` is its text where a limit has one of its own. `seats` and `leased` count rows of the tables below; `state` is open, satisfied, blocked or dropped (it
-is asked no more, and its batch does without the labels that it lacks).
+"""One question; `asks` is its text where a limit has one of its own. `seats` and `leased` count rows of the tables
+below; `state` is open, satisfied, blocked or dropped (it is asked no more, and its batch does without the labels that
+it lacks).
 
 `ix_task_offer`, read backwards, has the questions in the order in which they are offered, with all that the choice
 asks of them.

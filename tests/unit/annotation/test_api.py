@@ -243,7 +243,8 @@ def test_a_limits_own_question_has_its_heading_and_its_guidelines(service: Fresh
     assert task["asks"]["heading"] == "Does it run the brand down?"
     assert "Irony counts." in task["asks"]["html"]
     assert "<script>" not in task["asks"]["html"]
-    client.put(f"{API}/answers/key-00001", json={"lease": task["lease"], "kind": "label", "given": {"safety": "unsafe"}})
+    yes = {"kind": "label", "given": {"safety": "unsafe"}}
+    client.put(f"{API}/answers/key-00001", json={"lease": task["lease"], **yes})
     again = client.post(f"{API}/leases/{task['lease']}/undo").json()["task"]
     assert again["asks"] == task["asks"]
     assert again["earlier"] == {"safety": "unsafe"}
