@@ -34,6 +34,7 @@ from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
+from pddpo_ray.config.scorecard import HeldOutScorersConfig, ScorecardConfig
 from pddpo_ray.config.scorers import ScorerConfig, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
@@ -74,6 +75,7 @@ __all__ = [
     "FirstFamilyConfig",
     "FitConfig",
     "FixedRule",
+    "HeldOutScorersConfig",
     "GeometricRefit",
     "JudgeFeedback",
     "LogRule",
@@ -95,6 +97,7 @@ __all__ = [
     "RateLimitConfig",
     "RayCluster",
     "Refit",
+    "ScorecardConfig",
     "ScorerConfig",
     "ScorerJob",
     "ScorerTrainingConfig",

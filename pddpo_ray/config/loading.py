@@ -219,11 +219,26 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
             one_set["files"] = [str(folder / Path(str(file)).expanduser()) for file in one_set["files"]]
     for limit in _mappings(tree.get("limits")):
         beside(limit, folder)
+    _scorecard_beside(tree.get("scorecard"), folder)
     reward = tree.get(REWARD)
     if isinstance(reward, dict):
         beside({"mean": reward}, folder)
         if isinstance(reward.get(PAIRS), list):
             reward[PAIRS] = [str(folder / Path(str(file)).expanduser()) for file in reward[PAIRS]]
+
+
+def _scorecard_beside(section: Any, folder: Path) -> None:
+    """Files of the scorecard, and scorers in folders; what can only be a scorer of the hub stays as it is."""
+    if not isinstance(section, dict):
+        return
+    if isinstance(section.get("benign_files"), list):
+        section["benign_files"] = [str(folder / Path(str(file)).expanduser()) for file in section["benign_files"]]
+    named = section.get("scorers")
+    for kind, one in list(named.items()) if isinstance(named, dict) else []:
+        given = one.get("path") if isinstance(one, dict) else one
+        if isinstance(given, str) and (folder / Path(given).expanduser()).exists():
+            path = str(folder / Path(given).expanduser())
+            named[kind] = {**one, "path": path} if isinstance(one, dict) else path
 
 
 def _mappings(section: Any) -> list[Tree]:

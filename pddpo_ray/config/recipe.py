@@ -27,6 +27,7 @@ from pddpo_ray.config.offline import OfflineConfig
 from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
+from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerTrainingConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import TrainerConfig
@@ -118,6 +119,7 @@ class Config(Strict):
     offline: OfflineConfig = OfflineConfig()
     method: MethodConfig = MethodConfig()
     scorers: ScorerTrainingConfig = ScorerTrainingConfig()
+    scorecard: ScorecardConfig = ScorecardConfig()
     ppo: PpoConfig = PpoConfig()
     certificate: CertificateConfig = CertificateConfig()
     cluster: Cluster = InProcess()
@@ -161,6 +163,12 @@ class Config(Strict):
     def template(self) -> str:
         """Name of what turns messages into text; worlds made here have none of their own."""
         return self.world.template if isinstance(self.world, NoWorldConfig) else "tokenizer-or-plain"
+
+    @property
+    def scorecard_prompts(self) -> int:
+        """Prompts of the scorecard; 0: there is none."""
+        asked = self.scorecard.prompts
+        return (24 if isinstance(self.world, NoWorldConfig) else 0) if asked is None else asked
 
     @property
     def stated(self) -> tuple[StatedLimit, ...]:
@@ -248,6 +256,8 @@ class Config(Strict):
             del tree["certificate"]
         if self.dual.margin == 0.0:
             del tree["dual"]["margin"]
+        if self.scorecard == ScorecardConfig():
+            del tree["scorecard"]
         for key in ("at_chance", "clip_share"):
             del tree["scorers"][key]
         tree["world"].pop("cache", None)
@@ -307,6 +317,7 @@ class Config(Strict):
         self._limits_fit()
         self._reward_fits()
         self._certificate_fits()
+        self._scorecard_fits()
         if self.model.compile and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
         if self.explore.loss == "xpo" and self.algorithm != "o-pd-dpo":
@@ -466,6 +477,23 @@ class Config(Strict):
             raise ValueError(f"reward: {reward.source} reads texts; a table has none, write {{world: reward}}")
         if isinstance(self.world, NoWorldConfig) and kind == "world":
             raise ValueError("reward: world.kind=none has no reward of its own; name another source")
+
+    def _scorecard_fits(self) -> None:
+        if self.scorecard_prompts and self.policies != "language models":
+            raise ValueError("scorecard.prompts: a scorecard reads texts of a language model; here policies are exact")
+        if self.scorecard.train and not (isinstance(self.world, NoWorldConfig) and self.world.held_out):
+            raise ValueError(
+                "scorecard.train learns from pairs of real text that no run sees: set world.held_out, e.g. to 0.2, or"
+                " name scorers in scorecard.scorers"
+            )
+        own = self.feedback
+        for kind in ("reward", "cost") if isinstance(own, ModelFeedback) else ():
+            mine, theirs = getattr(own, kind), getattr(self.scorecard.scorers, kind)
+            if mine and theirs and mine.path == theirs.path:
+                raise ValueError(
+                    f"scorecard.scorers.{kind} is the run's own {kind} model ({mine.path}): name one of another base or"
+                    " seed, trained on other prompts"
+                )
 
     def _first_multipliers_are_named(self) -> None:
         """First multipliers by name are those of the stated limits, all of them."""

@@ -1,0 +1,49 @@
+"""What is said of every round's policy where nobody knows the truth: a fixed set of questions, and who scores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from pddpo_ray.config.scorers import StoredScorerConfig
+from pddpo_ray.config.section import Strict
+
+
+class HeldOutScorersConfig(Strict):
+    """Scorers that the run does not learn from: of another base or seed, trained on prompts that its own never saw."""
+
+    reward: StoredScorerConfig | None = None
+    """A reward model: a folder of `pddpo scorer train`, written `reward: DIR`, or as under `feedback`."""
+    cost: StoredScorerConfig | None = None
+    """A cost model, likewise."""
+
+    @field_validator("reward", "cost", mode="before")
+    @classmethod
+    def folder_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class ScorecardConfig(Strict):
+    """A fixed set of prompts that every round's policy and the reference answer, drawn alike, and what is counted."""
+
+    prompts: int | None = Field(None, ge=0)
+    """Prompts, of those that `world.held_out` keeps from the run, else of the run's own. null: 24 on real text, none on
+    worlds, whose truth is known; 0: no scorecard."""
+    answers: int = Field(2, ge=1)
+    """Answers to each prompt; the reference and all rounds draw them from the same seeds."""
+    pairs: int = Field(64, ge=0)
+    """Held-out pairs at most, of which it is counted how many the policy's implicit reward ranks as people did."""
+    benign: int = Field(16, ge=0)
+    """Harmless requests that only sound alarming, on which refusals are counted; one answer each."""
+    benign_files: list[str] = Field([])
+    """Files of such requests; empty: the 16 that ship."""
+    scorers: HeldOutScorersConfig = HeldOutScorersConfig()
+    """Held-out scorers; one that is not named is trained under `train`, and its figures are left out otherwise."""
+    train: bool = False
+    """Train those that are not named before round 1, as `scorers` says but from another seed, on the pairs that
+    `world.held_out` keeps from the run and whose prompts the scorecard does not ask."""
+    truncated: float = Field(0.1, ge=0, le=1)
+    """Share of answers cut off at `rollout.max_tokens` above which every round says so."""
+    alarm: float = Field(0.05, gt=0, lt=1)
+    """Probability of a false alarm, over all rounds, that the run's own reward rises while the held-out one falls."""
