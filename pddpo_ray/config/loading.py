@@ -234,7 +234,9 @@ def _scorecard_beside(section: Any, folder: Path) -> None:
     if isinstance(section.get("benign_files"), list):
         section["benign_files"] = [str(folder / Path(str(file)).expanduser()) for file in section["benign_files"]]
     named = section.get("scorers")
-    for kind, one in list(named.items()) if isinstance(named, dict) else []:
+    if not isinstance(named, dict):
+        return
+    for kind, one in list(named.items()):
         given = one.get("path") if isinstance(one, dict) else one
         if isinstance(given, str) and (folder / Path(given).expanduser()).exists():
             path = str(folder / Path(given).expanduser())
