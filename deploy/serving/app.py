@@ -32,7 +32,7 @@ from deploy.web.http_errors import ApiError, Failure, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
 from pddpo_ray import __version__
 from pddpo_ray.limits.sources import Answer
-from pddpo_ray.serving.alarms import released_weights
+from pddpo_ray.serving.alarms import answering_weights
 from pddpo_ray.serving.catalog import NONE, RELEASED, NotServed, ServedPolicy, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
 
@@ -134,7 +134,7 @@ async def version(parts: Parts, key: Caller) -> dict[str, str]:
 async def metrics(parts: Parts, key: Caller) -> Response:
     """For Prometheus, which sends a key of scope inspect as its bearer token."""
     parts.demand(key, Scope.INSPECT)
-    text = parts.metrics.text(parts.catalog, parts.traffic.ongoing, parts.traffic.open)
+    text = parts.metrics.text(parts.catalog, parts.traffic.ongoing, parts.traffic.open, parts.store.clock())
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -207,7 +207,8 @@ async def _let_in(
     """Draws the policy once, here, and states it in headers before the first token is there."""
     call = parse(kind, read_json(await request.body()), request.headers.get(CONVERSATION), parts.most)
     parts.demand(key, parts.catalog.needed_scope(call.model))
-    policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed, parts.draw_secret)
+    now_ms = parts.store.clock()
+    policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed, parts.draw_secret, now_ms=now_ms)
     stated = facts(parts.catalog, call.model, policy, key.scope) | {"conversation": call.conversation}
     if certificate := parts.catalog.certificate_of(call.model, policy):
         call = call.of_length(int(certificate.decoding["max_tokens"]), parts.most)
@@ -218,7 +219,8 @@ async def _let_in(
     parts.traffic.demand()
     parts.reserve(key, call.reserve)
     certified = call.model == RELEASED and not str(stated["certificate"]).startswith(NONE)
-    exchange = Exchange(parts, key, call, policy, stated, released_weights(parts.catalog) if certified else "")
+    measured_as = answering_weights(parts.catalog, policy) if certified else ""
+    exchange = Exchange(parts, key, call, policy, stated, measured_as)
     headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
     headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
     return exchange, parts.engines.respond(kind, policy, call.body), headers
@@ -400,9 +402,12 @@ class FeedbackBody(Strict):
 
 
 class ReleaseBody(Strict):
+    """`hours`: a staged release, whose share of the conversations grows to the whole in that time."""
+
     round: int = Field(ge=1, le=2**31 - 1)
     reason: str = Field("", max_length=2000)
     force: bool = False
+    hours: float | None = None
 
 
 class RollbackBody(Strict):
@@ -424,12 +429,13 @@ async def give_feedback(body: FeedbackBody, parts: Parts, key: Caller) -> JSONRe
 async def history(parts: Parts, key: Administrator) -> dict[str, Any]:
     """Every release, refusal and rollback, and what they come to."""
     lines = await asyncio.to_thread(parts.releases.history)
-    return {"released": parts.catalog.released, "history": [asdict(line) for line in lines]}
+    return _served_now(parts) | {"history": [asdict(line) for line in lines]}
 
 
 async def release(body: ReleaseBody, parts: Parts, key: Administrator) -> dict[str, Any]:
-    """Releases a round by hand; it answers when this returns."""
-    await asyncio.to_thread(parts.releases.release, body.round, by=key.name, reason=body.reason, force=body.force)
+    """Releases a round by hand; it answers, or begins to, when this returns."""
+    how: dict[str, Any] = {"by": key.name, "reason": body.reason, "force": body.force, "hours": body.hours}
+    await asyncio.to_thread(parts.releases.release, body.round, **how)
     return await _taken_over(parts)
 
 
@@ -447,4 +453,10 @@ async def _taken_over(parts: EntranceState) -> dict[str, Any]:
         number = hidden("taking over a release", error)
         message = f"the change is in the journal, but the endpoint stays with round {parts.catalog.released}: {number}"
         raise ApiError(503, message) from error
-    return {"released": parts.catalog.released}
+    return _served_now(parts)
+
+
+def _served_now(parts: EntranceState) -> dict[str, Any]:
+    stage = parts.catalog.stage
+    now: dict[str, Any] = {"released": parts.catalog.released}
+    return now if stage is None else now | {"staged": stage.round, "share": stage.share(parts.store.clock())}

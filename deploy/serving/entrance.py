@@ -21,9 +21,9 @@ from deploy.web.webhook import send
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.alarms import Watched, released_weights
-from pddpo_ray.serving.catalog import ServedPolicy, Stamp, read_catalog, stamp_of
+from pddpo_ray.serving.catalog import Catalog, ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
-from pddpo_ray.serving.releases import Releases
+from pddpo_ray.serving.releases import ALARM, Releases
 from pddpo_ray.theory.alarm import Alarm
 
 logger = logging.getLogger("deploy.serving")
@@ -127,24 +127,34 @@ class EntranceState:
         nobody meets a policy that cannot be loaded; requests that run go on with the policy they began with."""
         async with self._following:
             self._keys = await asyncio.to_thread(ApiKeys(self.store).valid)
+            if (stage := self.catalog.stage) is not None and stage.whole_ms <= self.store.clock():
+                await asyncio.to_thread(self.releases.finish_stage)
             stamp = await asyncio.to_thread(stamp_of, self.store)
             if stamp == self.catalog.stamp or (self._failed and self._failed[0] == stamp and not self._retry()):
                 return
             fresh = await asyncio.to_thread(read_catalog, self.store, self._mixture_max)
-            if fresh.released is not None and fresh.released != self.catalog.released:
+            for number in _newly_served(self.catalog, fresh):
                 self._failed = (fresh.stamp, time.monotonic())
-                await self.engines.check(fresh.policies[fresh.released])
+                await self.engines.check(fresh.policies[number])
             self._failed = None
             before, self.catalog = self.catalog, fresh
             if fresh.released != before.released:
                 logger.info("run %s: released is round %s, was %s", fresh.run, fresh.released, before.released)
+            if fresh.stage is not None and fresh.stage != before.stage:
+                logger.info("run %s: round %d answers a growing share", fresh.run, fresh.stage.round)
+                if not self.measured.watches:
+                    logger.warning("nothing measures its answers, so no alarm stops it: start with --measure")
 
     def _alarmed(self, watched: Watched, alarm: Alarm) -> None:
         """Takes the release back, journals it and tells the webhook; the follower takes it over."""
-        if released_weights(self.catalog) != watched.sha256:
-            return  # something else is released by now
         reason = f"alarm: {watched.limit} is broken by what {alarm.answers} measured answers say"
-        now = self.releases.withdraw(self.catalog.released, reason=reason)
+        stage = self.catalog.stage
+        if stage is not None and self.catalog.policies[stage.round].version.sha256 == watched.sha256:
+            now = self.releases.unstage(stage.round, by=ALARM, reason=reason)
+        elif released_weights(self.catalog) == watched.sha256:
+            now = self.releases.withdraw(self.catalog.released, reason=reason)
+        else:
+            return  # something else is released by now
         self.metrics.rang()
         serves = "the reference" if now.current is None else f"round {now.current}"
         logger.error("run %s: %s; now %s is served", self.store.run, reason, serves)
@@ -216,6 +226,13 @@ class EntranceState:
         """A recent reply, to whoever got it (or an administrator)."""
         reply = self._replies.get(id_)
         return reply if reply is not None and (reply.key == key.name or key.scope is Scope.ADMIN) else None
+
+
+def _newly_served(before: Catalog, fresh: Catalog) -> list[int]:
+    """Rounds that begin to answer: a newly released one, and one whose release begins."""
+    old = {before.released, before.stage.round if before.stage else None}
+    new = [fresh.released, fresh.stage.round if fresh.stage else None]
+    return [number for number in new if number is not None and number not in old]
 
 
 def most_tokens(args: ServeArgs, context: int) -> int:

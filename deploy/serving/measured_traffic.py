@@ -94,6 +94,11 @@ class MeasuredTraffic:
         self._states: dict[Watched, Alarm] = {}
         self._over: set[str] = set()
 
+    @property
+    def watches(self) -> bool:
+        """Whether anything is measured at all."""
+        return bool(self._limits) and self._share > 0
+
     def offer(self, sha256: str, answer: Answer) -> None:
         """An answer of the released policy with these weights; the coin decides before anybody reads it."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():

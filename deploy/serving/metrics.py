@@ -22,6 +22,7 @@ NAMES = (
     "pddpo_serving_accepting",
     "pddpo_serving_refused_total",
     "pddpo_serving_released_round",
+    "pddpo_serving_staged_share",
     "pddpo_serving_certified",
     "pddpo_serving_errors_total",
     "pddpo_serving_measured_total",
@@ -61,6 +62,9 @@ class ServingMetrics:
             **common,
         )
         self._released = Gauge("pddpo_serving_released_round", "Released round, 0 for none", ("run",), **common)
+        self._staged = Gauge(
+            "pddpo_serving_staged_share", "Share of the conversations that a staged release answers", ("run",), **common
+        )
         self._certified = Gauge(
             "pddpo_serving_certified",
             "1 where what the model's name stands for is certified",
@@ -104,8 +108,9 @@ class ServingMetrics:
     def rang(self) -> None:
         self._alarms.labels(self._run).inc()
 
-    def text(self, catalog: Catalog, ongoing: int, accepting: bool) -> bytes:
+    def text(self, catalog: Catalog, ongoing: int, accepting: bool, now_ms: int) -> bytes:
         """Everything, in Prometheus' text form."""
+        self._staged.labels(self._run).set(0 if catalog.stage is None else catalog.stage.share(now_ms))
         self._ongoing.labels(self._run).set(ongoing)
         self._accepting.labels(self._run).set(accepting)
         self._released.labels(self._run).set(catalog.released or 0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pddpo_ray.cli.durations import milliseconds
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import queue_of
 from pddpo_ray.errors import UserError
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pddpo_ray.annotation.decisions import Decisions
     from pddpo_ray.annotation.rounds import RoundStatus
 
-UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+EXTEND = ", or none for no deadline"
 
 
 def decide(
@@ -57,7 +56,7 @@ def decide(
             _show(decisions, undecided, as_json)
             return
         chosen = _one_of(undecided, batch)
-        deadline = None if extend in (None, "none") else store.clock() + _milliseconds(str(extend))
+        deadline = None if extend in (None, "none") else store.clock() + milliseconds("--extend", str(extend), EXTEND)
         who = by or f"{getpass.getuser()} at the command line"
         try:
             status = decisions.decide(chosen.id, Decision(wanted[0]), by=who, reason=reason, deadline_ms=deadline)
@@ -77,13 +76,6 @@ def _one_of(undecided: list[RoundStatus], batch: str | None) -> RoundStatus:
     if not undecided:
         raise UserError(f"no batch{'' if batch is None else f' {batch}'} of this run is open or stopped")
     raise UserError(f"--batch: name one of {', '.join(map(name_of, undecided))}")
-
-
-def _milliseconds(text: str) -> int:
-    written = DURATION.fullmatch(text.strip())
-    if written is None or float(written[1]) <= 0:
-        raise UserError(f"--extend {text}: write a time such as 30min, 2h or 3d, or none for no deadline")
-    return int(float(written[1]) * UNITS[written[2]] * 1000)
 
 
 def _show(decisions: Decisions, statuses: list[RoundStatus], as_json: bool) -> None:

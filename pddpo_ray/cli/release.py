@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pddpo_ray.cli.durations import milliseconds
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import find_run, store_of
 from pddpo_ray.errors import UserError
@@ -29,21 +31,32 @@ def release(
         int | None, typer.Argument(help="The round; without it, show the history.", metavar="[ROUND]")
     ] = None,
     reason: REASON = "",
+    over: Annotated[
+        str | None,
+        typer.Option(
+            help="Release in stages: 1, 5, 25, 50 % of the conversations, all after this time.", metavar="TIME"
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also a policy without a certificate: it is marked as uncertified.")
     ] = False,
     journal: DATABASE = None,
     as_json: JSON = False,
 ) -> None:
-    """Release a round by hand, or show what was released and refused so far."""
+    """Release a round by hand, at once or in stages, or show what was released and refused so far."""
+    from pddpo_ray.serving.staging import HOUR_MS
+
     with _releases(run, journal, to_read=round_ is None) as releases:
         if round_ is not None:
-            releases.release(round_, by=_who(), reason=reason, force=force)
+            hours = None if over is None else milliseconds("--over", over) / HOUR_MS
+            releases.release(round_, by=_who(), reason=reason, force=force, hours=hours)
+        elif over is not None:
+            raise UserError("--over says how long a release takes: name its round too, e.g. `pddpo release RUN 7`")
         _show(releases, as_json)
 
 
 def rollback(run: RUN, reason: REASON = "", journal: DATABASE = None, as_json: JSON = False) -> None:
-    """Take the released round back; the one released before it serves again."""
+    """Take the released round back, or stop a staged release; the round before it serves again."""
     with _releases(run, journal) as releases:
         releases.rollback(by=_who(), reason=reason)
         _show(releases, as_json)
@@ -68,11 +81,16 @@ def _show(releases: Releases, as_json: bool) -> None:
     now, history = releases.now(), releases.history()
     if as_json:
         lines = [{**line.__dict__} for line in history]
-        print_json({"released": now.current, "states": dict(now.states), "history": lines})
+        staged = None if now.stage is None else {"round": now.stage.round, "share": now.stage.share(releases.clock())}
+        print_json({"released": now.current, "staged": staged, "states": dict(now.states), "history": lines})
         return
     if history:
         print_columns(
             (line.action, "-" if line.round is None else f"round {line.round}", line.by, line.reason)
             for line in history
         )
+    if now.stage is not None:
+        share, whole = now.stage.share(releases.clock()), time.localtime(now.stage.whole_ms / 1000)
+        when = time.strftime("%Y-%m-%d %H:%M", whole)
+        typer.echo(f"staged: round {now.stage.round} answers {100 * share:g} % of the conversations, all at {when}")
     typer.echo("released: " + ("nothing" if now.current is None else f"round {now.current}"))

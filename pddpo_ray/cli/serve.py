@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pddpo_ray.cli.annotate import BehindProxy, Host, refuse_open_network
-from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.durations import milliseconds
+from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
-    from pddpo_ray.serving.keys import ApiKeys
+    from pddpo_ray.serving.keys import ApiKey, ApiKeys
 
 KEY_FILES = {"inspect": "serve-key", "admin": "serve-admin-key"}
 """The first keys of a run, by scope: files in the run folder, readable by their owner alone."""
-OWNERS_LIMITS = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
+OWNERS_LIMITS: dict[str, Any] = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
 
 
 def serve(
@@ -70,8 +73,16 @@ def serve(
     ] = "chat",
     requests_per_minute: Annotated[float, typer.Option(min=0.001, help="Limit of the new key.")] = 600.0,
     tokens_per_minute: Annotated[float, typer.Option(min=1, help="Limit of the new key.")] = 200_000.0,
+    expires: Annotated[
+        str | None, typer.Option(help="The new key ends by itself after this time, e.g. 90d.", metavar="TIME")
+    ] = None,
+    rotate_key: Annotated[
+        str | None, typer.Option(help="Give an API key a new secret, print it and end.", metavar="NAME")
+    ] = None,
+    grace: Annotated[str, typer.Option(help="How long the old secret is still good, e.g. 1h.", metavar="TIME")] = "24h",
     revoke_key: Annotated[str | None, typer.Option(help="End an API key.", metavar="NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --add-key: print one JSON object.")] = False,
+    list_keys: Annotated[bool, typer.Option("--list-keys", help="Print the valid keys, without secrets.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With an option about keys: print one JSON object.")] = False,
 ) -> None:
     """Serve a run's policies: mixture, released, round-k and reference, for any OpenAI client."""
     run = run.expanduser().absolute()
@@ -85,7 +96,14 @@ def serve(
         raise UserError(f"--route {route}: write a path, e.g. /{run.name}")
     keys = _keys(find_run(run, journal))
     if add_key is not None:
-        _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, as_json)
+        lasts = None if expires is None else milliseconds("--expires", expires)
+        _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, lasts, as_json)
+        return
+    if rotate_key is not None:
+        _print(*keys.rotate(rotate_key, milliseconds("--grace", grace)), as_json)
+        return
+    if list_keys:
+        _list(keys, as_json)
         return
     if revoke_key is not None:
         keys.revoke(revoke_key)
@@ -139,16 +157,38 @@ def _keys(stored: FoundRun) -> ApiKeys:
     return ApiKeys(Store(open_database(stored.database), stored.id))
 
 
-def _add(keys: ApiKeys, name: str, scope: str, requests: float, tokens: float, as_json: bool) -> None:
+def _add(
+    keys: ApiKeys, name: str, scope: str, requests: float, tokens: float, lasts_ms: int | None, as_json: bool
+) -> None:
     from pddpo_ray.serving.keys import Scope
 
     if scope not in list(Scope):
         raise UserError(f"--scope {scope}: choose {', '.join(Scope)}")
-    key, secret = keys.create(name, Scope(scope), requests_per_minute=requests, tokens_per_minute=tokens)
+    limits: dict[str, Any] = {"requests_per_minute": requests, "tokens_per_minute": tokens, "lasts_ms": lasts_ms}
+    _print(*keys.create(name, Scope(scope), **limits), as_json)
+
+
+def _print(key: ApiKey, secret: str, as_json: bool) -> None:
     if as_json:
-        print_json({"name": key.name, "scope": key.scope.value, "key": secret})
+        print_json({"name": key.name, "scope": key.scope.value, "key": secret, "expires_ms": key.expires_ms})
     else:
         typer.echo(f"{key.name} ({key.scope.value}) uses this key, which is shown only now:\n{secret}")
+
+
+def _list(keys: ApiKeys, as_json: bool) -> None:
+    valid = list(keys.valid().values())
+    if as_json:
+        print_json({"keys": [{**asdict(key), "scope": key.scope.value} for key in valid]})
+        return
+    print_columns([_line(key) for key in valid])
+
+
+def _line(key: ApiKey) -> tuple[str, ...]:
+    rates = f"{key.requests_per_minute:g} requests and {key.tokens_per_minute:g} tokens a minute"
+    ends = "does not end"
+    if key.expires_ms is not None:
+        ends = time.strftime("ends %Y-%m-%d %H:%M", time.localtime(key.expires_ms / 1000))
+    return key.name, key.scope.value, f"{key.prefix}…", rates, ends
 
 
 def _first_keys(keys: ApiKeys, run: Path) -> dict[str, Path]:

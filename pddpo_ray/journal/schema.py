@@ -217,10 +217,11 @@ release = table(
     Column("by", String(100), nullable=False),
     Column("reason", Text, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
+    Column("hours", Float),
     Index("ix_release_run", "run", "id"),
 )
-"""`action` is release, refuse or rollback; `round` is the one it speaks of, for a rollback the one that serves again
-(none: nothing is released any more)."""
+"""`action` is release, stage, unstage, refuse or rollback; `round` is the one it speaks of, for a rollback the one that
+serves again (none: nothing is released any more). `hours`: how long a stage takes until it is a release."""
 
 api_key = table(
     "api_key",
@@ -233,5 +234,6 @@ api_key = table(
     Column("tokens_per_minute", Float, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("revoked_ms", BigInteger),
+    Column("expires_ms", BigInteger),
 )
 """Keys of the served endpoint; only hashes are stored."""

@@ -15,7 +15,7 @@ from pddpo_ray.journal.annotation_schema import audit_event
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.serving.catalog import Catalog
+from pddpo_ray.serving.catalog import Catalog, ServedPolicy
 from pddpo_ray.serving.releases import ALARM
 from pddpo_ray.theory.alarm import Alarm
 
@@ -39,6 +39,13 @@ def released_weights(catalog: Catalog) -> str:
         return ""
     certificate = catalog.certificate_of(name, catalog.policies[catalog.rounds_of(name)[-1]])
     return "" if certificate is None else "+".join(certificate.sha256)
+
+
+def answering_weights(catalog: Catalog, policy: ServedPolicy) -> str:
+    """What an answer of `released` came from: as `released_weights`, or the round whose release is under way."""
+    stage = catalog.stage
+    staged = stage is not None and policy.round == stage.round
+    return policy.version.sha256 if staged else released_weights(catalog)
 
 
 class Alarms:

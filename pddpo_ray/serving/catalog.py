@@ -36,6 +36,7 @@ from pddpo_ray.serving.certified import PHASE as CERTIFIED
 from pddpo_ray.serving.certified import Certified, read_certified
 from pddpo_ray.serving.keys import Scope
 from pddpo_ray.serving.releases import UNRELEASED, Released, Releases
+from pddpo_ray.serving.staging import Stage, keyed
 
 MIXTURE, RELEASED, REFERENCE, NONE = "mixture", "released", "reference", "none"
 ROUND, TAIL = "round-", "tail-"
@@ -99,10 +100,20 @@ class Catalog:
     def rounds(self) -> tuple[int, ...]:
         return tuple(number for number in sorted(self.policies) if number > 0)
 
-    def choose(self, model: str, conversation: str, seed: int = 0, secret: str = "") -> ServedPolicy:
-        """The policy that answers. Raises NotServed: no such model, or nothing released yet."""
+    @property
+    def stage(self) -> Stage | None:
+        """The release under way, of a round that can be loaded; None: there is none."""
+        stage = self.states.stage
+        return stage if stage is not None and stage.round in self.policies and self.released is not None else None
+
+    def choose(
+        self, model: str, conversation: str, seed: int = 0, secret: str = "", *, now_ms: int = 0
+    ) -> ServedPolicy:
+        """The policy that answers; `now_ms` decides how far a staged release is. Raises NotServed: no such model, or
+        nothing released yet."""
         if model == RELEASED and self.released is not None:
-            return self.policies[self.released]
+            new = self.stage is not None and self.stage.answers(conversation, now_ms, seed, secret)
+            return self.policies[self.stage.round if self.stage is not None and new else self.released]
         name = self.drawn_mixture(model)
         if name == MIXTURE and not self.mixture:
             raise NotServed(503, "no_round", "no round is finished yet: ask again, or ask for reference")
@@ -335,12 +346,7 @@ def drawn_round(conversation: str, rounds: Sequence[int], seed: int = 0, secret:
     """k ~ Unif(rounds), the same for the same conversation, seed and secret (paper.md §10)."""
     if not rounds:
         raise ValueError("a mixture needs at least one round")
-    key = hashlib.sha256(secret.encode()).digest()
-
-    def weight(number: int) -> bytes:
-        return hashlib.blake2b(f"{seed}\0{number}\0{conversation}".encode(), digest_size=8, key=key).digest()
-
-    return max(rounds, key=lambda number: (weight(number), number))
+    return max(rounds, key=lambda number: (keyed(f"{seed}\0{number}\0{conversation}", secret), number))
 
 
 def conversation_of(named: str | None, seed: int | None, opening: str) -> str:

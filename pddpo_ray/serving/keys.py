@@ -46,6 +46,8 @@ class ApiKey:
     """Prompt and answer together."""
     prefix: str = ""
     """Its first characters, to recognise it by."""
+    expires_ms: int | None = None
+    """When it ends by itself, in milliseconds since the epoch; None: never."""
 
 
 class ApiKeys:
@@ -55,17 +57,25 @@ class ApiKeys:
         self._store = store
 
     def create(
-        self, name: str, scope: Scope, *, requests_per_minute: float = 600.0, tokens_per_minute: float = 200_000.0
+        self,
+        name: str,
+        scope: Scope,
+        *,
+        requests_per_minute: float = 600.0,
+        tokens_per_minute: float = 200_000.0,
+        lasts_ms: int | None = None,
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is shown this once. Raises UserError if the name is taken."""
+        """A new key and its secret, which is shown this once; it ends after `lasts_ms`. Raises UserError if the name is
+        taken."""
         if not NAME.fullmatch(name):
             raise UserError(f"key name {name!r}: use letters, digits, space, . @ _ -, at most 100 characters")
         if requests_per_minute <= 0 or tokens_per_minute <= 0:
             raise UserError(f"key {name!r}: limits must be above 0; revoke a key to shut it out")
-        secret = new_token()
-        row: dict[str, Any] = {"run": self._store.run, "name": name, "scope": scope.value}
-        row |= {"key_sha256": hashed(secret), "key_prefix": secret[:SHOWN], "created_ms": self._store.clock()}
+        now = self._store.clock()
+        row: dict[str, Any] = {"run": self._store.run, "name": name, "scope": scope.value, "created_ms": now}
         row |= {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        row |= {"expires_ms": None if lasts_ms is None else now + lasts_ms}
+        secret, row = _with_secret(row)
 
         def add(connection: Connection) -> None:
             if connection.execute(select(api_key.c.name).where(self._named(name))).first():
@@ -74,31 +84,61 @@ class ApiKeys:
             record_event(connection, self._store.clock(), "serving", "key.create", name, scope=scope.value)
 
         self._store.write(add)
-        return ApiKey(name, scope, requests_per_minute, tokens_per_minute, secret[:SHOWN]), secret
+        return _key(row), secret
+
+    def rotate(self, name: str, grace_ms: int) -> tuple[ApiKey, str]:
+        """A new secret under the same name, scope and limits. The old one is valid for `grace_ms` more, under its name
+        with its first characters. Raises UserError if there is no valid key of that name."""
+        now = self._store.clock()
+        fresh: dict[str, Any] = {}
+
+        def apply(connection: Connection) -> None:
+            old = connection.execute(select(api_key).where(self._named(name) & self._valid_at(now))).mappings().first()
+            if old is None:
+                raise UserError(f"there is no valid key called {name!r}")
+            ends = min(now + grace_ms, old["expires_ms"] or now + grace_ms)
+            aside = {"name": f"{name[:80]}~{old['key_prefix']}", "expires_ms": ends}
+            connection.execute(update(api_key).where(self._named(name)).values(**aside))
+            lasts = None if old["expires_ms"] is None else now + old["expires_ms"] - old["created_ms"]
+            fresh["secret"], fresh["row"] = _with_secret({**old, "created_ms": now, "expires_ms": lasts})
+            connection.execute(insert(api_key).values(**fresh["row"]))
+            record_event(connection, now, "serving", "key.rotate", name, grace_ms=grace_ms)
+
+        self._store.write(apply)
+        return _key(fresh["row"]), fresh["secret"]
 
     def revoke(self, name: str) -> None:
         """Ends a key; a running endpoint notices within its polling interval. Raises UserError if there is none."""
 
         def apply(connection: Connection) -> None:
-            valid = self._named(name) & api_key.c.revoked_ms.is_(None)
-            changed = connection.execute(update(api_key).where(valid).values(revoked_ms=self._store.clock()))
-            if changed.rowcount == 0:
+            now = self._store.clock()
+            valid = self._named(name) & self._valid_at(now)
+            if connection.execute(update(api_key).where(valid).values(revoked_ms=now)).rowcount == 0:
                 raise UserError(f"there is no valid key called {name!r}")
-            record_event(connection, self._store.clock(), "serving", "key.revoke", name)
+            record_event(connection, now, "serving", "key.revoke", name)
 
         self._store.write(apply)
 
     def valid(self) -> Mapping[str, ApiKey]:
         """{hash of the secret: key}; looking a hash up tells an attacker nothing by its time."""
-        query = select(api_key).where((api_key.c.run == self._store.run) & api_key.c.revoked_ms.is_(None))
+        query = select(api_key).where((api_key.c.run == self._store.run) & self._valid_at(self._store.clock()))
         with reading(self._store.engine) as connection:
-            rows = connection.execute(query.order_by(api_key.c.name)).all()
-        return {
-            row.key_sha256: ApiKey(
-                row.name, Scope(row.scope), row.requests_per_minute, row.tokens_per_minute, row.key_prefix
-            )
-            for row in rows
-        }
+            rows = connection.execute(query.order_by(api_key.c.name)).mappings().all()
+        return {row["key_sha256"]: _key(dict(row)) for row in rows}
+
+    def _valid_at(self, now_ms: int) -> Any:
+        return api_key.c.revoked_ms.is_(None) & (api_key.c.expires_ms.is_(None) | (api_key.c.expires_ms > now_ms))
 
     def _named(self, name: str) -> Any:
         return (api_key.c.run == self._store.run) & (api_key.c.name == name)
+
+
+def _with_secret(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A new secret, and the row with its hash."""
+    secret = new_token()
+    return secret, {**row, "key_sha256": hashed(secret), "key_prefix": secret[:SHOWN]}
+
+
+def _key(row: Mapping[str, Any]) -> ApiKey:
+    limits = row["requests_per_minute"], row["tokens_per_minute"]
+    return ApiKey(row["name"], Scope(row["scope"]), *limits, row["key_prefix"], row["expires_ms"])

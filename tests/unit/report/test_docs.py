@@ -122,6 +122,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
 
 
+def test_tests_and_files_that_a_page_names_exist() -> None:
+    named = {
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(r"`((?:tests|bench|deploy|actors|pddpo_ray)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert [one for one in sorted(named) if not (ROOT / one[1].rstrip("/")).exists()] == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):

@@ -585,7 +585,7 @@ def test_metrics_count_requests_tokens_refusals_and_what_is_served(caller: Calle
     assert seen["pddpo_serving_released_round", ()] == 1
     assert seen["pddpo_serving_certified", (("model", "released"),)] == 1
     assert seen["pddpo_serving_certified", (("model", "mixture"),)] == 0
-    text = caller.endpoint.metrics.text(caller.endpoint.catalog, 0, True).decode()
+    text = caller.endpoint.metrics.text(caller.endpoint.catalog, 0, True, 0).decode()
     assert set(NAMES) == {name for name in re.findall(r"# TYPE (\w+) ", text) if not name.endswith("_created")}
 
 

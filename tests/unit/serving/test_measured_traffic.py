@@ -138,7 +138,7 @@ def test_an_answer_without_a_number_is_left_out_and_counted(store: Store) -> Non
     for _ in range(200):
         served.measure("aa", Answer("a question", UNKNOWN))
     assert not rung.at
-    assert b'as="none",limit="unsafe",run="demo"} 200.0' in served._metrics.text(read_catalog(store), 0, True)
+    assert b'as="none",limit="unsafe",run="demo"} 200.0' in served._metrics.text(read_catalog(store), 0, True, 0)
 
 
 def test_the_coin_decides_before_the_answer_is_read(store: Store) -> None:

@@ -15,6 +15,9 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
+from pddpo_ray.journal.tokens import hashed
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 
@@ -91,6 +94,8 @@ def test_tables_and_runs_without_a_reference_are_not_served(tmp_path: Path) -> N
         (["serve", "RUN", "--weights", "adapters"], "model.parameters.kind=lora"),
         (["serve", "RUN", "--add-key", "app", "--scope", "king"], "choose chat, inspect, admin"),
         (["serve", "RUN", "--revoke-key", "app"], "no valid key"),
+        (["serve", "RUN", "--rotate-key", "app"], "no valid key"),
+        (["serve", "RUN", "--add-key", "app", "--expires", "soon"], "--expires soon: write a time such as"),
         (["release", "nowhere"], "there is no run in"),
         (["release", "RUN", "2"], "--force"),
         (["release", "RUN", "9"], "rounds 1 to 2"),
@@ -124,6 +129,16 @@ def test_keys_of_the_command_line_are_shown_once_and_kept_from_others(
     assert ends("serve", str(run.folder), "--add-key", "app", "--json") == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["name"], made["scope"]) == ("app", "chat")
+    assert ends("serve", str(run.folder), "--rotate-key", "app", "--grace", "1h", "--json") == 0
+    rotated = json.loads(capsys.readouterr().out)
+    assert (rotated["name"], rotated["scope"]) == ("app", "chat")
+    assert rotated["key"] != made["key"]
+    assert ends("serve", str(run.folder), "--list-keys") == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0][:4] for line in listed.splitlines()] == ["app", "app~"]
+    assert "does not end" in listed
+    assert "ends 20" in listed
+    assert rotated["key"] not in listed
     assert ends("serve", str(run.folder), "--add-key", "app") == 2
     started: list[ServeArgs] = []
     import deploy.serving.deployment as deployment
@@ -150,3 +165,30 @@ def test_an_endpoint_answers_at_the_policys_temperature_unless_it_is_asked_other
         assert warm.temperature * relative == pytest.approx(asked)
     for wrong in ("hot", True, None):
         assert with_relative_temperature({"temperature": wrong}, 0.7) == {"temperature": wrong}
+
+
+def test_a_key_ends_by_itself_and_a_rotated_one_has_a_time_of_grace(run: ServedRun) -> None:
+    now = [1_800_000_000_000]
+    keys = ApiKeys(Store(run.journal.engine, "demo", clock=lambda: now[0]))
+    _, first = keys.create("shop", Scope.CHAT, requests_per_minute=7, lasts_ms=1000)
+    _, lasting = keys.create("page", Scope.CHAT)
+    fresh, second = keys.rotate("shop", grace_ms=300)
+    assert (fresh.name, fresh.requests_per_minute, fresh.expires_ms) == ("shop", 7, now[0] + 1000)
+
+    def valid() -> set[str]:
+        return {secret for secret in (first, second, lasting) if hashed(secret) in keys.valid()}
+
+    assert valid() == {first, second, lasting}
+    now[0] += 300
+    assert valid() == {second, lasting}
+    with pytest.raises(UserError, match=r"a key called 'shop' already"):
+        keys.create("shop", Scope.CHAT)
+    now[0] += 700
+    assert valid() == {lasting}
+    for change in (lambda: keys.rotate("shop", 0), lambda: keys.revoke("shop")):
+        with pytest.raises(UserError, match="no valid key"):
+            change()
+    third = keys.rotate("page", grace_ms=10**6)[1]
+    old = next(key for key in keys.valid().values() if key.name.startswith("page~"))
+    keys.revoke(old.name)
+    assert {hashed(third)} == set(keys.valid()), "a leaked secret ends before its grace"
