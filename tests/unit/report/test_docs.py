@@ -123,11 +123,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_tests_and_files_that_a_page_names_exist() -> None:
-    named = {
-        (page.name, path)
-        for page in PAGES
-        for path in re.findall(r"`((?:tests|bench|deploy|actors|pddpo_ray)/[\w./-]+)`", page.read_text(encoding="utf-8"))
-    }
+    path = re.compile(r"`((?:tests|bench|deploy|actors|pddpo_ray)/[\w./-]+)`")
+    named = {(page.name, one) for page in PAGES for one in path.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 50
     assert [one for one in sorted(named) if not (ROOT / one[1].rstrip("/")).exists()] == []
 
