@@ -41,7 +41,7 @@ LEFT_OUT = {
     name: f"in one process the same run as {same}: ZeRO-3 and more engines need GPUs"
     for same, names in SAME_WITHOUT_GPUS.items()
     for name in names
-}
+} | dict.fromkeys(("align", "smollm2"), "needs a user's own model, pairs and scorers: test_your_model.py runs it")
 """Recipes that are not run, and why. Others for GPUs run here in float32 with models that are trained, not fetched."""
 PAPER = [*TEXT, *FIRST_WORLD, "dual.first=1.0"]
 """The limits of 7B models make no world of a few hundred answers."""

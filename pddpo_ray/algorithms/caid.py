@@ -30,7 +30,8 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         fresh = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
         estimate = parts.scores.cost_of(scorer, fresh)
-        following = stepped(multiplier, estimate, parts.scores.threshold, sizes.method.rate, parts.scores.upper)
+        rate = 0.0 if parts.scores.held else sizes.method.rate
+        following = stepped(multiplier, estimate, parts.scores.threshold, rate, parts.scores.upper)
         parts.dual.observe(estimate, multiplier=multiplier, following=following)
         multiplier = following
     return UniformMixture(tuple(parts.journal.policies[-1:]))

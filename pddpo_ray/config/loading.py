@@ -18,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
+from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import STATED_LIMITS, Config
+from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
 from pddpo_ray.limits.recipe_form import limits_lines
@@ -26,6 +28,8 @@ from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, ch
 from pddpo_ray.storage.whole_files import refuse_password
 
 logger = logging.getLogger(__name__)
+HUB = "hf:"
+"""What the name of a data set of the hub begins with."""
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
@@ -410,7 +414,11 @@ def _shown(value: Any) -> str:
 
 
 def _check_files(config: Config, origins: Origins) -> None:
-    """Everything that a recipe points to is there; a model of the hub is downloaded, the first time."""
+    """Everything that a recipe needs is given, and what it points to is there; a model of the hub is downloaded, the
+    first time."""
+    _check_needs(config, origins)
+    _check_texts(config, origins)
+    _check_scorers(config, origins)
     if config.world.kind == "tabular" and config.world.path is not None and not Path(config.world.path).is_file():
         origin, file = _origin_of(("world", "path"), origins), config.world.path
         raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
@@ -422,3 +430,48 @@ def _check_files(config: Config, origins: Origins) -> None:
             problem = adapter_problem(folder)
         if problem:
             raise UserError(f"{origin}: model.reference {reference} {problem}")
+
+
+def _check_needs(config: Config, origins: Origins) -> None:
+    """Raises UserError that names every setting which the recipe leaves to the user and the user left out."""
+    tree = config.model_dump(mode="json")
+    empty: tuple[Any, ...] = (None, [], {}, "")
+    missing = {key: what for key, what in config.needs.items() if _at(tree, tuple(key.split("."))) in empty}
+    if missing:
+        origin = _origin_of(("needs",), origins)
+        said = "; ".join(f"{key}, {what}" for key, what in missing.items())
+        raise UserError(f"{f'{origin}: ' if origin else ''}still to be given: {said}")
+
+
+def _check_texts(config: Config, origins: Origins) -> None:
+    """Files of pairs and prompts of real text are there; data sets of the hub are looked for when they are read."""
+    if not isinstance(config.world, NoWorldConfig):
+        return
+    named = {
+        ("world", "helpful"): config.world.helpful,
+        ("world", "harmless"): config.world.harmless,
+        ("world", "prompts"): config.world.prompts,
+        ("certificate", "prompts"): config.certificate.prompts,
+        **{("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()},
+    }
+    for keys, files in named.items():
+        for file in files:
+            if not file.startswith(HUB) and not Path(file).expanduser().exists():
+                origin = _origin_of(keys, origins)
+                raise UserError(
+                    f"{f'{origin}: ' if origin else ''}{'.'.join(keys)}: there is no file {file}; give the path of a"
+                    " file or folder (`pddpo data check PATH` says what is in it)"
+                )
+
+
+def _check_scorers(config: Config, origins: Origins) -> None:
+    """Reward and cost models that the recipe names are there, or can only be the hub's."""
+    if not isinstance(config.feedback, ModelFeedback):
+        return
+    for kind, given in (("reward", config.feedback.reward), ("cost", config.feedback.cost)):
+        if given is not None and not Path(given.path).is_dir() and not is_hub_name(given.path):
+            origin = _origin_of(("feedback", kind), origins)
+            raise UserError(
+                f"{f'{origin}: ' if origin else ''}feedback.{kind}.path: there is no folder {given.path}; `pddpo scorer"
+                f" train FILES --kind {kind} --base MODEL --out {given.path}` makes it, or name another one"
+            )

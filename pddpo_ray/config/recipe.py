@@ -70,6 +70,8 @@ class Config(Strict):
 
     about: str = ""
     """One line for `pddpo recipes`."""
+    needs: dict[str, str] = Field({})
+    """Settings that whoever runs the recipe has to give, by key, with what to write there."""
     algorithm: Literal[
         "o-pd-dpo",
         "o-pd-dpo-paper",
@@ -242,7 +244,7 @@ class Config(Strict):
     def fixed_settings(self) -> dict[str, Any]:
         """What a resumed run must share and the digest covers: all but where it runs and what it shows."""
         tree = self.model_dump(mode="json")
-        for key in ("about", "cluster", "journal", "report"):
+        for key in ("about", "needs", "cluster", "journal", "report"):
             del tree[key]
         for key in ("prompts", "limits", "reward", "judge"):
             if not tree[key]:

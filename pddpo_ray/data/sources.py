@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from pddpo_ray.config.loading import HUB
 from pddpo_ray.data import column_files, text_files
 from pddpo_ray.data.problems import Fault, Limits, Row
 from pddpo_ray.data.runs import rows_of_run
 from pddpo_ray.errors import UserError
 
-HUB = "hf:"
 JOURNAL = "journal.sqlite"
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 PACKED = (".gz", ".xz")

@@ -33,7 +33,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "json_schema": (),
     "function": ("seconds", "folder"),
     "classifier": ("label", "threshold", "template", "max_tokens", "batch"),
-    "score_model": ("template", "scale", "shift", "max_tokens", "batch"),
+    "score_model": ("template", "scale", "shift", "max_tokens", "batch", "above"),
     "judge": ("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
     "endpoint": ("url", "key_env", "workers", "timeout", "tries", "version"),
     "grader": ("model", "endpoint", "key_env", "workers", "timeout", "tries"),
@@ -245,9 +245,8 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
     elif source.kind == "classifier":
         own = Scale("probability", low=0.0, high=1.0)
     if kind == "rate":
-        if not own.verdict or source.kind == "score_model":
-            counts = own.unit if source.kind == "rule" else "a score"
-            raise UserError(f"{where}: {source} gives {counts}; use `mean` for it, or a source that says yes or no")
+        if not own.verdict:
+            raise UserError(f"{where}: {source} gives {own.unit}; use `mean` for it, or a source that says yes or no")
         if "bounds" in given or "unit" in given:
             raise UserError(f"{where}: a rate is a share between 0 and 100 %; leave out `bounds` and `unit`")
         return own
@@ -282,7 +281,7 @@ def _quantity(
 
 def compares(source: SourceName) -> bool:
     """Whether a source can be shown both answers and say which is better, so that its rate is a share of wins."""
-    return source.kind in ("judge", "people") or (source.kind == "world" and source.what == REWARD)
+    return source.kind in ("judge", "people", "score_model") or (source.kind == "world" and source.what == REWARD)
 
 
 # --- the statement ------------------------------------------------------------------------------------------------

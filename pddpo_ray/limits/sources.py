@@ -38,6 +38,9 @@ class Unmeasured:
     abstained: bool = False
 
 
+NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "reference" to the row')
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a source is handed about one answer."""

@@ -55,7 +55,7 @@ from pddpo_ray.loop.reachable import note_reachable
 from pddpo_ray.loop.rewards import RewardController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
-from pddpo_ray.loop.scorer_gate import check_scorers, held_multiplier
+from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits, held_multiplier
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
@@ -99,6 +99,8 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if isinstance(feedback, ScoredFeedbackController):
         by_prompt = backends.world is None
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
+    if config.limits:
+        check_limits(config, journal)
     warmup = config.dual.warmup_rounds
     kept = _margins(config, backends)
     journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
@@ -194,6 +196,9 @@ def _scoring(
         bounded=backends.features == "one-hot",
         ridge=config.explore.prior_sd**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
+        first=config.dual.first if isinstance(config.dual.first, float) else upper / 2.0,
+        at_chance=config.scorers.at_chance,
+        by_prompt=backends.world is None,
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
@@ -359,7 +364,8 @@ def joint_dual(
             rule = dual_rules.LogMultiplier(rate)
         case _:
             rule = dual_rules.Fixed()
-    return JointDual(journal, states, rule, beta=config.beta, warmup_rounds=config.dual.warmup_rounds)
+    warmup, held = config.dual.warmup_rounds, held_limits(config, journal)
+    return JointDual(journal, states, rule, beta=config.beta, warmup_rounds=warmup, held=held)
 
 
 def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:

@@ -43,9 +43,11 @@ class JointDual:
         *,
         beta: float,
         warmup_rounds: int = 0,
+        held: Mapping[str, str] | None = None,
     ) -> None:
+        """`held`: limits whose multipliers stay where they are, each with the reason."""
         self._journal, self._first, self._rule, self._warmup = journal, tuple(first), rule, warmup_rounds
-        self._beta = beta
+        self._beta, self._held = beta, dict(held or {})
         self._steps: dict[int, dict[str, Any]] = {
             entry.round: entry.payload for entry in journal.phases(like=PHASE) if entry.round < journal.next_round
         }
@@ -82,6 +84,7 @@ class JointDual:
         message = None if isinstance(self._rule, Fixed) else message_of(after[index])
         if round_ <= self._warmup:
             message = "the multiplier stands still while the policy warms up"
+        message = self._held.get(estimate.constraint, message)
         old, new = before[index], after[index]
         return DualStep(old.name, estimate, old.aim, old.multiplier, new.multiplier, 0.0, message)
 
@@ -95,10 +98,11 @@ class JointDual:
         if round_ > self._warmup:
             match self._rule:
                 case NewtonRule():
-                    states, record = newton_step(states, replace(estimates, covariance=recent), self._rule)
+                    recent_estimates = replace(estimates, covariance=recent)
+                    states, record = newton_step(states, recent_estimates, self._rule, held=self._held)
                     moved = record.log_lines()
                 case LogMultiplier(rate=rate):
-                    states = apart_step(states, estimates, rate)
+                    states = apart_step(states, estimates, rate, held=self._held)
         fields = ("multiplier", "rounds_at_upper", "rounds_at_zero")
         return {
             "states": {state.name: {name: getattr(state, name) for name in fields} for state in states},

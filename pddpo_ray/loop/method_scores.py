@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import expit
@@ -12,7 +14,8 @@ from pddpo_ray.contracts import Critics, Scorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
-from pddpo_ray.loop.scorer_fits import ScorerTraining
+from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, KINDS, ScorerTraining
+from pddpo_ray.loop.scorer_gate import held_multiplier, stop_or_warn
 from pddpo_ray.records import (
     Array,
     CostEstimate,
@@ -24,12 +27,16 @@ from pddpo_ray.records import (
     Prompt,
     Response,
 )
+from pddpo_ray.scoring.held_out import compared_answers, held_out_of, rows_of
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
 from pddpo_ray.theory.explicit_dual import descend
-from pddpo_ray.theory.seeds import generator
+from pddpo_ray.theory.seeds import generator, seed_of
 
+logger = logging.getLogger(__name__)
+
+Score = Callable[[Sequence[Response]], Array]
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
@@ -81,6 +88,12 @@ class ScoringPlan:
     ridge: float
     """1 / variance of the prior of a dense weight."""
     decoding: Decoding
+    first: float = 0.0
+    """The multiplier that stays where the scores are no better than chance."""
+    at_chance: Literal["hold", "stop"] = "hold"
+    """`scorers.at_chance`."""
+    by_prompt: bool = False
+    """Whether prompts are a sample, so that each gives one comparison."""
     prior: tuple[float, ...] | None = None
 
 
@@ -120,21 +133,54 @@ class ScoringController:
     def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
         """Reward and cost models from the pairs and one safety label per answer."""
         features = self._features(labelled)
-        plan = self._plan
-        limits = {"reward": plan.reward_max, "cost": plan.cost_max} if plan.bounded else {"reward": None, "cost": None}
-        shrunk = {} if plan.bounded else {"ridge": plan.ridge}
 
-        def fit() -> dict[str, str]:
-            weights = {
-                "reward": fit_reward(features, labelled, bound=limits["reward"], **shrunk),
-                "cost": fit_cost(features, labelled, unsafe, bound=limits["cost"], **shrunk),
-            }
-            path, sha256 = self._store.write_tensors("scorers", weights)
-            return {"path": path, "sha256": sha256}
+        def fit() -> dict[str, Any]:
+            known = _computed_once(features, labelled)
+            scorer = self._fitted(known, labelled, unsafe)
+            path, sha256 = self._store.write_tensors("scorers", {"reward": scorer.reward, "cost": scorer.cost})
+            return {"path": path, "sha256": sha256, **self._judged(known, labelled, unsafe)}
 
-        stored = self._journal.once("scorers", fit)
+        stored = self._journal.once(FITTED, fit)
+        stop_or_warn(self._plan.at_chance, self._journal)
         weights = self._store.read_tensors(stored["path"], stored["sha256"])
-        return LinearScorer(features, weights["reward"], weights["cost"], plan.reward_max, plan.cost_max)
+        return self._scorer(features, weights["reward"], weights["cost"])
+
+    def _fitted(self, features: Features, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
+        plan = self._plan
+        bounds = (plan.reward_max, plan.cost_max) if plan.bounded else (None, None)
+        shrunk = {} if plan.bounded else {"ridge": plan.ridge}
+        reward = fit_reward(features, labelled, bound=bounds[0], **shrunk)
+        return self._scorer(features, reward, fit_cost(features, labelled, unsafe, bound=bounds[1], **shrunk))
+
+    def _scorer(self, features: Features, reward: Array, cost: Array) -> LinearScorer:
+        return LinearScorer(features, reward, cost, self._plan.reward_max, self._plan.cost_max)
+
+    def _judged(
+        self, features: Features, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]
+    ) -> dict[str, Any]:
+        """Trials of the same fit on half of the pairs, or of their prompts, on the other half."""
+        plan = self._plan
+        keys = [item.pair.prompt.token_ids if plan.by_prompt else index for index, item in enumerate(labelled)]
+        apart = held_out_of(keys, 0.5, seed_of(plan.seed, "scores held out"))
+        half = [item for item, out in zip(labelled, apart, strict=True) if not out]
+        rest = [item for item, out in zip(labelled, apart, strict=True) if out]
+        if not all(rows_of(part, kind) for part in (half, rest) for kind in KINDS):
+            return {}
+        scorer = self._fitted(features, half, unsafe)
+        scores: tuple[Score, Score] = (lambda answers: scorer(answers)[0], lambda answers: scorer(answers)[1])
+        return {
+            kind: {
+                HELD_OUT: compared_answers(
+                    rest, kind, unsafe, score, by_prompt=plan.by_prompt, seed=seed_of(plan.seed, "scores judged", kind)
+                ).as_metrics()
+            }
+            for kind, score in zip(KINDS, scores, strict=True)
+        }
+
+    @property
+    def held(self) -> bool:
+        """Whether the multiplier has to stay where it is: the cost's scores are no better than chance."""
+        return held_multiplier(self._journal, self._plan.first) is not None
 
     def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, Critics | None]:
         """Score models trained on the pairs, and their weights as critics to begin with; in a table fitted scores."""
@@ -164,9 +210,13 @@ class ScoringController:
         return self._rollout.pool("dual", self._prompts, reference, self._plan.answers, self._plan.decoding)
 
     def explicit_multiplier(self, scorer: Scorer, answers: Sequence[Response]) -> float:
-        """Minimiser of the explicit dual over the reference's answers, within [0, upper]."""
+        """Minimiser of the explicit dual over the reference's answers, within [0, upper]; the recipe's first multiplier
+        where the cost's scores are no better than chance."""
 
         def minimise() -> dict[str, float]:
+            if reason := held_multiplier(self._journal, self._plan.first):
+                logger.warning("%s", reason)
+                return {"multiplier": self._plan.first}
             rewards, costs = (values.reshape(len(self._prompts), -1) for values in scorer(answers))
             plan = self._plan
             prior = None if plan.prior is None else np.array(plan.prior)
@@ -191,3 +241,10 @@ class ScoringController:
         """Mean cost of fresh answers by the scorer, with its standard error; no label is asked for."""
         value, error = mean_with_error(scorer(answers)[1])
         return CostEstimate(value, error, len(answers), 0, "cost_model")
+
+
+def _computed_once(features: Features, labelled: Sequence[LabelledPair]) -> Features:
+    """The features of the pairs' answers, looked up."""
+    answers = {answer.id: answer for item in labelled for answer in (item.pair.first, item.pair.second)}
+    table, places = features(list(answers.values())), {name: index for index, name in enumerate(answers)}
+    return lambda responses: table[[places[one.id] for one in responses]]

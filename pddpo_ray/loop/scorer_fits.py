@@ -24,6 +24,8 @@ Kind = Literal["reward", "cost"]
 KINDS: tuple[Kind, ...] = ("reward", "cost")
 OF_FEEDBACK, OF_METHOD = "score-models", "method-models"
 """Phases that train: the models that label, and those that a method itself asks for."""
+FITTED = "scorers"
+"""The phase in which scores linear in features are fitted, those of C-DPO, MoCAN and CAID."""
 HELD_OUT = "held_out"
 """In the phase's payload, by kind: how often the model was right on pairs that it did not learn from (`Trials`)."""
 Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]

@@ -3,6 +3,10 @@
 Two questions. Are they right more often than a coin about labels that they did not learn from? And do the costs fit in
 the box [-C, C] (`dual.cost_max`) to which labels are clipped? A model that fails the first holds the multiplier; scores
 that fail the second end the run with the value of C to set.
+
+Under `limits:` the first question is asked of every score model that measures one, and of the cost model that compares
+for a logit limit; each holds the multipliers of its own limits. What C-DPO, MoCAN and CAID fit is judged by the same
+fit on half of the pairs, compared with the other half.
 """
 
 from __future__ import annotations
@@ -11,16 +15,16 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pddpo_ray.config import Config, ModelFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
-from pddpo_ray.loop.scorer_fits import HELD_OUT, KINDS, OF_FEEDBACK, OF_METHOD, Kind
-from pddpo_ray.records import Array, LabelledPair, Response
-from pddpo_ray.scoring.held_out import REPORT, Text, Trials, compared_on, comparisons, rows_of
+from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, KINDS, OF_FEEDBACK, OF_METHOD, Kind
+from pddpo_ray.records import LabelledPair, Response
+from pddpo_ray.scoring.held_out import REPORT, Trials, compared_answers
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.score_spread import ScoreSpread, spread_of
 from pddpo_ray.theory.seeds import seed_of
@@ -28,12 +32,18 @@ from pddpo_ray.theory.seeds import seed_of
 logger = logging.getLogger(__name__)
 
 PHASE = "scorer-gate"
+LIMITS = "scorer-gate-limits"
+"""The phase in which models that measure limits were looked at; its payload has them by `limit NAME`."""
 SPREAD = "spread"
 COMPARED, SCORED = 400, 256
 """Pairs on which a model that the recipe names is compared with labels, and answers whose costs are looked at."""
 ADVICE = (
     "train it on more pairs or on a larger base (`pddpo scorer train`), give one that is (feedback.reward,"
     " feedback.cost), or hold out more pairs if the interval is wide (scorers.held_out)"
+)
+ADVICE_OF_LIMIT = (
+    "train it on more pairs or on a larger base (`pddpo scorer train`), with more of them held out if the interval is"
+    " wide (--held-out), and name the new folder in the limit"
 )
 
 
@@ -52,7 +62,8 @@ def check_scorers(
     logger.info("costs of %s answers before round 1: %s", payload["answers"], spread)
     for kind, trials in known_trials(journal).items():
         logger.info("%s model: %s", kind, trials)
-    if config.feedback.signal == "logit_labels" and spread.at_clip > config.scorers.clip_share:
+    by_logits = any(one.quantity.kind == "logit" for one in config.typed_limits)
+    if config.feedback.signal == "logit_labels" and by_logits and spread.at_clip > config.scorers.clip_share:
         raise UserError(
             f"the cost model's scores do not fit in [-{spread.cost_max:g}, {spread.cost_max:g}]: {spread}. Labels of"
             f" such answers all say the same, and each counts as {spread.cost_max:g} or -{spread.cost_max:g}. Begin a"
@@ -60,21 +71,43 @@ def check_scorers(
             " its logits need, with a feedback.cost.scale that brings the scores to logits, or with"
             " feedback.signal=cost_model, which takes the scores as they are"
         )
+    stop_or_warn(config.scorers.at_chance, journal)
+
+
+def check_limits(config: Config, journal: Journal) -> None:
+    """Asks the first question about every score model that measures a limit, once. Raises UserError as above."""
+    named = {of_limit(one.limit.name): one.source.what for one in config.stated if one.source.kind == "score_model"}
+    if not named:
+        return
+    journal.once(LIMITS, lambda: _of_limits(config, journal, named))
+    for name, trials in known_trials(journal).items():
+        if name in named:
+            logger.info("score model of %s: %s", name, trials)
+    stop_or_warn(config.scorers.at_chance, journal)
+
+
+def of_limit(name: str) -> str:
+    """What the model that measures a limit is called beside `reward` and `cost`."""
+    return f"limit {name}"
+
+
+def stop_or_warn(wanted: Literal["hold", "stop"], journal: JournalReader) -> None:
+    """Says which models are at chance. Raises UserError where the recipe wants the run to end then."""
     for line in at_chance(journal).values():
-        if config.scorers.at_chance == "stop":
+        if wanted == "stop":
             raise UserError(f"{line}: {ADVICE}")
         logger.warning("%s", line)
 
 
-def known_trials(journal: JournalReader) -> dict[Kind, Trials]:
+def known_trials(journal: JournalReader) -> dict[str, Trials]:
     """How often each model was right on held-out labels; those that nothing was held out for have no trials."""
-    known: dict[Kind, Trials] = {}
-    for phase in (OF_FEEDBACK, PHASE, OF_METHOD):
+    known: dict[str, Trials] = {}
+    for phase in (OF_FEEDBACK, PHASE, LIMITS, OF_METHOD, FITTED):
         for entry in journal.phases(like=phase):
-            for kind in KINDS:
-                said = (entry.payload.get(kind) or {}).get(HELD_OUT)
+            for name, payload in entry.payload.items():
+                said = payload.get(HELD_OUT) if isinstance(payload, dict) else None
                 if said is not None:
-                    known[kind] = Trials.of(said)
+                    known[name] = Trials.of(said)
     return known
 
 
@@ -87,19 +120,49 @@ def scorers_result(journal: JournalReader) -> dict[str, Any] | None:
     return {"held_out": known, "costs": spread, "at_chance": at_chance(journal)}
 
 
-def at_chance(journal: JournalReader) -> dict[Kind, str]:
-    """By kind, what to say about a model that no held-out label shows to be better than a coin."""
-    return {
-        kind: f"the {kind} model is not better than chance: {trials}"
-        for kind, trials in known_trials(journal).items()
-        if not trials.better_than_chance
-    }
+def at_chance(journal: JournalReader) -> dict[str, str]:
+    """By kind or limit, what to say about a model that no held-out label shows to be better than a coin."""
+    bad = {name: trials for name, trials in known_trials(journal).items() if not trials.better_than_chance}
+    models = {name: f"{name} model" if name in KINDS else f"score model of {name}" for name in bad}
+    return {name: f"the {models[name]} is not better than chance: {trials}" for name, trials in bad.items()}
 
 
 def held_multiplier(journal: JournalReader, value: float) -> str | None:
     """Why the multiplier stays at this value in this round; None where the cost model is better than chance."""
     said = at_chance(journal).get("cost")
     return said and f"{said}; the multiplier stays at {value:g}: {ADVICE}"
+
+
+def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
+    """By name, why a limit's multiplier does not move: what measures it, or compares for it, is at chance."""
+    said = at_chance(journal)
+    held = {}
+    for one in config.stated:
+        name = one.limit.name
+        if reason := said.get(of_limit(name)):
+            held[name] = f"{reason}; its multiplier stays where it is: {ADVICE_OF_LIMIT}"
+        elif one.limit.quantity.kind == "logit" and isinstance(config.feedback, ModelFeedback) and "cost" in said:
+            held[name] = f"{said['cost']}; the multiplier of {name} stays where it is: {ADVICE}"
+    return held
+
+
+def _of_limits(config: Config, journal: Journal, named: Mapping[str, str]) -> dict[str, Any]:
+    """Trials of the score models that measure limits: what their training held out, or what is known of the same model
+    as the run's reward or cost model."""
+    known = known_trials(journal)
+    own = {
+        given.path: kind
+        for kind in KINDS
+        if isinstance(config.feedback, ModelFeedback) and (given := getattr(config.feedback, kind)) is not None
+    }
+    payload: dict[str, Any] = {}
+    for name, path in named.items():
+        trials = _of_its_training(path) or known.get(own.get(path, ""))
+        if trials is None:
+            logger.warning("%s: nothing says whether its score model is any good (no %s in %s)", name, REPORT, path)
+        else:
+            payload[name] = {HELD_OUT: trials.as_metrics()}
+    return payload
 
 
 def _looked_at(
@@ -144,17 +207,8 @@ def _compared(
     seed: int,
 ) -> Trials:
     """A given model learned from other data: all pairs before round 1 are held out from it."""
-    asked = comparisons(rows_of(labelled, kind, unsafe), by_prompt=by_prompt, seed=seed)[:COMPARED]
-    answers: dict[Text, Response] = {
-        (answer.prompt.token_ids, answer.token_ids): answer
-        for item in labelled
-        for answer in (item.pair.first, item.pair.second)
-    }
-
-    def score(texts: Sequence[Text]) -> Array:
-        return (models.rewards if kind == "reward" else models.costs)([answers[text] for text in texts])
-
-    return compared_on(asked, score)
+    score = models.rewards if kind == "reward" else models.costs
+    return compared_answers(labelled, kind, unsafe, score, by_prompt=by_prompt, seed=seed, most=COMPARED)
 
 
 def _answers(journal: Journal) -> list[Response]:

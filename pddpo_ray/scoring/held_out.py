@@ -129,6 +129,34 @@ def comparisons(rows: Sequence[ScoreRow], *, by_prompt: bool, seed: int) -> list
     return matched if len(matched) > len(pairs) else pairs
 
 
+def held_out_of(keys: Sequence[Any], share: float, seed: int) -> list[bool]:
+    """For each row, by what it belongs to, whether it is held out: a share of the distinct keys, drawn by seed."""
+    units = sorted(set(keys))
+    drawn = np.random.default_rng([seed, len(units), 5]).permutation(len(units))[: round(share * len(units))]
+    apart = {units[index] for index in drawn}
+    return [key in apart for key in keys]
+
+
+def compared_answers(
+    labelled: Sequence[LabelledPair],
+    kind: Kind,
+    unsafe: Mapping[str, bool],
+    score: Callable[[Sequence[Response]], Array],
+    *,
+    by_prompt: bool,
+    seed: int,
+    most: int | None = None,
+) -> Trials:
+    """How often scores of answers agree with the labels of these pairs, in at most so many comparisons."""
+    asked = comparisons(rows_of(labelled, kind, unsafe), by_prompt=by_prompt, seed=seed)[:most]
+    answers: dict[Text, Response] = {
+        (answer.prompt.token_ids, answer.token_ids): answer
+        for item in labelled
+        for answer in (item.pair.first, item.pair.second)
+    }
+    return compared_on(asked, lambda texts: score([answers[text] for text in texts]))
+
+
 def compared_on(asked: Sequence[Comparison], score: Callable[[Sequence[Text]], Array]) -> Trials:
     """How many of the comparisons scores get right; `score` is called once, with every text."""
     if not asked:

@@ -1,29 +1,38 @@
 """Models as sources of limits: sequence classifiers, score models, and a tokenizer that counts.
 
 A classifier says yes where the named label has a probability of at least `threshold` (a half); under `mean` the
-probability itself is the value.
+probability itself is the value. A score model says yes where its score is above `above` (0, where a cost's sides meet);
+`versus: reference` it says which of two answers has the higher score; under `mean` the score itself is the value.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.quantities import Scale
+from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import number_of
-from pddpo_ray.limits.sources import Answer, Source, fingerprint, one_by_one
+from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Measure, Source, fingerprint, one_by_one
+from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.interface import AskedText
 from pddpo_ray.scoring.limit_profanity import verdicts
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import file_sha256
 from pddpo_ray.storage.checkpoints import checkpoint_folder, weight_files
+from pddpo_ray.theory.agreement import agreement
 
 BATCH = 32
+Says = Literal["score", "verdict", "comparison"]
+"""What a score model's source gives: its score, whether it is above a bound, or whether the reference's is lower."""
 SETTINGS = ("label", "template", "scale", "shift", "max_tokens", "batch")
 
 
@@ -45,16 +54,38 @@ def classifier_source(where: str, name: str, options: Mapping[str, Any], scale: 
     return Source(called, identity, measure, scale, BATCH)
 
 
-def score_model_source(where: str, name: str, options: Mapping[str, Any], scale: Scale, folder: Path) -> Source:
-    """A reward or cost model; the value is its score."""
+def score_model_source(
+    where: str, name: str, options: Mapping[str, Any], scale: Scale, folder: Path, says: Says = "score"
+) -> Source:
+    """A reward or cost model. Raises UserError for a verdict by a model whose zero means nothing."""
     source, settings = _model_folder(where, name, folder), _settings(where, options)
+    above = number_of(f"{where}.above", options.get("above", 0.0), share=False)
+    if says == "verdict" and "above" not in options and not _zero_is_known(source):
+        raise UserError(
+            f"{where}: the zero of {name} means nothing, since no row that it learned from says which answer is safe:"
+            " train it on safe/unsafe labels too, or state from which score on it says yes, e.g. `above: 0.5`"
+        )
     scorer = load_scorer(source, settings)
 
     def measure(answers: Sequence[Answer]) -> list[object]:
         return list(scorer.score_texts(_texts(answers)))
 
-    identity = f"score model {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
-    return Source(f"score model {name}", identity, measure, scale, BATCH)
+    def verdict(answers: Sequence[Answer]) -> list[object]:
+        return [math.nan if math.isnan(one) else one > above for one in scorer.score_texts(_texts(answers)).tolist()]
+
+    def comparison(answers: Sequence[Answer]) -> list[object]:
+        there = [answer for answer in answers if answer.reference is not None]
+        if not there:
+            return [NO_REFERENCE] * len(answers)
+        theirs = [replace(answer, response=answer.reference or "") for answer in there]
+        own, other = scorer.score_texts(_texts([*there, *theirs])).reshape(2, -1)
+        wins = iter(np.where(np.isnan(own - other), np.nan, agreement(own - other)).tolist())
+        return [NO_REFERENCE if answer.reference is None else next(wins) for answer in answers]
+
+    measures: Mapping[Says, Measure] = {"score": measure, "verdict": verdict, "comparison": comparison}
+    said = "" if says == "score" else f" {says} {above:g}" if says == "verdict" else f" {says}"
+    identity = f"score model{said} {fingerprint(settings.model_dump_json(), scorer.template, _identity(source))}"
+    return Source(f"score model {name}", identity, measures[says], VERDICT if says != "score" else scale, BATCH)
 
 
 def tokens_source(where: str, tokenizer: str, scale: Scale, folder: Path) -> Source:
@@ -92,6 +123,12 @@ def _model_folder(where: str, name: str, folder: Path) -> Path:
         return folder / name if (folder / name).is_dir() else checkpoint_folder(name)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _zero_is_known(folder: Path) -> bool:
+    """False where `pddpo scorer train` found no label to put it by; other models are taken at their word."""
+    report = folder / REPORT
+    return not report.is_file() or bool(json.loads(report.read_text())["calibration"]["zero_is_known"])
 
 
 def _labels(where: str, folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from pddpo_ray.limits.given_labels import people_source
 from pddpo_ray.limits.local_sources import json_schema_source, language_source, regex_source, rule_source
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import StatedLimit, seconds_of, stated_limits
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured
+from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Source, Unmeasured
 from pddpo_ray.scoring.graders import grader_source
 from pddpo_ray.scoring.limit_endpoint import endpoint_source
 from pddpo_ray.scoring.limit_judge import Form, judge_source
@@ -102,9 +102,11 @@ def single_source(stated: StatedLimit, around: Surroundings) -> Source:
 
             return classifier_source(where, name.what, name.options, scale, around.folder)
         case "score_model":
-            from pddpo_ray.scoring.limit_models import score_model_source
+            from pddpo_ray.scoring.limit_models import Says, score_model_source
 
-            return score_model_source(where, name.what, name.options, scale, around.folder)
+            says: Says = "comparison" if comparing else "verdict" if kind == "rate" else "score"
+            model = score_model_source(where, name.what, name.options, scale, around.folder, says)
+            return replace(model, scale=WINS) if comparing else model
         case "endpoint":
             return endpoint_source(where, name.what, name.options, scale, around.environment)
         case "grader":
@@ -138,9 +140,6 @@ def versus_reference(source: Source) -> Source:
     return replace(
         source, measure=difference, scale=scale, halves=None, version=f"{source.version}, versus the reference"
     )
-
-
-NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "reference" to the row')
 
 
 def _less(own: float | Unmeasured, theirs: float | Unmeasured) -> float | Unmeasured:

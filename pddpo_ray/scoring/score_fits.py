@@ -22,7 +22,7 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, LabelledPair
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
-from pddpo_ray.scoring.held_out import ScoreRow, compared_on, comparisons, rows_of
+from pddpo_ray.scoring.held_out import ScoreRow, compared_on, comparisons, held_out_of, rows_of
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import copy_plain_files
 from pddpo_ray.theory.agreement import agreement
@@ -70,11 +70,9 @@ def split(
 ) -> tuple[list[ScoreRow], list[ScoreRow]]:
     """(rows to fit, rows held out), drawn by seed; a share of 0 holds nothing out. `by_prompt` draws whole prompts."""
     keys: list[Any] = [row.unit for row in rows] if by_prompt else list(range(len(rows)))
-    units = sorted(set(keys))
-    count = round(held_out * len(units))
-    apart = {units[i] for i in np.random.default_rng([seed, len(units), 5]).permutation(len(units))[:count]}
-    fitted = [row for key, row in zip(keys, rows, strict=True) if key not in apart]
-    return fitted, [row for key, row in zip(keys, rows, strict=True) if key in apart]
+    apart = held_out_of(keys, held_out, seed)
+    fitted = [row for row, out in zip(rows, apart, strict=True) if not out]
+    return fitted, [row for row, out in zip(rows, apart, strict=True) if out]
 
 
 def train_scorer(

@@ -20,7 +20,7 @@ sits at an end.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,9 +127,11 @@ def recent_covariance(
 
 
 def newton_step(
-    states: Sequence[LimitState], estimates: CostEstimates, rule: NewtonRule
+    states: Sequence[LimitState], estimates: CostEstimates, rule: NewtonRule, *, held: Collection[str] = ()
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
-    """The next multipliers of all limits at once. Raises ValueError where an estimate is no finite number."""
+    """The next multipliers of all limits at once; those of the limits that are `held` stay, and the others move as if
+    these were given. Raises ValueError where an estimate is no finite number.
+    """
     scales = np.array([state.scale for state in states])
     multipliers = np.array([state.multiplier for state in states])
     upper = np.array([state.upper for state in states])
@@ -142,20 +144,32 @@ def newton_step(
     low = np.maximum(-multipliers, np.where(kl, -beta / 2.0, -np.inf)) * scales
     high = np.minimum(upper - multipliers, np.where(kl, beta, np.inf)) * scales
     low, high = np.maximum(low, -rule.trust), np.minimum(high, rule.trust)
+    still = np.array([state.name in held for state in states])
+    low, high = np.where(still, 0.0, low), np.where(still, 0.0, high)
     step, parts = box_step(excess / scales, covariance / (rule.damping * beta), low, high)
     # the ends themselves, where rounding would leave a multiplier just off them
     after = np.where(step <= -multipliers * scales, 0.0, np.minimum(multipliers + step / scales, upper))
+    after = np.where(still, multipliers, after)
     moved = tuple(
-        _counted(replace(one, multiplier=float(new)), e > 0) for one, new, e in zip(states, after, excess, strict=True)
+        one if one.name in held else _counted(replace(one, multiplier=float(new)), e > 0)
+        for one, new, e in zip(states, after, excess, strict=True)
     )
     record = MatrixStep(tuple(state.name for state in states), multipliers, after, excess, parts / scales[:, None])
     return moved, record
 
 
-def apart_step(states: Sequence[LimitState], estimates: CostEstimates, rate: float) -> tuple[LimitState, ...]:
-    """adaLag's rule for each limit by itself: log lambda += rate * lambda * excess, both per range of the measure."""
+def apart_step(
+    states: Sequence[LimitState], estimates: CostEstimates, rate: float, *, held: Collection[str] = ()
+) -> tuple[LimitState, ...]:
+    """adaLag's rule for each limit by itself: log lambda += rate * lambda * excess, both per range of the measure.
+
+    The multipliers of the limits that are `held` stay.
+    """
     moved = []
     for state, mean in zip(states, estimates.means, strict=True):
+        if state.name in held:
+            moved.append(state)
+            continue
         excess = float(mean) - state.aim
         value = state.multiplier * state.scale
         # the exponent is bounded so that one wild estimate cannot overflow; the projection decides anyway

@@ -75,7 +75,7 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
         return np.zeros_like(world.oracle.reference)
     if source is None:
         return _own(world, stated)
-    if stated.source.kind not in ENUMERABLE:
+    if stated.source.kind not in ENUMERABLE or stated.wins:
         return np.full(world.oracle.reward.shape, np.nan)
     return of_texts(world.grammar, stated, source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import torch
 import yaml
 from transformers import BertConfig, BertForSequenceClassification
 
+from pddpo_ray.config import ScorerJob
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.limit_sources import Surroundings, open_source
-from tests.tiny_language_model import word_tokenizer
+from pddpo_ray.scoring.scorer_job import train_from_files
+from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
+from tests.tiny_language_model import save_policy, word_tokenizer
 
 ANSWERS = [Answer(f"word{n}", f"word{2 * n} word{n + 1}", where=f"row {n}") for n in range(1, 13)]
 
@@ -96,6 +100,50 @@ def test_a_score_model_gives_its_score(tmp_path: Path) -> None:
     found = checked(tmp_path, "{mean: {score_model: guard, scale: -1}, at_most: 0, bounds: [-50, 50]}")
     assert found.estimate is not None
     assert found.estimate.number == pytest.approx(-np.mean(np.log(expected / (1 - expected))), abs=1e-3)
+
+
+def test_a_score_model_says_yes_above_zero_or_above_what_is_stated(tmp_path: Path) -> None:
+    logits = np.log(chances(guard(tmp_path / "guard")))
+    logits -= np.log1p(-np.exp(logits))
+    for above, extra in ((0.0, ""), (float(np.median(logits)), f", above: {float(np.median(logits)):.6f}")):
+        found = checked(tmp_path, f"{{rate: {{score_model: guard{extra}}}, at_most: 50 %}}")
+        assert found.estimate is not None
+        assert found.estimate.number == pytest.approx(np.mean(logits > above), abs=1e-9)
+
+
+def test_a_score_model_versus_the_reference_gives_the_share_of_wins(tmp_path: Path) -> None:
+    """Every other answer is the reference's own: a tie, which is a half."""
+    model = guard(tmp_path / "guard")
+    rows = [replace(one, reference=one.response if n % 2 else f"word{n + 3}") for n, one in enumerate(ANSWERS)]
+    logits = []
+    with torch.no_grad():
+        for one in rows:
+            texts = [word_tokenizer()(one.prompt, said, return_tensors="pt") for said in (one.response, one.reference)]
+            own, other = [float(output[1] - output[0]) for text in texts for output in model(**text).logits]
+            logits.append((own > other + 1e-3) + 0.5 * (abs(own - other) <= 1e-3))
+    limit = {"rate": {"score_model": "guard"}, "versus": "reference", "at_least": "50 %"}
+    (stated,) = stated_limits({"limits": {"mine": limit}}, "here")
+    (found,) = check([(stated, open_source(stated, Surroundings(tmp_path)))], rows)
+    assert found.estimate is not None
+    assert found.estimate.number == pytest.approx(np.mean(logits), abs=1e-9)
+    assert 0.25 <= found.estimate.number <= 0.75
+    (alone,) = check([(stated, open_source(stated, Surroundings(tmp_path)))], ANSWERS)
+    assert (alone.estimate, alone.failed) == (None, 12)
+    guard(tmp_path / "guard", broken=True)
+    (broken,) = check([(stated, open_source(stated, Surroundings(tmp_path)))], rows)
+    assert (broken.estimate, broken.failed) == (None, 12), "a failed score is no tie"
+
+
+def test_a_verdict_needs_a_zero_that_means_something(tmp_path: Path) -> None:
+    rows = [{k: v for k, v in row.items() if not k.startswith("is_")} for row in rows_of_words(40, 3)]
+    file = write_rows(tmp_path / "pairs.jsonl", rows)
+    base = save_policy(tmp_path / "base", 0)
+    job = ScorerJob(kind="cost", files=(str(file),), base=str(base), template=TEMPLATE, device="cpu")
+    report = train_from_files(job, tmp_path / "cost", resume=False, say=lambda line: None)
+    assert not report["calibration"]["zero_is_known"]
+    with pytest.raises(UserError, match=r"the zero of cost means nothing.*`above: 0\.5`"):
+        checked(tmp_path, "{rate: {score_model: cost}, at_most: 50 %}")
+    assert checked(tmp_path, "{rate: {score_model: cost, above: 0.5}, at_most: 50 %}").estimate is not None
 
 
 def test_tokens_are_counted_by_the_tokenizer_that_is_named(tmp_path: Path) -> None:

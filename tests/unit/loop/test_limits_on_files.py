@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pddpo_ray.config import Config, load
+from pddpo_ray.config import Config, ScorerJob, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.scoring.held_out import REPORT, Trials
+from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import RESULT
 from tests.measuring_server import measuring_server
+from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.small_real_text import SMALL_REAL_TEXT
+from tests.tiny_language_model import save_policy
 
 SAMPLES = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits"
 
@@ -103,6 +107,39 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
     everyday = {json.loads(line)["prompt"] for line in (tmp_path / "everyday.jsonl").read_text().splitlines()}
     assert asked_for_tone <= everyday
     assert all(text in everyday for text, value in zip(asked, tone, strict=True) if value is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [11, 20])
+def test_a_limit_moves_no_multiplier_on_a_score_model_at_chance(right: int, tmp_path: Path) -> None:
+    """20 comparisons of its training: 11 right begin at .315, 20 at .832 (exact, 95 %). Costs as large as 60 stop
+    nothing: no limit is on logits that the box would clip."""
+    folder = save_policy(tmp_path / "base", 0)
+    rows = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 1))
+    job = ScorerJob(kind="cost", files=(str(rows),), base=str(folder), template=TEMPLATE, device="cpu")
+    report = train_from_files(job, tmp_path / "cost", resume=False, say=lambda line: None)
+    report["held_out"] |= Trials(right, 20).as_metrics()
+    (tmp_path / "cost" / REPORT).write_text(json.dumps(report))
+    limits = {**RULES, "unsafe": {"rate": {"score_model": "cost"}, "at_most": "20 %"}}
+    large = f"feedback.cost={{path: '{tmp_path / 'cost'}', shift: 60.0}}"
+    config = recipe(tmp_path, limits, large, "feedback.kind=model")
+    said: list[str] = []
+    result = run_recipe(config, tmp_path / "run", progress=lambda event: said.append(getattr(event, "message", "")))
+    with open_folder(tmp_path / "run") as journal:
+        steps = [step for step in journal.dual_steps() if step.constraint == "unsafe"]
+        others = [step for step in journal.dual_steps() if step.constraint == "length"]
+    moved = {step.multiplier_after for step in steps} != {steps[0].multiplier_before}
+    assert moved is (right == 20)
+    assert {step.multiplier_after for step in others} != {others[0].multiplier_before}
+    wanted = "the score model of limit unsafe is not better than chance: it is right in 11 of 20 comparisons"
+    heard = any(wanted in (line or "") and "pddpo scorer train" in line for line in said)
+    assert heard is (right == 11)
+    assert result["scorers"]["held_out"]["limit unsafe"]["right"] == right
+    assert ("limit unsafe" in result["scorers"]["at_chance"]) is (right == 11)
+    if right == 11:
+        config = recipe(tmp_path, limits, large, "scorers.at_chance=stop")
+        with pytest.raises(UserError, match="not better than chance"):
+            run_recipe(config, tmp_path / "stopped")
 
 
 def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:

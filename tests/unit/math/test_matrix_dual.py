@@ -15,6 +15,7 @@ from pddpo_ray.theory.matrix_dual import (
     CostEstimates,
     LimitState,
     NewtonRule,
+    apart_step,
     box_step,
     label_variance,
     message_of,
@@ -284,3 +285,21 @@ def test_noise_larger_than_what_is_seen_leaves_a_tenth_and_no_negative_direction
     np.testing.assert_allclose(covariance, [[0.0005, 0.0], [0.0, 0.0]], atol=1e-15)
     together = within_covariance([[0.1, 0.1], [0.0, 0.0]], ["x", "x"], np.full((2, 2), 0.5))
     assert np.linalg.eigvalsh(together).min() >= -1e-12
+
+
+def test_a_limit_that_is_held_stays_and_the_others_step_as_if_it_were_given() -> None:
+    """Two correlated costs: with the second held, the first takes the Newton step of a problem with one limit."""
+    both = [LimitState("one", 0.5, 4.0, 0.0), LimitState("two", 0.8, 4.0, 0.0)]
+    estimates = CostEstimates(np.array([0.3, -0.4]), np.zeros(2), np.array([[0.9, 0.5], [0.5, 0.7]]))
+    rule = NewtonRule(beta=0.2, trust=1.0)
+    after, record = newton_step(both, estimates, rule, held=["two"])
+    alone = CostEstimates(estimates.means[:1], np.zeros(1), estimates.covariance[:1, :1])
+    (single,), _ = newton_step(both[:1], alone, rule)
+    assert after[1] == both[1]
+    assert after[0].multiplier == pytest.approx(single.multiplier, abs=1e-12)
+    assert after[0].multiplier == pytest.approx(0.5 + 0.5 * 0.2 * 0.3 / 0.9001, abs=1e-12)
+    assert newton_step(both, estimates, rule)[0][1] != both[1]
+    assert not [line for line in record.log_lines() if line.startswith("two")]
+    apart = apart_step(both, estimates, 0.5, held=["two"])
+    assert apart[1] == both[1]
+    assert apart[0].multiplier == pytest.approx(0.5 * np.exp(0.5 * 0.5 * 0.3), abs=1e-12)

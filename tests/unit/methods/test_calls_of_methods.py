@@ -129,7 +129,7 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         "estimate_cost": lambda labels: f"estimate of {labels}",
         "explorer": Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage)),
         "scoring": Asked(
-            calls, "scores", threshold=0.25, upper=2.0, reference_answers=lambda _: ANSWERS,
+            calls, "scores", threshold=0.25, upper=2.0, held=False, reference_answers=lambda _: ANSWERS,
             explicit_multiplier=lambda *_: 0.7, cost_of=lambda *_: ESTIMATE,
             trained=lambda *_: (lambda answers: f"scores of {answers}", "critics"),
         ),

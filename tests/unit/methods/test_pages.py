@@ -394,3 +394,22 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
     assert given["gap_last"] < 0.05
     assert learned["gap_last"] < 0.05
     assert learned["multiplier"] == pytest.approx(price, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["c-dpo", "caid", "mocan"])
+def test_scores_that_no_held_out_pair_shows_to_be_better_than_chance_move_no_multiplier(
+    method: str, tmp_path: Path
+) -> None:
+    """Five comparisons: even if all are right, the interval begins at .478. With 2,000 pairs the same fit moves it."""
+    few = config_of(method, "offline.pairs=10")
+    run_recipe(few, tmp_path / "few")
+    run_recipe(config_of(method, "offline.pairs=2000"), tmp_path / "many")
+    with journal_of(tmp_path / "few") as few_journal, journal_of(tmp_path / "many") as many:
+        for journal, stands in ((few_journal, True), (many, False)):
+            judged = next(entry.payload for entry in journal.phases(like="scorers"))
+            assert 0 < judged["cost"]["held_out"]["trials"] <= (5 if stands else 1000)
+            moved = {step.multiplier_before for step in journal.dual_steps()}
+            moved |= {step.multiplier_after for step in journal.dual_steps()}
+            assert (moved == {1.0}) is stands, moved
+    with pytest.raises(UserError, match=r"the \w+ model is not better than chance: it is right in .* train it on more"):
+        run_recipe(config_of(method, "offline.pairs=10", "scorers.at_chance=stop"), tmp_path / "stopped")

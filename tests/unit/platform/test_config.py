@@ -40,9 +40,9 @@ def test_the_recipes_of_this_release_ship_with_the_package() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_loads_and_survives_a_round_trip(name: str, tmp_path: Path) -> None:
-    config = load(name)
+    config = load(name, check_files=False)
     assert config.about
-    assert load(str(write(tmp_path / "copy.yaml", to_yaml(config)))) == config
+    assert load(str(write(tmp_path / "copy.yaml", to_yaml(config))), check_files=False) == config
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -104,6 +104,7 @@ def given(*overrides: str) -> Config:
     return load(
         "text-world-scorers",
         ["feedback.reward={path: /models/reward}", "feedback.cost={path: /models/cost}", *overrides],
+        check_files=False,
     )
 
 
@@ -161,7 +162,9 @@ def test_a_model_of_our_own_training_is_judged_by_what_it_held_out(tmp_path: Pat
     folder = tmp_path / "cost"
     folder.mkdir()
     (folder / "scorer.json").write_text(json.dumps({"held_out": Trials(11, 20).as_metrics()}))
-    config = load("text-world-scorers", ["feedback.reward={path: /r}", f"feedback.cost={{path: '{folder}'}}"])
+    config = load(
+        "text-world-scorers", ["feedback.reward={path: /r}", f"feedback.cost={{path: '{folder}'}}"], check_files=False
+    )
     models = ScoredLabeller(WordScorer("reward", 1.0), WordScorer("cost", 1.0))
     with before_round_1(tmp_path / "run", labelled_pairs(40, 40)) as log:
         check_scorers(config, log, models, {}, by_prompt=True)

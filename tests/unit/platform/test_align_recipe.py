@@ -1,0 +1,79 @@
+"""The recipes for a user's own model: what they hold, and the one line that says what is still missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pddpo_ray.cli.main import app
+from pddpo_ray.config import load
+from pddpo_ray.errors import UserError
+from tests.scorer_rows import rows_of_words, write_rows
+from tests.tiny_language_model import save_policy
+
+
+def given(tmp_path: Path, **changes: str) -> list[str]:
+    """All that `align` needs, with changes; empty: left out."""
+    known = {
+        "model.reference": str(save_policy(tmp_path / "base", 0)),
+        "world.helpful": f"[{write_rows(tmp_path / 'pairs.jsonl', rows_of_words(20, 0))}]",
+        "feedback.reward": f"{{path: '{tmp_path}'}}",
+        "feedback.cost": f"{{path: '{tmp_path}'}}",
+    } | {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"{key}={value}" for key, value in known.items() if value]
+
+
+@pytest.mark.parametrize("recipe", ["align", "smollm2"])
+def test_a_floor_on_helpfulness_is_in_it_by_default(recipe: str, tmp_path: Path) -> None:
+    limits = {one.limit.name: one for one in load(recipe, given(tmp_path)).stated}
+    assert set(limits) == {"unsafe", "helpful"}
+    assert str(limits["helpful"].limit) == "at least 50 % versus the reference"
+    assert limits["helpful"].wins
+    assert limits["unsafe"].source.kind == "score_model"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"model__reference": ""}, "still to be given: model.reference, the model to align"),
+        ({"world__helpful": ""}, "still to be given: world.helpful, files of pairs"),
+        ({"model__reference": "/nowhere/model"}, "model.reference /nowhere/model does not exist; give a folder"),
+        ({"world__helpful": "[/nowhere/pairs.jsonl]"}, "world.helpful: there is no file /nowhere/pairs.jsonl; give"),
+        ({"world__prompts": "[/nowhere/asked.jsonl]"}, "world.prompts: there is no file /nowhere/asked.jsonl; give"),
+        ({"feedback__cost": ""}, "there is no folder ./scorers/cost; `pddpo scorer train FILES --kind cost"),
+        ({"feedback__reward": "{path: /nowhere/r}"}, "--kind reward --base MODEL --out /nowhere/r` makes it"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    changes: dict[str, str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, ["train", "align", *given(tmp_path, **changes), *more])
+        assert isinstance(done.exception, UserError)
+        assert line in str(done.exception)
+        assert "\n" not in str(done.exception)
+        assert not (tmp_path / "runs").exists()
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.reference, .*; world\.helpful, "):
+        load("align")
+
+
+def test_the_recipes_are_listed_and_planned(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["recipes", "--json"])
+    assert {"align", "smollm2"} <= set(json.loads(listed.stdout)["recipes"])
+    shown = CliRunner().invoke(app, ["recipes", "align"])
+    assert "needs:" in shown.stdout
+    planned = CliRunner().invoke(app, ["train", "smollm2", *given(tmp_path), "--dry-run"], catch_exceptions=False)
+    assert planned.exit_code == 0, planned.output
+    assert "helpful: at least 50 % versus the reference, measured by score_model ./scorers/reward" in planned.stdout
+
+
+def test_what_a_recipe_needs_decides_no_number(tmp_path: Path) -> None:
+    config = load("align", given(tmp_path))
+    assert config.model_copy(update={"needs": {}}).digest() == config.digest()
