@@ -447,13 +447,13 @@ def _check_texts(config: Config, origins: Origins) -> None:
     """Files of pairs and prompts of real text are there; data sets of the hub are looked for when they are read."""
     if not isinstance(config.world, NoWorldConfig):
         return
-    named = {
+    named: dict[Keys, list[str]] = {
         ("world", "helpful"): config.world.helpful,
         ("world", "harmless"): config.world.harmless,
         ("world", "prompts"): config.world.prompts,
         ("certificate", "prompts"): config.certificate.prompts,
-        **{("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()},
     }
+    named |= {("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()}
     for keys, files in named.items():
         for file in files:
             if not file.startswith(HUB) and not Path(file).expanduser().exists():
