@@ -27,6 +27,7 @@ from deploy.serving import verdicts
 from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, Way
 from deploy.serving.entrance import EntranceState, Reply
 from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse, read_json
+from deploy.serving.tracing import Span
 from deploy.serving.traffic import ENGINE_S, SOON_S
 from deploy.web.http_errors import ApiError, Failure, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
@@ -220,10 +221,11 @@ async def _let_in(
     parts.reserve(key, call.reserve)
     certified = call.model == RELEASED and not str(stated["certificate"]).startswith(NONE)
     measured_as = answering_weights(parts.catalog, policy) if certified else ""
-    exchange = Exchange(parts, key, call, policy, stated, measured_as)
+    span = parts.traces.begin(kind, request.headers)
+    exchange = Exchange(parts, key, call, policy, stated, measured_as, span)
     headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
     headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
-    return exchange, parts.engines.respond(kind, policy, call.body), headers
+    return exchange, parts.engines.respond(kind, policy, call.body, span.traceparent), headers
 
 
 def _header(value: object) -> str:
@@ -242,9 +244,10 @@ class Exchange:
         policy: ServedPolicy,
         stated: dict[str, Any],
         measured_as: str,
+        span: Span,
     ) -> None:
-        """`measured_as`: the released weights, where this answer may be measured after it; else empty."""
-        self._measured_as = measured_as
+        """`measured_as`: the weights of the answer, where it may be measured after it; else empty."""
+        self._measured_as, self._span = measured_as, span
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
@@ -344,6 +347,17 @@ class Exchange:
             self._parts.measured.offer(self._measured_as, Answer(self._call.question, self._answer))
         seconds = time.monotonic() - self._began
         self._parts.metrics.answered(self._call.model, self._policy.round, status, self._tokens, self._first_s, seconds)
+        self._span.end(
+            **{
+                "gen_ai.request.model": self._call.model,
+                "gen_ai.usage.total_tokens": self._tokens,
+                "http.response.status_code": status,
+                "pddpo.request": self._call.id,
+                "pddpo.round": self._policy.round,
+                "pddpo.version": self._policy.version.number,
+                "pddpo.first_piece_s": self._first_s,
+            }
+        )
         line = {"id": self._call.id, "key": self._key.name, "status": status, "tokens": self._tokens, **self._stated}
         line["round"] = self._policy.round
         line |= {"seconds": round(seconds, 3)}

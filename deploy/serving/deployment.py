@@ -68,9 +68,11 @@ class EngineReplica:
         logging.getLogger("deploy.serving").error("vLLM has died: this replica ends")
         os._exit(1)
 
-    async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def respond(
+        self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
+    ) -> AsyncGenerator[Piece, None]:
         try:
-            async for piece in self._engine.respond(kind, policy, body):
+            async for piece in self._engine.respond(kind, policy, body, trace):
                 # vLLM makes a reply of its own death
                 if self._engine.dead and isinstance(piece, dict) and int(piece["status"]) >= 500:
                     raise EngineGone("vLLM has died")
@@ -100,8 +102,10 @@ class Handles:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        pieces = self._handle.options(stream=True).respond.remote(kind, policy, body)
+    async def respond(
+        self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        pieces = self._handle.options(stream=True).respond.remote(kind, policy, body, trace)
         try:
             async for piece in pieces:
                 yield piece

@@ -24,6 +24,7 @@ import ray
 
 from deploy.serving.gate import Gate
 from deploy.serving.settings import EngineSettings
+from deploy.serving.tracing import TRACEPARENT, let_engine_trace
 from pddpo_ray.errors import RunError
 from pddpo_ray.rollout.checkpoint import (
     check_version,
@@ -91,6 +92,8 @@ class PolicyEngine:
     async def start(cls, settings: EngineSettings) -> PolicyEngine:
         """Starts vLLM (tens of seconds). Call it where the engine's event loop runs."""
         prepare_process(settings.threads)
+        if settings.traces:
+            let_engine_trace("pddpo-engine")
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -121,11 +124,13 @@ class PolicyEngine:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        """The reply to one request, piece by piece, under exactly this policy."""
+    async def respond(
+        self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        """The reply to one request, piece by piece, under exactly this policy. `trace`: the span to continue."""
         async with self._holding(policy) as model:
             asked = with_relative_temperature({**body, "model": model}, self._settings.temperature)
-            reply = await self._ask(kind, self._with_stop_ids(asked))
+            reply = await self._ask(kind, self._with_stop_ids(asked), trace)
             if not isinstance(reply, dict):
                 yield {"status": 200}
                 async for line in reply:
@@ -141,8 +146,9 @@ class PolicyEngine:
             return body
         return body | {"stop_token_ids": [*wanted, *self._stop_ids]}
 
-    async def _ask(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any] | AsyncIterator[str]:
+    async def _ask(self, kind: Kind, body: dict[str, Any], trace: str) -> dict[str, Any] | AsyncIterator[str]:
         from pydantic import ValidationError
+        from starlette.requests import Request
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
         from vllm.entrypoints.serve import create_error_response
@@ -151,11 +157,13 @@ class PolicyEngine:
         wanted = body.get("response_format")
         if isinstance(wanted, dict) and wanted.get("type") != "text" and not self._json_mode:
             return _failure(400, "response_format: the vocabulary of this model cannot write JSON")
+        headers = [(TRACEPARENT.encode(), trace.encode())]
+        traced = Request({"type": "http", "headers": headers}) if trace else None
         try:
             if kind == "chat":
-                reply = await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
+                reply = await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body), traced)
             else:
-                reply = await self._completion.create_completion(CompletionRequest.model_validate(body))
+                reply = await self._completion.create_completion(CompletionRequest.model_validate(body), traced)
         except ValidationError as error:
             return _invalid(error)
         except Exception as error:
@@ -361,6 +369,8 @@ def watched_engine(settings: EngineSettings) -> Any:
         options |= adapter_options(Path(settings.model), settings.adapter_rank)
     # Without white space between its parts: small models write nothing else until their length is used up.
     options |= {"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True}}
+    if settings.traces:
+        options["otlp_traces_endpoint"] = settings.traces
     # Load, cache and queue of this engine, through Ray's exporter where this is one of its workers.
     loggers = [RayPrometheusStatLogger] if ray.is_initialized() else []
     arguments = AsyncEngineArgs(enable_log_requests=False, **options)

@@ -14,6 +14,7 @@ from deploy.serving.engine import Kind, Piece, Way
 from deploy.serving.measured_traffic import MeasuredTraffic, WatchedLimit
 from deploy.serving.metrics import ServingMetrics
 from deploy.serving.settings import ServeArgs
+from deploy.serving.tracing import Traces
 from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
@@ -39,7 +40,9 @@ READY_S = 5.0
 class Engines(Protocol):
     """The engine replicas as the entrance sees them."""
 
-    def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]: ...
+    def respond(
+        self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
+    ) -> AsyncGenerator[Piece, None]: ...
 
     async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -76,6 +79,7 @@ class EntranceState:
         self.store, self.args, self.engines, self.most = store, args, engines, most
         self.traffic = Traffic(args.most_requests)
         self.metrics = ServingMetrics(store.run)
+        self.traces = Traces(args.traces, store.run)
         self.measured = MeasuredTraffic(store, limits, args.measure, self.metrics, self._alarmed)
         self.releases = Releases(store)
         self.draw_secret = draw_secret

@@ -60,6 +60,8 @@ class ServeArgs(BaseModel):
     """Share of the released policy's answers that the limits' own sources measure; an alarm takes the release back."""
     webhook: str | None = None
     """Where an alarm is told, as JSON with a `text`."""
+    traces: str | None = None
+    """Address of an OpenTelemetry collector's traces (OTLP over HTTP), e.g. http://127.0.0.1:4318/v1/traces."""
     feedback_memory: int = Field(2000, ge=0)
     """Replies that are kept in memory so that their readers can give feedback."""
     chat_template: str | None = None
@@ -108,6 +110,8 @@ class EngineSettings(BaseModel):
     """Name of what the run turned messages into text with."""
     chat_template: str | None
     """Jinja in its place."""
+    traces: str | None = None
+    """Where vLLM's own spans go."""
     temperature: float = 1.0
     """The policy's: that of an answer whose request names none."""
 
@@ -163,6 +167,7 @@ def engine_settings(args: ServeArgs, served: ServedRun, reference_path: str) -> 
         threads=max(1, int(args.cpus)),
         template=config.template,
         chat_template=template,
+        traces=args.traces,
         temperature=config.policy.temperature,
     )
 

@@ -59,6 +59,9 @@ def serve(
         typer.Option(help="Share of answers that the limits' sources measure, e.g. 5%; an alarm takes a release back."),
     ] = "0",
     webhook: Annotated[str | None, typer.Option(help="Where an alarm is told, as JSON.", metavar="URL")] = None,
+    traces: Annotated[
+        str | None, typer.Option(help="An OpenTelemetry collector: http://HOST:4318/v1/traces.", metavar="URL")
+    ] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write prompts and answers to the log.")] = False,
     address: Annotated[
         str | None, typer.Option(help="A running Ray cluster; without it, a session of this machine.")
@@ -111,7 +114,7 @@ def serve(
         return
     files = _first_keys(keys, run)
     settings: dict[str, Any] = {"run": str(run), "journal": journal, "weights": weights, "engines": engines}
-    settings |= {"measure": share_of(measure), "webhook": webhook}
+    settings |= {"measure": share_of(measure), "webhook": webhook, "traces": traces}
     settings |= {"other_decoding": other_decoding, "tensor_parallel": tensor_parallel}
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
@@ -119,7 +122,10 @@ def serve(
     # Imported here: Ray Serve takes seconds to load, and keys are made without it.
     from deploy.serving.deployment import serve_forever
     from deploy.serving.settings import ServeArgs
+    from deploy.serving.tracing import checked_address
 
+    if traces is not None:
+        checked_address(traces)
     serve_forever(ServeArgs(**settings), host=host, port=port, address=address, route=route, tls=tls)
 
 

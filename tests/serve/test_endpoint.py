@@ -28,6 +28,7 @@ from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.serving.releases import Releases
+from tests.collector import Collector, collector
 from tests.served_process import served
 from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
 from tests.tiny_language_model import tiny_llama, word_tokenizer
@@ -45,6 +46,7 @@ class Endpoint:
     url: str
     run: ServedRun
     log: Path
+    spans: Collector
 
     def key(self, name: str = "serve-key") -> str:
         return (self.run.folder / name).read_text().strip()
@@ -72,8 +74,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     run = make_run(folder / "demo", (SAFE, UNSAFE, SAFE))
     log = folder / "serve.log"
     try:
-        with served(run.folder, log) as server:
-            yield Endpoint(server.url, run, log)
+        with collector() as spans, served(run.folder, log, "--traces", spans.url) as server:
+            yield Endpoint(server.url, run, log, spans)
     finally:
         run.close()
 
@@ -154,6 +156,23 @@ def test_prometheus_reads_what_the_endpoint_and_its_engine_say(endpoint: Endpoin
     until(lambda: any("ray_vllm_num_requests_running" in said(target) for target in ports))
     for name in re.findall(r"ray_vllm_\w+", DASHBOARD.read_text()):
         assert any(name in said(target) for target in ports), name
+
+
+def test_the_engines_span_continues_the_entrances(endpoint: Endpoint) -> None:
+    ask(endpoint.client(), "round-2")
+
+    def gate() -> list[dict[str, Any]]:
+        mine = [one for one in endpoint.spans.spans if one["service"] == "pddpo-serving"]
+        return [one for one in mine if one["attributes"]["pddpo.round"] == 2]
+
+    def inside() -> list[dict[str, Any]]:
+        parents = {one["span"] for one in gate()}
+        return [one for one in endpoint.spans.spans if one["service"] == "pddpo-engine" and one["parent"] in parents]
+
+    until(lambda: bool(inside()))
+    assert inside()[0]["trace"] in {one["trace"] for one in gate()}
+    assert inside()[0]["attributes"]["gen_ai.usage.completion_tokens"] == 4
+    assert PROMPT.text not in json.dumps(endpoint.spans.spans)
 
 
 def said(target: str) -> str:

@@ -44,13 +44,17 @@ class Echo:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, dict[str, Any]]] = []
+        self.traces: list[str] = []
         self.checked: list[int] = []
         self.fault: Callable[[], Any] | None = None
         self.late: Callable[[], Any] | None = None
         self.broken: set[int] = set()
         self.dead = False
 
-    async def respond(self, kind: Kind, policy: ServedPolicy, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def respond(
+        self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        self.traces.append(trace)
         self.asked.append((policy.round, body))
         if self.fault:
             await self.fault()
