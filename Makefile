@@ -25,7 +25,7 @@ DEMO_RUN ?= runs/demo
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates clean
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase clean
 
 help:
 	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
@@ -38,6 +38,7 @@ help:
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate; a broken run goes on"
+	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
 
 setup: $(READY)
@@ -96,6 +97,10 @@ bench: setup
 # Cells that are in the file are not simulated again: ARGS="--out FILE" begins another one.
 verify-certificates: setup
 	$(BIN)/python -m bench.certificates $(ARGS)
+
+# Worlds that are in the file are not played again: ARGS="--out FILE" begins another one.
+phase: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.phase all $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

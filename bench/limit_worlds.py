@@ -175,7 +175,7 @@ def twin_world(seed: int, limits: tuple[float, ...]) -> World:
         number = seed + 100_000 * attempt
         grammar = drawn_grammar(family, number)
         spec = DrawnWorldSpec(seed=number, family=family, beta=BETA, cost_max=6.0)
-        made = build_drawn_world(spec, np.log(0.995) + _phrase_frequencies(grammar, number), grammar)
+        made = build_drawn_world(spec, np.log(0.995) + phrase_frequencies(grammar, number), grammar)
         tables = [made.oracle.cost, *(expit(limit.cost) for limit in made.further)]
         reference = made.oracle.reference[:, :-1]
         reference = reference / reference.sum(axis=1, keepdims=True)
@@ -189,15 +189,18 @@ def twin_world(seed: int, limits: tuple[float, ...]) -> World:
     raise RuntimeError(f"no world of seed {seed} in which all limits bind")
 
 
-def _phrase_frequencies(grammar: Grammar, seed: int) -> Array:
-    """log-probabilities of answers made of phrases drawn slot by slot, a little different by topic. -> [X, Y]"""
+def phrase_frequencies(grammar: Grammar, seed: int, frequency: float = RARE) -> Array:
+    """log-probabilities of answers made of phrases drawn slot by slot, a little different by topic. -> [X, Y]
+
+    Every rare phrase has the same `frequency`.
+    """
     generator = np.random.default_rng([seed, 77])
     total = np.zeros((len(grammar.prompt_features), len(grammar.answer_features)))
     for number, slot in enumerate(grammar.slots):
         rare = np.array([phrase.rare for phrase in slot.phrases])
         liking = generator.normal(0.0, reference_spread(seed), len(slot.phrases))
         by_topic = liking + generator.normal(0.0, 0.3, (len(grammar.topics), len(slot.phrases)))
-        common = log_softmax(np.where(rare, -np.inf, by_topic), axis=1) + np.log(1.0 - RARE * rare.sum())
-        chances = np.where(rare, np.log(RARE), common)
+        common = log_softmax(np.where(rare, -np.inf, by_topic), axis=1) + np.log(1.0 - frequency * rare.sum())
+        chances = np.where(rare, np.log(frequency), common)
         total += chances[grammar.prompt_features[:, 0]][:, grammar.answer_features[:, number]]
     return total

@@ -12,9 +12,11 @@ from pddpo_ray.config.section import Strict
 class ExploreConfig(Strict):
     """Which answers get labelled for preferences. The exploring policy is never served."""
 
-    bonus: Literal["elliptical", "simhash", "thompson", "off"] = "elliptical"
+    bonus: Literal["elliptical", "simhash", "thompson", "greedy", "proposals", "off"] = "elliptical"
     """elliptical: posterior standard deviations of frozen features. simhash: counts of hashed features, without linear
-    algebra. thompson: one random guess a round in place of a bonus. off: answers of the policy as they come."""
+    algebra. thompson: one random guess a round in place of a bonus. greedy: the candidates that the policy's own scores
+    rank first. proposals: any candidate, half of which are the reference's. off: answers of the policy as they come
+    (docs/exploration.md)."""
     loss: Literal["plain", "xpo"] = "plain"
     """xpo: the policy's own loss carries optimism, alpha times its mean log-probability of the baseline's answers. It
     needs no features and never switches off; the policy of a round is then optimistic itself."""

@@ -3,7 +3,8 @@
 - `EllipticalBonus`: the default. The paper's bonus; it shrinks with data and reports coverage; a q x q matrix a stream.
 - `SimHashCounts`: where linear algebra is unwanted (quick tests) or features are many and coarse. A dictionary.
 - `ThompsonBonus`: one random guess a round instead of a systematic bonus; ties the best elliptical one in tables.
-- `NoBonus`: the control, the policy's own answers get labelled.
+- `NoBonus`: the controls. The policy's own answers get labelled (`off`), any candidate (`proposals`), or the best of
+  the candidates by the policy's own scores (`greedy`).
 
 Two relatives act elsewhere: the bonus in the loss (`theory.margins`) trains an optimistic policy, for the theory's
 mode; the XPO-style term (`objectives.baseline_optimism_loss`) needs no features but never switches off.

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pddpo_ray.exploration.alternatives import (
     BOTH,
@@ -26,7 +27,14 @@ from pddpo_ray.exploration.alternatives import (
 from pddpo_ray.exploration.bonus import saturation
 from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.exploration.features import Features, centres, pool_features
-from pddpo_ray.exploration.resampling import ESS_FLOOR, bonus_only_base, exact_base, resampling_weights
+from pddpo_ray.exploration.resampling import (
+    ESS_FLOOR,
+    bonus_only_base,
+    exact_base,
+    greedy_weights,
+    optimistic_weights,
+    resampling_weights,
+)
 from pddpo_ray.records import Array, CandidateSet, Pair, Response, Stage, responses_of
 from pddpo_ray.theory.seeds import generator_of
 
@@ -63,7 +71,7 @@ def choose_pairs(
     return sorted(chosen)
 
 
-BonusKind = Literal["elliptical", "simhash", "thompson", "off"]
+BonusKind = Literal["elliptical", "exact", "simhash", "thompson", "greedy", "proposals", "off"]
 Comparator = Literal["baseline", "max_info"]
 Weights = Literal["exact", "bonus_only"]
 
@@ -82,7 +90,9 @@ class OptimisticExplorer:
         s0: prior standard deviation of a score difference.
         weight: Fisher information w of one comparison, at most 1/4.
         picks: pairs per candidate set, chosen one after another with the uncertainty updated in between.
-        bonus: the uncertainty model (see `alternatives`); `off` draws y evenly from the policy's own candidates.
+        bonus: the uncertainty model (see `alternatives`), or a choice without one: `off` draws y evenly from the
+            policy's own candidates, `proposals` from all, `greedy` takes those that the policy prefers most against the
+            reference. `exact`, for studies, expects all answers as candidates and draws from the optimistic policy.
         comparator: y' from the baseline, or the most informative candidate.
         weights: `exact` importance weights, or `bonus_only` for long answers.
         proposal_weight: weight of a proposal's candidate under `bonus_only`.
@@ -218,9 +228,11 @@ class OptimisticExplorer:
     def _choose_one(self, candidates: CandidateSet, rows: Array, multiplier: float, log: _Log) -> list[Pair]:
         generator = self._generator("choose", [response.id for response in candidates.responses])
         pairs = []
+        taken = np.zeros(len(rows), dtype=bool)
         for pick in range(self._picks):
-            weights = self._behaviour(candidates, rows, multiplier, log)
+            weights = self._behaviour(candidates, rows, multiplier, taken, log)
             chosen = int(generator.choice(len(rows), p=weights))
+            taken |= [response.token_ids == candidates.responses[chosen].token_ids for response in candidates.responses]
             other = self._other(candidates, rows, chosen, generator)
             if other is None:
                 continue
@@ -232,17 +244,28 @@ class OptimisticExplorer:
             pairs.append(Pair(f"{candidates.responses[chosen].id}/{response.id}/{pick}", *sides))
         return pairs
 
-    def _behaviour(self, candidates: CandidateSet, rows: Array, multiplier: float, log: _Log) -> Array:
-        """Weights of the candidates under the behaviour policy. -> [n]"""
+    def _behaviour(
+        self, candidates: CandidateSet, rows: Array, multiplier: float, taken: NDArray[np.bool_], log: _Log
+    ) -> Array:
+        """Weights of the candidates under the behaviour policy; `taken` tells the texts of earlier picks. -> [n]"""
         versions = np.array([response.policy_version for response in candidates.responses])
         from_policy = versions == versions.max()  # a proposal is always an older version than the round's policy
+        log_policy, log_proposal = np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal)
         if self._kind == "off":
             return from_policy / from_policy.sum()
+        if self._kind == "proposals":
+            return np.full(len(rows), 1.0 / len(rows))
+        if self._kind == "greedy":
+            return greedy_weights(log_policy - log_proposal, taken)
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
         beta = self._beta() if callable(self._beta) else self._beta
         optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
+        if self._kind == "exact":
+            weights = optimistic_weights(log_policy, optimism)
+            log.add(reward, cost, saturation(reward, rows, k=self._k, s0=self._s0), 1.0, 1.0 / float(weights @ weights))
+            return weights
         if self._weights == "exact":
-            base = exact_base(np.asarray(candidates.log_policy), np.asarray(candidates.log_proposal))
+            base = exact_base(log_policy, log_proposal)
         else:
             base = bonus_only_base(from_policy, self._proposal_weight)
         weights, tau, ess = resampling_weights(base, optimism, ess_floor=self._ess_floor)
@@ -292,7 +315,7 @@ class _Log:
 
 
 def _uncertainty(kind: BonusKind, dimension: int, *, k: float, s0: float, weight: float, seed: int) -> Uncertainty:
-    if kind == "elliptical":
+    if kind in ("elliptical", "exact"):
         return EllipticalBonus(dimension, k=k, s0=s0, weight=weight)
     if kind == "thompson":
         return ThompsonBonus(dimension, k=k, s0=s0, weight=weight)

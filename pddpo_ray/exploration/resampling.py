@@ -65,3 +65,21 @@ def resampling_weights(base: Array, optimism: Array, *, ess_floor: float = ESS_F
     log_weights = base + tau * optimism
     weights = np.exp(log_weights - logsumexp(log_weights))
     return weights / weights.sum(), tau, effective_sample_size(log_weights)
+
+
+def optimistic_weights(log_policy: Array, optimism: Array) -> Array:
+    """The optimistic policy itself, policy * exp(optimism), where the answers are all there are. [n], [n] -> [n]"""
+    log_weights = log_policy + optimism
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    return np.asarray(weights / weights.sum())
+
+
+def greedy_weights(advantage: Array, taken: NDArray[np.bool_]) -> Array:
+    """All weight on the best candidate that is not taken yet (the first of equals; none left: of all). [n], [n] -> [n]
+
+    With `advantage` = log policy - log reference this is best-of-n by the policy's own reward - multiplier * cost.
+    """
+    left = advantage if taken.all() else np.where(taken, -np.inf, advantage)
+    weights = np.zeros(len(advantage))
+    weights[int(left.argmax())] = 1.0
+    return weights

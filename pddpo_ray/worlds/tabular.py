@@ -222,17 +222,19 @@ def random_world(seed: int, *, prompts: int = 4, answers: int = 8, beta: float =
         return TabularWorld(oracle, _confined(reference, covered), covered, offline_pairs=pairs)
 
 
-def rare_world(seed: int, *, prompts: int = 4, answers: int = 8, beta: float = 0.1, pairs: int = 400) -> TabularWorld:
-    """A random world whose uncovered answers have 2 % each under the reference, as in the trap world.
+def rare_world(
+    seed: int, *, prompts: int = 4, answers: int = 8, beta: float = 0.1, pairs: int = 400, frequency: float = 0.02
+) -> TabularWorld:
+    """A random world whose uncovered answers have 2 % each under the reference, as in the trap world, or `frequency`.
 
     Draws are repeated until the limit binds on all answers and on the covered ones, and covered answers alone lose
     between 0.3 and 1.2 of gap: so methods differ in how they keep the limit, and only rare answers close the gap.
     """
     generator = np.random.default_rng([seed, prompts, answers, 1])
     covered = np.tile(np.arange(answers) < answers // 2, (prompts, 1))
-    common = 1.0 - 0.02 * (answers - answers // 2)
+    common = 1.0 - frequency * (answers - answers // 2)
     while True:
-        reference = np.full((prompts, answers), 0.02)
+        reference = np.full((prompts, answers), frequency)
         reference[:, : answers // 2] = common * generator.dirichlet(3.0 * np.ones(answers // 2), prompts)
         reward = np.clip(generator.normal(size=(prompts, answers)), -2.0, 2.0)
         cost = np.clip(generator.normal(size=(prompts, answers)), -2.0, 2.0)

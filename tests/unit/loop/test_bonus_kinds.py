@@ -16,14 +16,17 @@ from tests.unit.loop.small_run import small
 from tests.unit.methods.runs import commands_of
 
 
-@pytest.mark.parametrize("kind", ["elliptical", "simhash", "thompson", "off"])
+@pytest.mark.parametrize("kind", ["elliptical", "simhash", "thompson", "greedy", "proposals", "off"])
 def test_a_recipe_names_how_answers_are_chosen(kind: str, tmp_path: Path) -> None:
     run_recipe(small(f"explore.bonus={kind}"), tmp_path / "run")
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
         bonus = journal.metrics()[2]["explore/mean_bonus_reward"]
         pairs = [entry for entry in journal.pairs() if entry.round == 2]
     assert pairs
-    assert (bonus == 0.0) == (kind == "off")
+    sides = [side for entry in pairs for side in (entry.labelled.pair.first, entry.labelled.pair.second)]
+    assert (bonus == 0.0) == (kind in ("greedy", "proposals", "off"))
+    if kind in ("proposals", "off"):
+        assert any("proposal" in side.id for side in sides) == (kind == "proposals")
 
 
 def pairs_and_metrics(run_dir: Path, *overrides: str) -> tuple[list[Pair], dict[str, float]]:

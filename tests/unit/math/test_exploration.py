@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.special import softmax
 
 from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
@@ -26,6 +28,7 @@ from pddpo_ray.exploration.resampling import (
     bonus_only_base,
     effective_sample_size,
     exact_base,
+    greedy_weights,
     resampling_weights,
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
@@ -291,6 +294,53 @@ def test_bonus_off_draws_from_the_policys_own_candidates_alone(world: TabularWor
     own = [side for pair in pairs for side in (pair.first, pair.second) if not side.id.startswith("baseline-")]
     assert {side.policy_version for side in own} == {2}
     assert {side.token_ids[0] for side in own} == {0, 1, 2, 3}
+
+
+def test_proposals_draws_evenly_from_all_candidates_whoever_wrote_them(world: TabularWorld) -> None:
+    found = explorer(world, bonus="proposals", picks=6)
+    found.update(offline_pairs(world))
+    pairs = [pair for round_ in range(100) for pair in found.choose(sets(world, round_))]
+    own = [side for pair in pairs for side in (pair.first, pair.second) if not side.id.startswith("baseline-")]
+    counts = np.bincount([side.token_ids[0] for side in own], minlength=8)
+    assert stats.chisquare(counts).pvalue > 1e-3
+    assert found.metrics["explore/mean_bonus_reward"] == 0.0
+
+
+def test_greedy_takes_the_candidates_that_the_policy_prefers_most_one_after_another(world: TabularWorld) -> None:
+    ratios = {x: gaussian(x, 8) for x in range(4)}
+    asked = [
+        replace(one, log_policy=tuple(np.array(one.log_proposal) + ratios[x])) for x, one in enumerate(sets(world))
+    ]
+    for pair in explorer(world, bonus="greedy", picks=3).choose(asked):
+        number = int(pair.id.rsplit("/", 1)[1])
+        (chosen,) = [side for side in (pair.first, pair.second) if not side.id.startswith("baseline-")]
+        assert chosen.token_ids[0] == np.argsort(-ratios[pair.prompt.token_ids[0]])[number]
+
+
+def test_greedy_begins_again_when_everything_was_taken() -> None:
+    advantage = np.array([0.1, 0.7, 0.3])
+    assert greedy_weights(advantage, np.array([False, True, False])).tolist() == [0.0, 0.0, 1.0]
+    assert greedy_weights(advantage, np.array([True, True, True])).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_exact_draws_from_the_optimistic_policy(world: TabularWorld) -> None:
+    """Against enumeration: policy * exp((b_r + 0.5 b_c) / beta) over all eight answers, b from the formula."""
+    model = EllipticalBonus(32, k=0.2, s0=2.0)
+    found = explorer(world, bonus="exact", k=0.2)
+    found.update(offline_pairs(world))
+    centre = one_hot(world)(world.baseline_pool(32)["p0"]).mean(axis=0)
+    for pair in offline_pairs(world):
+        model.observe(pair.prompt.id, *(one_hot(world)([side])[0] for side in (pair.first, pair.second)))
+    model.start_batch(np.random.default_rng(0))
+    bonus = model.bonuses("p0", np.eye(32)[:8] - centre)[0]
+    wanted = softmax(np.log(world.oracle.reference[0]) + 1.5 * bonus / 0.1)
+    # a comparator that equals the draw is never paired with it, and the set gives another one: all draws make pairs
+    pairs = [pair for round_ in range(1000) for pair in found.choose(sets(world, round_)[:1])]
+    own = [side for pair in pairs for side in (pair.first, pair.second) if not side.id.startswith("baseline-")]
+    counts = np.bincount([side.token_ids[0] for side in own], minlength=8)
+    assert counts.sum() == 1000
+    assert stats.chisquare(counts, 1000 * wanted).pvalue > 1e-3
+    assert wanted.max() < 0.9
 
 
 def test_max_info_compares_with_the_most_uncertain_candidate(world: TabularWorld) -> None:

@@ -1,0 +1,279 @@
+"""Does exploration pay? Cells of rarity, beta and choice; the registered worlds and arms (bench/phase_registered.yaml).
+
+    python -m bench.phase choose            # the tuning worlds, and which alternative they choose as `best`
+    python -m bench.phase run               # the registered worlds; a part: `run tables`, `run twin --cells deep wide`
+    python -m bench.phase table             # the tables of docs/exploration.md from what is there
+    python -m bench.phase network           # the corners on the real network: 36 runs of some minutes
+    python -m bench.phase all               # choose, run, table (`make phase`)
+
+A world is written with all of its arms once these are finished, so a broken study goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bench.phase_runs import ARMS, Arm, Cell, Played, played
+from bench.phase_worlds import GROUNDS
+from pddpo_ray.config import load
+from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import Array
+from pddpo_ray.theory.intervals import student_half_width
+from pddpo_ray.theory.seeds import generator
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results" / "phase.json"
+FLIPS = 100_000
+PAIRS = (("off", "shipped"), ("proposals", "shipped"), ("shipped", "exact"), ("shipped", "best"))
+"""Compared arms; a positive difference says that the second has the smaller gap."""
+PRIMARY = ("proposals", "shipped")
+Results = dict[str, Any]
+
+
+@cache
+def registered() -> Mapping[str, Any]:
+    """What was registered."""
+    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "phase_registered.yaml").read_text())
+    return found
+
+
+def cell_of(name: str) -> Cell:
+    return Cell(**registered()["cells"][name])
+
+
+def seeds_between(ends: Sequence[int]) -> range:
+    return range(ends[0], ends[1] + 1)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def known(out: Path) -> Results:
+    """{place/cell/seed: {arm: run}}, as far as they are finished."""
+    found: Results = json.loads(out.read_text()) if out.exists() else {}
+    return found
+
+
+def play(out: Path, place: str, cell: str, seed: int, arms: Mapping[str, Arm]) -> None:
+    """Plays the arms of one world that are not in the file yet, and writes them whole."""
+    before, key = known(out), f"{place}/{cell}/{seed}"
+    missing = {name: arm for name, arm in arms.items() if name not in before.get(key, {})}
+    if not missing:
+        return
+    setting = cell_of(cell)
+    ground = GROUNDS[place](seed, setting.rare, setting.beta)
+    done = {name: asdict(played(ground, setting, arm, seed)) for name, arm in missing.items()}
+    kept = known(out)  # another process may have written meanwhile
+    kept[key] = kept.get(key, {}) | done
+    write(out, kept)
+
+
+def write(out: Path, results: Results) -> None:
+    """All at once: a reader sees the old file or the new one."""
+    aside = out.with_suffix(f".{os.getpid()}")
+    aside.write_text("{\n" + ",\n".join(f'"{key}": {json.dumps(results[key])}' for key in sorted(results)) + "\n}\n")
+    aside.replace(out)
+
+
+def choose(out: Path) -> None:
+    """Plays the tuning worlds."""
+    rule = registered()["choice_of_best"]
+    arms = {name: ARMS[name] for name in ["shipped", *rule["among"]]}
+    for place, ends in registered()["seeds"]["tuning"].items():
+        for seed in seeds_between(ends):
+            for cell in rule["cells"]:
+                play(out, place, cell, seed, arms)
+    for name, gap in tuned(known(out)).items():
+        print(f"{name}: mean gap {gap:.3f} on the tuning worlds")
+    print(f"best: {best_of(known(out))}")
+
+
+def tuned(results: Results) -> dict[str, float]:
+    """Mean gap of each alternative on the tuning worlds, both places weighing alike."""
+    rule, places = registered()["choice_of_best"], registered()["seeds"]["tuning"]
+    return {
+        name: float(
+            np.mean(
+                [
+                    np.mean([results[f"{place}/{c}/{s}"][name]["gaps"][-1] for c in rule["cells"] for s in seeds])
+                    for place, ends in places.items()
+                    for seeds in [seeds_between(ends)]
+                ]
+            )
+        )
+        for name in ["shipped", *rule["among"]]
+    }
+
+
+def best_of(results: Results) -> str:
+    """The alternative that the tuning worlds choose."""
+    gaps = tuned(results)
+    return min(registered()["choice_of_best"]["among"], key=gaps.__getitem__)
+
+
+def registered_worlds() -> Iterator[tuple[str, str, int]]:
+    """(place, cell, seed) in the registered order."""
+    seeds = seeds_between(registered()["seeds"]["held_out"])
+    for place, cells in (
+        ("tables", list(registered()["cells"])), ("twin", ["deep", "wide"]), ("twin", ["needle", "today"]),
+    ):  # fmt: skip
+        yield from ((place, cell, seed) for seed in seeds for cell in cells)
+
+
+def run(out: Path, places: Sequence[str], cells: Sequence[str]) -> None:
+    """Plays the registered worlds."""
+    arms = {"off": ARMS["off"], "proposals": ARMS["proposals"], "shipped": ARMS["shipped"], "exact": ARMS["exact"]}
+    arms["best"] = ARMS[best_of(known(out))]
+    for place, cell, seed in registered_worlds():
+        if place in places and cell in cells:
+            play(out, place, cell, seed, arms)
+
+
+def network(out: Path, runs: Path) -> None:
+    """The corners on the real network, through the run that `pddpo train o-pd-dpo` makes."""
+    wanted = registered()["network"]
+    bonus = {"off": "off", "proposals": "proposals", "shipped": "elliptical"}
+    for seed in seeds_between(wanted["seeds"]):
+        for name in wanted["cells"]:
+            for arm in wanted["arms"]:
+                key, setting, kept = f"network/{name}/{seed}", cell_of(name), known(out)
+                if arm in kept.get(key, {}):
+                    continue
+                overrides = (
+                    f"seed={seed}", f"world.seed={seed}", f"world.reference.rare={setting.rare}",
+                    f"beta={setting.beta}", f"explore.picks={setting.picks}", f"explore.bonus={bonus[arm]}",
+                    f"rollout.candidates={setting.candidates}", "offline.compare_rounds=0",
+                )  # fmt: skip
+                folder = runs / f"{name}-{seed}-{arm}"
+                shutil.rmtree(folder, ignore_errors=True)
+                result = run_recipe(load("o-pd-dpo", overrides), folder)
+                kept = known(out)
+                kept.setdefault(key, {})[arm] = {"gaps": [result["gap_last"]]}
+                write(out, kept)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def differences(results: Results, place: str, cell: str, pair: tuple[str, str], index: int = -1) -> Array:
+    """Gap of the first arm less that of the second, of every registered world with both. -> [n]"""
+    first, second = pair
+    rows = [row for row in held_out(results, place, cell) if first in row and second in row]
+    return np.array([row[first]["gaps"][index] - row[second]["gaps"][index] for row in rows])
+
+
+def permutation_p(values: Array) -> float:
+    """Two-sided p of a mean of 0 when each sign is as likely as the other. [n] -> []"""
+    signs = generator(0, "flips").integers(0, 2, (FLIPS, len(values))) * 2 - 1
+    means = np.abs(signs @ values)
+    return float((1 + (means >= abs(values.sum()) - 1e-12).sum()) / (1 + FLIPS))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the given order."""
+    order = np.argsort(chances)
+    scaled = [chances[index] * (len(chances) - place) for place, index in enumerate(order)]
+    raised = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(raised[list(order).index(index)]) for index in range(len(chances))]
+
+
+def with_interval(values: Array) -> str:
+    """Mean with its 95 % interval by Student."""
+    if len(values) < 2:
+        return "none"
+    mean = values.mean()
+    half = student_half_width(float(values.std(ddof=1)) / np.sqrt(len(values)), len(values))
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def places_of(results: Results) -> list[tuple[str, str]]:
+    """Places and cells with at least two worlds of the primary comparison."""
+    pairs = [(place, cell) for place in ("tables", "twin", "network") for cell in registered()["cells"]]
+    return [pair for pair in pairs if len(differences(results, *pair, PRIMARY)) >= 2]
+
+
+def table(results: Results) -> str:
+    """Gaps of the arms, differences with intervals, and what the arms cost, in Markdown."""
+    return "\n\n".join([gaps_table(results), differences_table(results), costs_table(results)])
+
+
+def gaps_table(results: Results) -> str:
+    """Mean gap after the last round."""
+    arms = ("off", "proposals", "shipped", "exact", "best")
+    rows = ["| where | cell | worlds | " + " | ".join(arms) + " |", "|---" * (3 + len(arms)) + "|"]
+    for place, cell in places_of(results):
+        found = held_out(results, place, cell)
+        means = [[row[arm]["gaps"][-1] for row in found if arm in row] for arm in arms]
+        shown = " | ".join(f"{np.mean(gaps):.3f}" if gaps else "" for gaps in means)
+        rows.append(f"| {place} | {cell} | {len(found)} | {shown} |")
+    return "\n".join(rows)
+
+
+def held_out(results: Results, place: str, cell: str) -> list[Results]:
+    """The registered worlds of a cell."""
+    ends = registered()["network"]["seeds"] if place == "network" else registered()["seeds"]["held_out"]
+    keys = [f"{place}/{cell}/{seed}" for seed in seeds_between(ends)]
+    return [results[key] for key in keys if key in results]
+
+
+def differences_table(results: Results) -> str:
+    """Paired differences with intervals; p of the primary comparison, adjusted over the places and cells shown."""
+    heads = [f"{first} − {second}" for first, second in PAIRS]
+    rows = ["| where | cell | worlds | " + " | ".join(heads) + " | p of the primary |", "|---" * (4 + len(PAIRS)) + "|"]
+    shown = places_of(results)
+    chances = [permutation_p(differences(results, *one, PRIMARY)) for one in shown]
+    adjusted = holm(chances)
+    for (place, cell), chance, raised in zip(shown, chances, adjusted, strict=True):
+        cells = " | ".join(with_interval(differences(results, place, cell, pair)) for pair in PAIRS)
+        count = len(differences(results, place, cell, PRIMARY))
+        rows.append(f"| {place} | {cell} | {count} | {cells} | {chance:.4f}, Holm {raised:.4f} |")
+    return "\n".join(rows)
+
+
+def costs_table(results: Results) -> str:
+    """Labels, tokens and seconds of a run, means over worlds."""
+    rows = ["| where | cell | arm | labels | tokens | seconds |", "|---" * 6 + "|"]
+    for place, cell in places_of(results):
+        if place == "network":
+            continue
+        for arm in ("off", "proposals", "shipped", "exact", "best"):
+            runs = [Played(**row[arm]) for row in held_out(results, place, cell) if arm in row]
+            if runs:
+                labels, tokens, seconds = (
+                    float(np.mean([getattr(one, part) for one in runs])) for part in ("labels", "tokens", "seconds")
+                )
+                rows.append(f"| {place} | {cell} | {arm} | {labels:,.0f} | {tokens:,.0f} | {seconds:.1f} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["choose", "run", "table", "network", "all"])
+    parser.add_argument("places", nargs="*", choices=[*GROUNDS, []], help="for run: tables, twin (default: both)")
+    parser.add_argument("--cells", nargs="+", choices=list(registered()["cells"]), default=list(registered()["cells"]))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=Path("runs/phase"), help="for network: where its runs are kept")
+    asked = parser.parse_args()
+    steps: dict[str, Callable[[], None]] = {
+        "choose": lambda: choose(asked.out),
+        "run": lambda: run(asked.out, asked.places or list(GROUNDS), asked.cells),
+        "table": lambda: print(table(known(asked.out))),
+        "network": lambda: network(asked.out, asked.runs),
+    }
+    for step in ("choose", "run", "table") if asked.what == "all" else (asked.what,):
+        steps[step]()
+
+
+if __name__ == "__main__":
+    main()
