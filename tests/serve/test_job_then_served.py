@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
 from pddpo_ray.journal import read_journal
 from tests.job_head import pddpo_submit, running_head
-from tests.served_process import Served, served
+from tests.served_process import served
+from tests.stopped_streams import STREAMS, stopped_under_streams
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]
 
-STREAMS = 8
 SMALL = [
     *["rounds=1", "seed=5", "offline.pairs=100", "cluster={mode: ray, cpus: 3}", "trainer.threads=1"],
     *["trainer.first_reward.steps=4", "trainer.first_cost.steps=4", "feedback.responses=24", "feedback.labels_each=8"],
@@ -46,36 +41,3 @@ def test_the_endpoint_serves_what_a_submitted_job_made(tmp_path: Path) -> None:
     assert reply.choices[0].text.split()
     assert ends["whole"] >= STREAMS
     assert set(ends) <= {"whole", "refused", "closed"}, ends
-
-
-def stopped_under_streams(endpoint: Served, key: str, prompt: list[int]) -> Counter[str]:
-    """SIGTERM while clients stream one answer after the other: how their requests ended."""
-    ends: Counter[str] = Counter()
-    asked = {"model": "round-1", "prompt": prompt, "max_tokens": 24, "stream": True, "ignore_eos": True}
-    headers = {"authorization": f"Bearer {key}"}
-
-    def client() -> None:
-        while not ends["closed"]:
-            begun = False
-            try:
-                with httpx.stream("POST", f"{endpoint.url}/v1/completions", json=asked, headers=headers) as reply:
-                    begun = True
-                    text = reply.read().decode()
-            except httpx.TransportError as error:
-                ends[f"cut: {error!r}" if begun else "closed"] += 1
-            else:
-                refused = reply.status_code == 503 and "retry-after" in reply.headers
-                whole = reply.status_code == 200 and text.endswith("data: [DONE]\n\n") and '"error"' not in text
-                ends["refused" if refused else "whole" if whole else f"{reply.status_code}: {text[:200]}"] += 1
-                time.sleep(0.2 if refused else 0.0)
-
-    with ThreadPoolExecutor(STREAMS) as pool:
-        clients = [pool.submit(client) for _ in range(STREAMS)]
-        while ends["whole"] < STREAMS and not any(one.done() for one in clients):
-            time.sleep(0.05)
-        endpoint.process.send_signal(signal.SIGTERM)
-        assert endpoint.process.wait(timeout=180) == 0
-        ends["closed"] += 1
-        for one in clients:
-            one.result()
-    return ends
