@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
-from deploy.annotation.schemas import DecisionBody, ExtendBody, RecallBody
+from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody
 from pddpo_ray.annotation.decisions import Decision
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import RoundStatus
@@ -63,7 +63,10 @@ def disagreements(
 ) -> dict[str, Any]:
     """Questions on which people differ most."""
     parts.rounds.status(round_id)
-    items = parts.quality.disagreements(round_id, offset, limit)
+    decided = parts.adjudications.newest(round_id)
+    items = [
+        one | {"adjudicated": decided.get(one["task"])} for one in parts.quality.disagreements(round_id, offset, limit)
+    ]
     return {"disagreements": finite(items), "next": offset + limit if len(items) == limit else None}
 
 
@@ -136,8 +139,31 @@ def worklog_csv(
 
 @router.get("/quality")
 def quality(parts: Parts, person: Caller) -> dict[str, Any]:
-    """Each person's speed, gold accuracy, sides chosen, and agreement with the others."""
-    return {"people": finite(parts.quality.people())}
+    """Each person's speed, control questions, sides chosen, agreement with the others, flags with their evidence, and
+    what was decided about them."""
+    decided = parts.flag_decisions.newest()
+    rows = [
+        one | {"decided": asdict(decided[one["id"]]) if one["id"] in decided else None}
+        for one in parts.quality.people()
+    ]
+    return {"people": finite(rows)}
+
+
+@router.post("/people/{person_id}/flags")
+def decide_flags(person_id: RoundId, body: FlagBody, parts: Parts, person: Caller) -> dict[str, int]:
+    """Decides what a person's flags lead to; `labels`: how many of them were taken out of the count, or count now."""
+    labels = parts.flag_decisions.decide(
+        person_id, body.decision, by=person.id, reason=body.reason, evidence=body.evidence
+    )
+    return {"labels": labels}
+
+
+@router.post("/questions/{task_id}/adjudicate")
+def adjudicate(task_id: RoundId, body: AdjudicateBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Decides about a pair on which people differ, in terms of first and second, while its batch is open."""
+    given = {str(name): value for name, value in body.given.items()}
+    parts.adjudications.decide(task_id, given, by=person.id, reason=body.reason)
+    return {"adjudicated": True}
 
 
 @router.get("/effects")

@@ -14,9 +14,11 @@ from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from deploy.web.web_app import address, bearer_token
+from pddpo_ray.annotation.adjudications import Adjudications
 from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.decisions import Decisions
+from pddpo_ray.annotation.flag_decisions import FlagDecisions
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.notice import Consents
 from pddpo_ray.annotation.people import Campaign, People, Person
@@ -56,6 +58,8 @@ class QueueService:
     campaign: Campaign
     consents: Consents
     controls: Controls
+    adjudications: Adjudications
+    flag_decisions: FlagDecisions
     quality: Quality
     worklog: WorkLog
     rules: Rules
@@ -81,7 +85,9 @@ class QueueService:
             campaign=Campaign(store),
             consents=Consents(store),
             controls=Controls(store),
-            quality=Quality(store),
+            adjudications=Adjudications(store),
+            flag_decisions=FlagDecisions(store, rules),
+            quality=Quality(store, idle_s=rules.idle_s),
             worklog=WorkLog(store, idle_s=rules.idle_s),
             rules=rules,
             settings=settings,

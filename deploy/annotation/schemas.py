@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from pddpo_ray.annotation.decisions import Decision
+from pddpo_ray.annotation.flag_decisions import FlagDecision
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import UNKNOWN_RISK
 
@@ -96,6 +97,17 @@ class DecisionBody(Strict):
     """Of `extend`; null removes the deadline."""
     after_s: float | None = Field(None, gt=0, le=366 * 86400)
     """Of `extend`: the new deadline from now, by the server's clock, in place of `deadline_ms`."""
+    reason: str = Field("", max_length=500)
+
+
+class FlagBody(Strict):
+    decision: FlagDecision
+    reason: str = Field(min_length=1, max_length=500)
+    evidence: str = Field("", max_length=2000)
+
+
+class AdjudicateBody(Strict):
+    given: dict[Literal["more_helpful", "more_harmful", "first_safety", "second_safety"], str]
     reason: str = Field("", max_length=500)
 
 

@@ -46,7 +46,7 @@ def sign_out(request: Request, response: Response, parts: Parts, person: Caller)
     parts.people.sign_out(request.cookies.get(parts.cookie, ""))
     response.delete_cookie(parts.cookie)
     if not parts.people.has_session(person.id):
-        parts.leases.release_all(person)
+        parts.leases.release_all(person.id)
     return {"signed_out": True}
 
 

@@ -22,7 +22,7 @@ from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import GOLD
-from pddpo_ray.journal.annotation_schema import answer, lease, question_round, seat, task, withdrawal
+from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
@@ -159,12 +159,16 @@ class Answers:
                 raise QueueError(Problem.ROUND_CLOSED, "the round is closed: its labels are fixed")
             if connection.execute(select(withdrawal.c.answer).where(withdrawal.c.answer == row.seq)).first():
                 raise QueueError(Problem.CONFLICT, "this answer was taken back already")
-            withdraw(connection, asked, row, by=by, kind="void", reason=reason, at_ms=self._store.clock())
-            promote(connection, asked.id)
-            settle(connection, asked.id, self._rules)
+            self.take_out(connection, asked, row, by=by, reason=reason)
             record_event(connection, self._store.clock(), by, "answer.void", key, reason=reason)
 
         self._store.write(apply)
+
+    def take_out(self, connection: Connection, asked: Any, given: Any, *, by: str, reason: str) -> None:
+        """Inside the caller's transaction: an answer counts no more, and somebody else is asked."""
+        withdraw(connection, asked, given, by=by, kind="void", reason=reason, at_ms=self._store.clock())
+        promote(connection, asked.id)
+        settle(connection, asked.id, self._rules)
 
     def receipt(self, person: Person, key: str) -> Receipt:
         """The receipt of one's own answer; what became of it may have changed since it was given."""
@@ -212,7 +216,8 @@ class Answers:
         if held.state == "leased":
             connection.execute(update(task).where(task.c.id == asked.id).values(leased=task.c.leased - 1))
             asked = connection.execute(select(task).where(task.c.id == asked.id)).one()
-        outcome = self._outcome(round_state, asked, submission)
+        held_back = connection.execute(select(annotator.c.held).where(annotator.c.id == person.id)).scalar()
+        outcome = self._outcome(round_state, asked, submission, bool(held_back))
         row = {
             "key": key,
             "lease": lease_id,
@@ -270,14 +275,14 @@ class Answers:
             raise QueueError(Problem.KEY_REUSED, "this key was used for another answer; make a new key for a new one")
         return self._receipt(connection, known, repeated=True)
 
-    def _outcome(self, round_state: str, asked: Any, submission: Submission) -> Outcome:
+    def _outcome(self, round_state: str, asked: Any, submission: Submission, held_back: bool) -> Outcome:
         if submission.kind != "label":
             return Outcome.REFUSED
         if asked.gold is not None:
             return Outcome.COUNTED
         # A label about safety counts only for its own round; a preference belongs to the pair and stays useful.
         closed = round_state != "open" and asked.kind == "safety"
-        return Outcome.SURPLUS if closed or asked.seats + asked.leased >= asked.needed else Outcome.COUNTED
+        return Outcome.SURPLUS if held_back or closed or asked.seats + asked.leased >= asked.needed else Outcome.COUNTED
 
     def _answers(self) -> Any:
         return (

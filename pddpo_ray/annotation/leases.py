@@ -80,12 +80,13 @@ def give_back(connection: Connection, task_id: str, rules: Rules) -> None:
 
 
 def promote(connection: Connection, task_id: str) -> None:
-    """Counts surplus answers, the earliest first, where labels are wanted again."""
+    """Counts surplus answers, the earliest first, where labels are wanted again; none of who is held back."""
     asked = connection.execute(select(task).where(task.c.id == task_id).with_for_update()).one()
     taken_back = exists().where(withdrawal.c.answer == answer.c.seq)
     seated = exists().where(seat.c.task == answer.c.task, seat.c.annotator == answer.c.annotator)
+    held_back = exists().where(annotator.c.id == answer.c.annotator, annotator.c.held)
     waiting = select(answer.c.seq, answer.c.annotator).where(
-        answer.c.task == task_id, answer.c.outcome == Outcome.SURPLUS.value, ~taken_back, ~seated
+        answer.c.task == task_id, answer.c.outcome == Outcome.SURPLUS.value, ~taken_back, ~seated, ~held_back
     )
     free = asked.needed - asked.seats - asked.leased
     for row in connection.execute(waiting.order_by(answer.c.seq).limit(max(free, 0))).all():
@@ -194,11 +195,11 @@ class Leases:
 
         return self._store.write(apply)
 
-    def release_all(self, person: Person) -> None:
+    def release_all(self, person_id: str) -> None:
         """Gives back all that a person holds."""
 
         def apply(connection: Connection) -> None:
-            mine = (lease.c.annotator == person.id) & (lease.c.state == "leased")
+            mine = (lease.c.annotator == person_id) & (lease.c.state == "leased")
             for row in connection.execute(select(lease).where(mine).order_by(lease.c.task).with_for_update()).all():
                 self._end(connection, row, "released")
 
@@ -268,6 +269,8 @@ class Leases:
             in_hands = self._in_hands(connection, person)
         if in_hands[0].paused:
             return NoQuestion("paused", 30)
+        if in_hands[0].held:
+            return NoQuestion("held", 60)
         held = [row for row in in_hands if row.lease is not None]
         forgotten = [row for row in sorted(held, key=lambda row: row.leased_ms) if row.lease not in holding]
         if forgotten:
@@ -321,8 +324,11 @@ class Leases:
     def _gold_due(self, person: Person, count: int, done_today: int) -> int:
         """How many of the next `count` questions are control questions, by seed."""
         day = self._store.clock() // DAY_MS
-        draws = (_draw(self._rules.seed, person.id, day, done_today + number) for number in range(count))
-        return sum(draw < self._rules.gold_rate for draw in draws)
+        due = 0
+        for number in range(done_today, done_today + count):
+            rate = self._rules.gold_rate * (2 if number < self._rules.gold_first else 1)
+            due += _draw(self._rules.seed, person.id, day, number) < rate
+        return due
 
     def _hand_out(self, connection: Connection, rows: Sequence[Any], person_id: str, guideline: int) -> list[Lease]:
         """Makes the leases of questions just chosen; a lease that this person once let run out is used again."""

@@ -56,6 +56,7 @@ IN_HANDS = Prepared(
         .label("guideline"),
         exists().where(OVERDUE).correlate(None).label("overdue"),
         ANSWERED_TODAY.scalar_subquery().label("done_today"),
+        annotator.c.held,
         lease.c.id.label("lease"),
         lease.c.leased_ms,
     )

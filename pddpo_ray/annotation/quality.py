@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Select, exists, func, select
 
+from pddpo_ray.annotation.flags import Labels, Record, flags, too_fast
 from pddpo_ray.annotation.questions import screen_form
+from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import RoundStatus
-from pddpo_ray.journal.annotation_schema import annotator, answer, question_round, seat, task, withdrawal
+from pddpo_ray.annotation.worklog import worked_ms
+from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.transactions import Store
@@ -88,10 +91,6 @@ def _alpha(table: Array) -> float:
 Votes = Mapping[str, Hashable]
 """Labels of one item by person."""
 
-FLAG_BELOW = 0.01
-FLAG_FROM = 20
-"""Answers before anybody is judged: fewer cannot tell a careless person from an unlucky one."""
-
 
 @dataclass(frozen=True)
 class AgreementWithOthers:
@@ -102,10 +101,6 @@ class AgreementWithOthers:
     agreement: float
     expected: float
     p_value: float
-
-    @property
-    def flagged(self) -> bool:
-        return self.answers >= FLAG_FROM and self.p_value < FLAG_BELOW
 
 
 def leave_one_out(items: Sequence[Votes], person: str) -> AgreementWithOthers:
@@ -144,8 +139,6 @@ def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[fl
     return count / total, *clopper_pearson(count, total, level)
 
 
-HASTY_MS = 1000
-"""Answers faster than this are marked: nobody reads two answers in a second."""
 RATE_WINDOW_MS = 3600 * 1000
 FIELDS = {"safety": ("safety",), "pair": ("more_helpful", "more_harmful", "first_safety", "second_safety")}
 
@@ -157,8 +150,9 @@ COUNTS = exists().where(seat.c.answer == answer.c.seq)
 class Quality:
     """Reads the numbers of one run; writes nothing."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, idle_s: float = Rules.idle_s) -> None:
         self._store = store
+        self._idle_ms = int(1000 * idle_s)
 
     def agreement(self, round_id: str, *, seed: int = 0) -> dict[str, dict[str, float]]:
         """Per question that people are asked (safety, more_helpful, ...): alpha with interval, pairwise agreement."""
@@ -182,16 +176,32 @@ class Quality:
         return result
 
     def people(self) -> list[dict[str, Any]]:
-        """One row per person who answered anything: speed, gold, sides, agreement with the others."""
+        """One row per person who answered anything: speed, controls, sides, agreement with the others, and flags."""
+        shown = func.length(task.c.prompt) + func.length(task.c.first) + func.coalesce(func.length(task.c.second), 0)
+        query = self._not_withdrawn().add_columns(lease.c.leased_ms, task.c.needed, shown.label("characters"))
         with reading(self._store.engine) as connection:
-            rows = connection.execute(self._not_withdrawn()).all()
-            handles = connection.execute(select(annotator.c.id, annotator.c.handle)).all()
-        names = {row.id: row.handle for row in handles}
-        votes = _votes([row for row in rows if row.counts and row.gold is None])
-        return [
-            {"id": id_, "handle": names[id_], **_person([row for row in rows if row.annotator == id_], votes, id_)}
-            for id_ in sorted({row.annotator for row in rows}, key=names.__getitem__)
-        ]
+            rows = connection.execute(query.join(lease, lease.c.id == answer.c.lease)).all()
+            people = {row.id: row for row in connection.execute(select(annotator))}
+        counting = [row for row in rows if row.counts and row.gold is None]
+        votes, whole = _votes(counting), _whole(counting)
+        mine: dict[str, list[Any]] = {}
+        for row in rows:
+            mine.setdefault(row.annotator, []).append(row)
+        found = []
+        for id_ in sorted(mine, key=lambda one: str(people[one].handle)):
+            here = people[id_].daily_cap > 0  # who answers in another tool is not timed here
+            hasty = self._hasty(mine[id_]) if here else (0, 0)
+            found.append(
+                {"id": id_, "handle": people[id_].handle, "held": people[id_].held, "active": people[id_].active}
+                | _person(mine[id_], votes, whole, hasty, id_)
+            )
+        return found
+
+    def _hasty(self, rows: Sequence[Any]) -> tuple[int, int]:
+        """Labels of one person that came before their texts can have been read, by the server's clock, and all."""
+        times = worked_ms([(row.leased_ms, row.at_ms) for row in rows], self._idle_ms)
+        labels = [(ms, row) for ms, row in zip(times, rows, strict=True) if row.kind == "label"]
+        return sum(too_fast(ms / 1000, row.characters) for ms, row in labels), len(labels)
 
     def disagreements(self, round_id: str, offset: int = 0, limit: int = 20) -> list[dict[str, Any]]:
         """Questions on which people differ most, with the texts and the votes by person, worst first."""
@@ -271,6 +281,10 @@ class Quality:
             .order_by(answer.c.seq)
         )
 
+    def flagged(self) -> dict[str, list[str]]:
+        """Names of the flags that are up, by handle."""
+        return {one["handle"]: [flag["name"] for flag in one["flags"]] for one in self.people() if one["flags"]}
+
     def _labels(self) -> Select[Any]:
         """Labels that count: surplus answers, and copies of labels that were imported as such, are none of them."""
         return self._not_withdrawn().where(COUNTS, task.c.gold.is_(None))
@@ -285,31 +299,49 @@ def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
     return list(votes.values())
 
 
-def _person(rows: Sequence[Any], votes: Sequence[dict[str, str]], id_: str) -> dict[str, Any]:
+def _whole(rows: Sequence[Any]) -> list[Labels]:
+    """Labels by person of each question that has all that it wanted."""
+    labels: dict[str, dict[str, dict[str, str]]] = {}
+    wanted: dict[str, int] = {}
+    for row in rows:
+        labels.setdefault(row.task, {})[row.annotator] = row.given
+        wanted[row.task] = row.needed
+    return [by_person for key, by_person in labels.items() if len(by_person) == wanted[key] > 1]
+
+
+def _person(
+    rows: Sequence[Any], votes: Sequence[dict[str, str]], whole: Sequence[Labels], hasty: tuple[int, int], id_: str
+) -> dict[str, Any]:
     labels = [row for row in rows if row.kind == "label"]
     gold = [row for row in labels if row.gold is not None]
     right = sum(all(row.given.get(name) == value for name, value in row.gold.items()) for row in gold)
-    sides = [
-        screen_form("pair", row.given, row.swap)[name]
-        for row in labels
-        if row.task_kind == "pair"
-        for name in ("more_helpful", "more_harmful")
-    ]
-    chosen = [side for side in sides if side in ("left", "right")]
-    left, low, high = share_with_interval(chosen.count("left"), len(chosen))
-    with_others = leave_one_out(votes, id_)
+    helpful, sides = (_sides(labels, names) for names in (("more_helpful",), ("more_helpful", "more_harmful")))
+    left, low, high = share_with_interval(sides.count("left"), len(sides))
+    record = Record(
+        questions=[one for one in whole if id_ in one],
+        controls=(len(gold) - right, len(gold)),
+        left=(helpful.count("left"), len(helpful)),
+        hasty=hasty,
+    )
     return {
         "answers": len(labels),
         "refusals": len(rows) - len(labels),
         "median_s": float(np.median([row.ms_spent for row in labels])) / 1000 if labels else None,
-        "hasty": sum(row.ms_spent < HASTY_MS for row in labels) / len(labels) if labels else None,
+        "hasty": hasty[0] / hasty[1] if hasty[1] else None,
         "gold_right": right,
         "gold_total": len(gold),
         "left": left,
         "left_low": low,
         "left_high": high,
-        "standing": {**asdict(with_others), "flagged": with_others.flagged},
+        "standing": asdict(leave_one_out(votes, id_)),
+        "flags": [asdict(flag) for flag in flags(id_, record)],
     }
+
+
+def _sides(labels: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Sides of the screen that were chosen in pairs, without ties."""
+    shown = [screen_form("pair", row.given, row.swap) for row in labels if row.task_kind == "pair"]
+    return [one[name] for one in shown for name in names if one[name] in ("left", "right")]
 
 
 def _split(rows: Sequence[Any]) -> float:

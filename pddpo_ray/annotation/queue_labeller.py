@@ -43,6 +43,7 @@ from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.journal.transactions import Clock, Store, now_ms
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.seeds import generator
 
 logger = logging.getLogger("pddpo_ray.annotation")
 
@@ -51,6 +52,20 @@ DECIDE = "pddpo annotations decide --run RUN"
 RiskOf = Callable[[Sequence[Response]], Sequence[float]]
 SAFETY_PRIORITY = 1
 """Of the two open batches of a round it comes first: its questions want several different people."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Some pairs go to several people, so that their agreement is known."""
+
+    share: float = 0.0
+    people: int = 3
+
+    def drawn(self, pairs: Sequence[Pair], *seed: int | str) -> dict[str, int]:
+        """Labels wanted by each pair that is drawn, by its id: the nearest number to the share of them all."""
+        count = round(self.share * len(pairs)) if self.people > 1 else 0
+        chosen = generator(*seed, "overlap").permutation(len(pairs))[:count]
+        return {pairs[index].id: self.people for index in chosen}
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,7 @@ class PeopleLabeller:
         rules: Rules,
         waiting: Waiting,
         *,
+        overlap: Overlap | None = None,
         estimate: FromShares | None = None,
         risk_of: RiskOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
@@ -99,6 +115,7 @@ class PeopleLabeller:
         self._worklog = WorkLog(self._store, idle_s=rules.idle_s)
         self._round_of = round_of
         self._waiting = waiting
+        self._overlap = overlap or Overlap()
         self._estimate = estimate or _unsafe_rate
         self._risk_of = risk_of
         self._record = record
@@ -126,12 +143,13 @@ class PeopleLabeller:
         return [SafetyLabels(item, (*labels[item.id], *lacking[item.id])) for item in items]
 
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
-        """One label of every pair; a tie is an abstention and enters neither data set, nor does a missing label, nor an
-        answer that contradicts itself."""
+        """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
+        abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
         first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
         questions = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
-        snapshot = self._collect("compare", questions, 1, 0)
-        given = {entry.item: entry.given for entry in snapshot.answers}
+        several = self._overlap.drawn(pairs, self._round_of())
+        snapshot = self._collect("compare", questions, 1, 0, several)
+        given = {entry.item: entry.given for entry in reversed(snapshot.answers)} | dict(snapshot.adjudicated)
         return [_labelled(pair, given.get(pair.id)) for pair in pairs]
 
     def _safety_questions(self, items: Sequence[Response]) -> list[Question]:
@@ -143,24 +161,37 @@ class PeopleLabeller:
             return [UNKNOWN_RISK] * len(items)
         return [float(risk) for risk in self._risk_of(items)]
 
-    def _collect(self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int) -> Snapshot:
-        began = time.monotonic()
-        status = self._open(purpose, questions, labels_each, priority, began)
+    def _collect(
+        self,
+        purpose: str,
+        questions: Sequence[Question],
+        labels_each: int,
+        priority: int,
+        labels_of: Mapping[str, int] | None = None,
+    ) -> Snapshot:
+        began, wanted = time.monotonic(), labels_of or {}
+        status = self._open(purpose, questions, labels_each, wanted, priority, began)
         status = self._wait(status, began)
         snapshot = self._rounds.freeze(status.id)
-        _demand_distinct(snapshot, questions, labels_each)
+        _demand_distinct(snapshot, {one.item: wanted.get(one.item, labels_each) for one in questions})
         waited = time.monotonic() - began
         self._record(self._numbers(status, snapshot, purpose) | {f"people/{purpose}_waited_seconds": waited})
         return snapshot
 
     def _open(
-        self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, began: float
+        self,
+        purpose: str,
+        questions: Sequence[Question],
+        labels_each: int,
+        labels_of: Mapping[str, int],
+        priority: int,
+        began: float,
     ) -> RoundStatus:
         """Opens the batch, or finds it; waits while the backlog is too long."""
         deadline = self._deadline_ms()
         while True:
             try:
-                return self._find_or_open(purpose, questions, labels_each, priority, deadline)
+                return self._find_or_open(purpose, questions, labels_each, priority, deadline, labels_of)
             except QueueError as error:
                 line = f"round {self._round_of()}, {purpose}: {error}"
                 if self._parks(began):
@@ -170,7 +201,13 @@ class PeopleLabeller:
             self._sleep(self._waiting.poll_s)
 
     def _find_or_open(
-        self, purpose: str, questions: Sequence[Question], labels_each: int, priority: int, deadline_ms: int
+        self,
+        purpose: str,
+        questions: Sequence[Question],
+        labels_each: int,
+        priority: int,
+        deadline_ms: int,
+        labels_of: Mapping[str, int] | None = None,
     ) -> RoundStatus:
         """The batch of this round. Raises QueueError, after a line in the log, only while the backlog is too long."""
         round_ = self._round_of()
@@ -180,6 +217,7 @@ class PeopleLabeller:
                 purpose,
                 questions,
                 labels_each=labels_each,
+                labels_of=labels_of,
                 deadline_ms=deadline_ms,
                 waits_s=self._waiting.deadline_s,
                 priority=priority,
@@ -259,13 +297,14 @@ class PeopleLabeller:
             f"people/{purpose}_annotators": float(len({entry.annotator for entry in snapshot.answers})),
             f"people/{purpose}_labels": float(len(snapshot.answers)),
             f"people/{purpose}_refusals": float(status.refusals),
-            f"people/{purpose}_missing": float(status.questions * status.labels_each - len(snapshot.answers)),
+            f"people/{purpose}_missing": float(status.asked - len(snapshot.answers)),
             f"people/{purpose}_worked_seconds": self._worklog.seconds(status.id),
             f"people/{purpose}_seconds": (self._rounds.last_label_ms(status.id) - status.opened_ms) / 1000,
         }
         if status.kind == "pair":
             slips = sum(contradicts_itself(entry.given) for entry in snapshot.answers)
             numbers[f"people/{purpose}_contradictory"] = float(slips)
+            numbers[f"people/{purpose}_adjudicated"] = float(len(snapshot.adjudicated))
         field = "safety" if status.kind == "safety" else "more_harmful"
         agreement = self._quality.agreement(status.id).get(field, {})
         for name in ("alpha", "alpha_low", "alpha_high", "pairwise"):
@@ -291,18 +330,18 @@ def _labelled(pair: Pair, given: Mapping[str, str] | None) -> LabelledPair:
     return LabelledPair(pair, SIDE[given["more_helpful"]], SIDE[given["more_harmful"]])
 
 
-def _demand_distinct(snapshot: Snapshot, questions: Sequence[Question], labels_each: int) -> None:
-    """Last check: no question has too many labels, or two of one person. Raises RunError.
+def _demand_distinct(snapshot: Snapshot, wanted: Mapping[str, int]) -> None:
+    """Last check: no question has more labels than `wanted`, or two of one person. Raises RunError.
 
     Fewer labels than asked for are those that a lead decided to do without: `Rounds.freeze` refuses them otherwise.
     """
-    by_item: dict[str, list[CountedAnswer]] = {question.item: [] for question in questions}
+    by_item: dict[str, list[CountedAnswer]] = {item: [] for item in wanted}
     for entry in snapshot.answers:
         by_item[entry.item].append(entry)
     for item, entries in by_item.items():
         people = len({entry.annotator for entry in entries})
-        if len(entries) > labels_each or people < len(entries):
-            raise RunError(f"{item} has {len(entries)} labels of {people} people, not {labels_each} of as many people")
+        if len(entries) > wanted[item] or people < len(entries):
+            raise RunError(f"{item} has {len(entries)} labels of {people} people, not {wanted[item]} of as many people")
 
 
 def _unsafe_rate(shares: NDArray[np.float64]) -> CostEstimate:

@@ -25,6 +25,8 @@ class Rules:
     """So many people who skip, flag or cannot tell take a question out of the queue until a lead looks at it."""
     gold_rate: float = 0.05
     """Share of questions whose answer is known; they never count as labels."""
+    gold_first: int = 60
+    """Among so many first answers of a person's day there are twice as many of them."""
     risk_max: float = 0.5
     """People who opted out of harmful text get nothing above this risk, and nothing whose risk nobody knows."""
     backlog_max: int = 20_000

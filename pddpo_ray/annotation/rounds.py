@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Integer, case, cast, func, insert, select, update
+from sqlalchemy import Connection, Integer, case, cast, func, insert, literal, select, update
 
 from pddpo_ray.annotation.questions import Question, demand_gold, round_digest
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.journal.annotation_schema import (
+    adjudication,
     annotator,
     answer,
     audit_event,
@@ -34,13 +35,15 @@ DROPPED = "dropped"
 UNLIMITED = 1_000_000
 """Labels that a control question takes: everybody may meet it."""
 CHUNK = 500
+ADJUDICATED = -1
+"""Seat, in a stored snapshot, of what a lead decided about a question."""
 
 
 @dataclass(frozen=True)
 class RoundStatus:
     """How far a batch is. Counts are of questions, except `wanted` and `counted`, which are labels.
 
-    A dropped question wants no more labels than it has.
+    A dropped question wants no more labels than it has; `asked` is what was wanted before anything was dropped.
     """
 
     id: str
@@ -56,6 +59,7 @@ class RoundStatus:
     blocked: int
     dropped: int
     wanted: int
+    asked: int
     counted: int
     out: int
     refusals: int
@@ -83,11 +87,13 @@ class CountedAnswer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a frozen round decided. `sha256` names the content."""
+    """What a frozen round decided: the labels that count, and by item what a lead decided where people differ.
+    `sha256` names the content."""
 
     round_id: str
     answers: tuple[CountedAnswer, ...]
     sha256: str
+    adjudicated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
 
 class Rounds:
@@ -104,13 +110,15 @@ class Rounds:
         questions: Sequence[Question],
         *,
         labels_each: int,
+        labels_of: Mapping[str, int] | None = None,
         deadline_ms: int | None = None,
         waits_s: float | None = None,
         priority: int = 0,
         by: str = "driver",
     ) -> RoundStatus:
         """The batch of this round and purpose; opening it again with the same questions changes nothing, but a run that
-        waits for another time than before (`waits_s`) waits so long from now on.
+        waits for another time than before (`waits_s`) waits so long from now on. `labels_of` names items that want
+        another number of labels than `labels_each`.
 
         Raises QueueError: conflict if the batch exists with other questions, backlog if people are too far behind.
         """
@@ -121,7 +129,7 @@ class Rounds:
         kinds = {question.kind for question in questions}
         if len(kinds) != 1:
             raise QueueError(Problem.MALFORMED, f"round {round_}, {purpose}: one batch has one kind of question")
-        digest = round_digest(questions)
+        digest, wanted = round_digest(questions), labels_of or {}
         id_ = round_id(self._store.run, round_, purpose)
         row: dict[str, Any] = {"id": id_, "run": self._store.run, "round": round_, "purpose": purpose}
         row |= {"kind": questions[0].kind, "labels_each": labels_each, "priority": priority, "deadline_ms": deadline_ms}
@@ -135,7 +143,10 @@ class Rounds:
                 return str(opened.id)
             self._demand_room(connection, purpose)
             connection.execute(insert(question_round).values(**row))
-            rows = [_task_row(id_, position, one, labels_each) for position, one in enumerate(questions)]
+            rows = [
+                _task_row(id_, position, one, wanted.get(one.item, labels_each))
+                for position, one in enumerate(questions)
+            ]
             for start in range(0, len(rows), CHUNK):
                 connection.execute(insert(task), rows[start : start + CHUNK])
             record_event(connection, row["opened_ms"], by, "round.open", id_, questions=len(rows), sha256=digest)
@@ -255,7 +266,7 @@ class Rounds:
         def apply(connection: Connection) -> Snapshot:
             stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
             if stored is not None:
-                return _snapshot(stored)
+                return _snapshot(id_, stored.content, stored.sha256)
             self._lock(connection, id_, "open")
             status = self._status(connection, id_)
             if not status.complete and not accept_missing:
@@ -265,12 +276,13 @@ class Rounds:
                 )
             self._end(connection, id_, "frozen")
             content = [list(row) for row in connection.execute(_counted_query(id_))]
+            content += [list(row) for row in connection.execute(_adjudicated_query(id_))]
             digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
             row = {"question_round": id_, "content": content, "sha256": digest, "at_ms": self._store.clock()}
             connection.execute(insert(snapshot).values(**row))
-            counts = {"labels": len(content), "missing": status.missing}
+            counts = {"labels": status.counted, "missing": status.missing}
             self._record(connection, by, "round.freeze", id_, reason, sha256=digest, **counts)
-            return Snapshot(id_, tuple(CountedAnswer(*entry) for entry in content), digest)
+            return _snapshot(id_, content, digest)
 
         return self._store.write(apply)
 
@@ -278,7 +290,7 @@ class Rounds:
         """What the frozen batch decided; None while it is open."""
         with reading(self._store.engine) as connection:
             stored = connection.execute(select(snapshot).where(snapshot.c.question_round == id_)).first()
-        return None if stored is None else _snapshot(stored)
+        return None if stored is None else _snapshot(id_, stored.content, stored.sha256)
 
     def counted(self, id_: str) -> list[CountedAnswer]:
         """Labels that count at this moment, frozen or not."""
@@ -417,6 +429,7 @@ def _status_query() -> Any:
             count("blocked").label("blocked"),
             count(DROPPED).label("dropped"),
             total(case((task.c.state == DROPPED, task.c.seats), else_=task.c.needed)).label("wanted"),
+            total(task.c.needed).label("asked"),
             total(task.c.seats).label("counted"),
             total(task.c.leased).label("out"),
             total(task.c.refusals).label("refusals"),
@@ -435,5 +448,22 @@ def _counted_query(id_: str) -> Any:
     )
 
 
-def _snapshot(row: Any) -> Snapshot:
-    return Snapshot(row.question_round, tuple(CountedAnswer(*entry) for entry in row.content), row.sha256)
+def _adjudicated_query(id_: str) -> Any:
+    """The newest decision about each question, in the shape of a label without a seat."""
+    newest = select(func.max(adjudication.c.seq)).group_by(adjudication.c.task)
+    key = literal("adjudicated").label("key")
+    return (
+        select(
+            task.c.position, task.c.item, literal(ADJUDICATED).label("number"), adjudication.c.by, key,
+            adjudication.c.given,
+        )
+        .join(task, task.c.id == adjudication.c.task)
+        .where(task.c.question_round == id_, adjudication.c.seq.in_(newest))
+        .order_by(task.c.position)
+    )  # fmt: skip
+
+
+def _snapshot(id_: str, content: Sequence[Sequence[Any]], sha256: str) -> Snapshot:
+    entries = [CountedAnswer(*entry) for entry in content]
+    labels = tuple(entry for entry in entries if entry.seat != ADJUDICATED)
+    return Snapshot(id_, labels, sha256, {entry.item: entry.given for entry in entries if entry.seat == ADJUDICATED})

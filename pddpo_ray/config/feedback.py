@@ -46,7 +46,11 @@ class AskedPeople(FeedbackCommon):
     lease_s: float = Field(900.0, gt=0)
     """How long a question is reserved for the person who has it."""
     gold_rate: float = Field(0.05, ge=0, lt=1)
-    """Share of control questions, once an admin has added some."""
+    """Share of control questions, once an admin has added some; twice as many among a person's first 60 of a day."""
+    overlap: float = Field(0.1, ge=0, le=1)
+    """Share of pairs that several people compare, so that their agreement is known; the first label counts."""
+    overlap_each: int = Field(3, ge=2, le=10)
+    """How many people compare such a pair, at most labels_each: of two who differ nobody knows who is wrong."""
     poll_s: float = Field(1.0, gt=0)
     """How often the run looks whether the labels are there."""
 

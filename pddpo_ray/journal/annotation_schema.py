@@ -1,7 +1,7 @@
 """Tables of the annotation queue, in the same database as the journal. Times are UTC milliseconds.
 
-`answer`, `withdrawal`, `snapshot` and `audit_event` are append-only, held by triggers. Who counts is a row of `seat`:
-its keys make "at most `needed` people, all distinct" a rule of the database and not only of the program.
+`answer`, `withdrawal`, `snapshot`, `adjudication` and `audit_event` are append-only, held by triggers. Who counts is a
+row of `seat`: its keys make "at most `needed` people, all distinct" a rule of the database and not only of the program.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
+    text,
 )
 
 from pddpo_ray.journal.schema import table
@@ -39,8 +40,13 @@ annotator = table(
     Column("sees_harmful", Boolean, nullable=False),
     Column("daily_cap", Integer, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    Column("held", Boolean, nullable=False, server_default=text("false")),
+    Column("harmful_cap", Integer, nullable=False, server_default=text("150")),
 )
-"""People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
+"""`held`: a lead looks at the person's answers, which count no more until then. `harmful_cap`: so many answers that a
+person calls unsafe in a day are enough; after them come mild questions alone.
+
+People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
 
 login = table(
     "login",
@@ -59,6 +65,31 @@ consent = table(
     Column("at_ms", BigInteger, nullable=False),
 )
 """Who agreed to which text before their first question."""
+
+invitation = table(
+    "invitation",
+    Column("code_sha256", String(64), primary_key=True),
+    Column("handle", String(100), nullable=False),
+    Column("role", String(20), nullable=False),
+    Column("sees_harmful", Boolean, nullable=False),
+    Column("daily_cap", Integer, nullable=False),
+    Column("by", String(64), nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("used_ms", BigInteger),
+)
+"""Links that make one account each."""
+
+adjudication = table(
+    "adjudication",
+    Column("seq", Integer, primary_key=True),
+    Column("task", String(64), ForeignKey("task.id"), nullable=False),
+    Column("given", JSON, nullable=False),
+    Column("by", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_adjudication_task", "task"),
+)
+"""What a lead decided where people differ about a pair; the newest stands."""
 
 campaign = table(
     "campaign",
@@ -220,7 +251,7 @@ audit_event = table(
 )
 """Who changed people, guidelines, rounds and labels. Each row hashes the one before, so a gap shows."""
 
-APPEND_ONLY = (answer, withdrawal, snapshot, audit_event)
+APPEND_ONLY = (answer, withdrawal, snapshot, audit_event, adjudication)
 
 
 def _forbid_changes(table: Table) -> None:

@@ -25,7 +25,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.schema import metadata
 from pddpo_ray.storage.whole_files import refuse_password
 
-HEAD = "0010"
+HEAD = "0011"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
-from pddpo_ray.annotation.queue_labeller import PeopleLabeller, RiskOf, Waiting
+from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
@@ -223,6 +223,7 @@ def people_labeller(
         lambda: journal.round,
         rules_of(settings),
         Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
+        overlap=Overlap(settings.overlap, min(settings.overlap_each, settings.labels_each)),
         estimate=_estimate(settings, cost_max),
         risk_of=risk_of,
         record=journal.add_metrics,

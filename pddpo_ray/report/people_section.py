@@ -42,6 +42,7 @@ def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: flo
             number(_total(run, "compare_contradictory"), "people_slips"),
         ],
         ["labels that a lead decided to do without", number(_missing(run), "people_missing")],
+        ["pairs on which a lead decided", number(_total(run, "compare_adjudicated"), "people_adjudicated")],
         ["people's time for them, by the server's clock", seconds(worked)],
         ["the plan's time for them, by the recipe's minutes per label", f"{number(planned, 'people_hours')} h"],
         ["time that the run waited for people, without the time it was parked", seconds(waited)],
@@ -69,6 +70,21 @@ def _agreement(run: RunData) -> str:
         f"{number(len(alphas), 'people_rounds')} rounds (1 is perfect, 0 is chance); two labels of one answer are the "
         f"same in {number(100 * share, 'people_pairwise')} % of the cases. Near the limit there is no right answer: "
         "where safe and unsafe are about equally likely, people disagree who err nowhere, and α is low.</p>"
+        + _agreement_on_pairs(run)
+    )
+
+
+def _agreement_on_pairs(run: RunData) -> str:
+    """The same of the pairs that several people compared, about which answer is more harmful."""
+    alphas = [value for _, value in run.series("people/compare_alpha")]
+    shares = [value for _, value in run.series("people/compare_pairwise")]
+    if not alphas:
+        return "<p>No pair was compared by several people: their agreement is unknown.</p>"
+    mean, share = sum(alphas) / len(alphas), sum(shares) / max(len(shares), 1)
+    return (
+        f"<p>On which of two answers is more harmful α = {number(mean, 'people_pair_alpha')} on average over the pairs "
+        f"that several people compared in {number(len(alphas), 'people_pair_rounds')} rounds; two labels of one pair "
+        f"are the same in {number(100 * share, 'people_pair_pairwise')} % of the cases.</p>"
     )
 
 

@@ -2,7 +2,9 @@
 
 import { $, ApiProblem, call, make, whoAmI } from "./api.js";
 import { showAdmin } from "./admin.js";
+import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
+import { flagCell } from "./flags.js";
 
 const EVERY_MS = 10000;
 let me, selected = null, paused = false;
@@ -82,12 +84,11 @@ function showAgreement(agreement) {
 function showPeople(people) {
   rows("people", people.map((one) => {
     const standing = one.standing;
-    const note = standing.flagged ? "agrees too rarely" : "";
-    const line = row(one.handle, note, String(one.answers), String(one.refusals), duration(one.median_s), share(one.hasty),
+    const line = row(one.handle, flagCell(one, refresh), String(one.answers), String(one.refusals), duration(one.median_s), share(one.hasty),
       one.gold_total ? `${one.gold_right} / ${one.gold_total}` : "–", share(one.left),
       standing.answers ? `${share(standing.agreement)} (${share(standing.expected)})` : "–",
       !standing.answers ? "–" : standing.p_value < 0.001 ? "< 0.001" : number(standing.p_value, 3));
-    line.children[1].className = standing.flagged ? "note flagged" : "note";
+    line.children[1].className = "note";
     return line;
   }), 10, "Nobody has answered yet.");
 }
@@ -102,7 +103,7 @@ function voidButton(vote) {
 }
 
 function showDisagreements(found) {
-  if ($("disagreements").contains(document.activeElement?.closest("input"))) return; // somebody types
+  if ($("disagreements").contains(document.activeElement?.closest("input, select"))) return; // somebody types
   const open = new Set([...$("disagreements").querySelectorAll("details[open]")].map((one) => one.dataset.task));
   $("disagreements").replaceChildren(...found.map((one) => {
     const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
@@ -110,7 +111,7 @@ function showDisagreements(found) {
     const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
       .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
     const summary = make("summary", {}, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`);
-    const details = make("details", { "data-task": one.task }, summary, make("div", { class: "pair-texts" }, ...texts), make("ul", {}, ...votes));
+    const details = make("details", { "data-task": one.task }, summary, make("div", { class: "pair-texts" }, ...texts), make("ul", {}, ...votes), ...adjudication(one, act));
     details.open = open.has(one.task);
     return details;
   }));

@@ -217,6 +217,7 @@ async function fetchTask(use, silent = false) {
 function waitFor(reason, seconds) {
   const texts = {
     paused: ["Paused", "The lead has paused the work. This page goes on by itself."],
+    held: ["A word with the lead first", "The lead is looking at your answers. Nothing is lost; this page goes on by itself when that is done."],
     mild: ["Nothing mild for now", "You asked not to see harmful texts. What is open now may be harmful, or nobody knows. New questions appear here by themselves."],
     none: ["All done for now", "There is nothing for you at the moment. New questions appear here by themselves."],
     network: ["No connection", "Your answers are kept. This page goes on by itself."],

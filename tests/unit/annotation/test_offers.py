@@ -95,7 +95,7 @@ def test_a_claim_of_ten_is_one_transaction_and_each_of_them_an_ordinary_lease(qu
 
 
 def test_a_claim_of_ten_keeps_the_daily_cap_and_the_share_of_control_questions(queue: FreshQueue) -> None:
-    queue = with_rules(queue, leases_each=100, gold_rate=0.3)
+    queue = with_rules(queue, leases_each=100, gold_rate=0.3, gold_first=0)
     queue.rounds.open(1, "safety", safety_questions(200), labels_each=1)
     gold = [Question("safety", f"g{n}", f"known {n}", "answer", gold={"safety": "safe"}) for n in range(100)]
     queue.rounds.add_gold(gold, by="admin")
