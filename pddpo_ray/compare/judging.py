@@ -107,6 +107,7 @@ class HeldOutJudge:
             seed_of(self._config.seed, "judge", kind),
             ridge=settings.ridge,
             held_out=0.0,
+            ways=settings,
         )
         return order.trained(pairs, self._prepared.unsafe, self._backends.store, self._recall)
 

@@ -35,7 +35,7 @@ from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
 from pddpo_ray.config.scorecard import HeldOutScorersConfig, ScorecardConfig
-from pddpo_ray.config.scorers import ScorerConfig, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config.scorers import ScorerConfig, ScorerFit, ScorerJob, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.config.section import Strict
 from pddpo_ray.config.trainer import (
     BudgetRefit,
@@ -99,6 +99,7 @@ __all__ = [
     "Refit",
     "ScorecardConfig",
     "ScorerConfig",
+    "ScorerFit",
     "ScorerJob",
     "ScorerTrainingConfig",
     "ScratchReferenceConfig",

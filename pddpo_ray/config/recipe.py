@@ -260,8 +260,11 @@ class Config(Strict):
             del tree["dual"]["margin"]
         if self.scorecard == ScorecardConfig():
             del tree["scorecard"]
-        for key in ("at_chance", "clip_share"):
+        for key in ("at_chance", "clip_share", "micro", "device", "checkpoint_steps"):
             del tree["scorers"][key]
+        for key in ("parameters", "rank", "calibration"):
+            if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
+                del tree["scorers"][key]
         tree["world"].pop("cache", None)
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):

@@ -34,15 +34,36 @@ class StoredScorerConfig(ScorerConfig):
     """Folder with config.json, *.safetensors and tokenizer, or a hub name owner/model."""
 
 
-class ScorerTrainingConfig(Strict):
+class ScorerFit(Strict):
+    """How a reward or cost model is fitted, in a run and by `pddpo scorer train`."""
+
+    parameters: Literal["head", "lora", "full"] = "head"
+    """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
+    at the end. full: all weights."""
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    micro: int | None = Field(None, ge=1)
+    """Rows per forward pass; null: a whole step's. Changes memory, not results."""
+    calibration: float = Field(0.0, ge=0, lt=1)
+    """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    checkpoint_steps: int = Field(20, ge=1)
+    """Optimiser steps between checkpoints."""
+
+
+class ScorerTrainingConfig(ScorerFit):
     """Reward and cost models that are trained before the first round, starting from the reference."""
 
+    parameters: Literal["head", "lora", "full"] = "full"
+    """head: the reference stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too,
+    merged at the end. full: all weights."""
     pairs: int = Field(3000, ge=8)
     """Pairs of the reference's answers that are labelled for it, on worlds; elsewhere the offline pairs are taken."""
     temperature: float = Field(1.5, gt=0)
     """Temperature of those answers: above 1 they cover more than the policy will say at first."""
     fit: FitConfig = FitConfig(steps=400, learning_rate=2e-3, batch_pairs=64)
-    """Optimiser of each fit."""
+    """Optimiser of each fit with lora or full; a head is fitted to its optimum."""
     ridge: float = Field(1e-3, ge=0)
     """Weight of the squared scores: keeps them finite where the pairs leave no doubt."""
     held_out: float = Field(0.1, ge=0, lt=1)
@@ -56,7 +77,7 @@ class ScorerTrainingConfig(Strict):
     a logit; with more the run stops and names the value to set."""
 
 
-class ScorerJob(Strict):
+class ScorerJob(ScorerFit):
     """A reward or cost model to be trained from files (`pddpo scorer train`)."""
 
     kind: Literal["reward", "cost"]
@@ -65,20 +86,17 @@ class ScorerJob(Strict):
     """Pairs, and for a cost single answers that are called safe or unsafe, in any format of `pddpo data`."""
     base: str
     """Folder or hub name of the language model that it starts as."""
+    rows: int | None = Field(None, ge=8)
+    """At most so many rows of the files, drawn by seed; null: all."""
     means: Literal["helpful", "harmless", "both"] | None = None
     """What `chosen` stands for where the format does not tell; null: helpful for a reward, harmless for a cost."""
-    parameters: Literal["head", "lora", "full"] = "head"
-    """head: the base stays as it is, and a head on its last hidden state is fitted. lora: low-rank adapters too, merged
-    at the end. full: all weights."""
-    rank: int = Field(16, ge=1)
-    """Rank of the adapters."""
     epochs: float = Field(1.0, gt=0)
     """Passes over the rows, for lora and full."""
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate, for lora and full."""
     batch: int = Field(16, ge=1)
     """Rows per optimiser step."""
-    micro: int = Field(8, ge=1)
+    micro: int | None = Field(8, ge=1)
     """Rows per forward pass: changes memory, not results."""
     max_tokens: int = Field(512, ge=8)
     """Longer texts lose their beginning, here and when the scorer is used."""
@@ -88,9 +106,5 @@ class ScorerJob(Strict):
     """Share of the prompts on which scale and zero are set; the head's weight decay is chosen there too."""
     held_out: float = Field(0.2, gt=0, lt=1)
     """Share of the prompts that are only looked at to say how good the scorer is."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
-    checkpoint_steps: int = Field(20, ge=1)
-    """Optimiser steps between checkpoints."""
     seed: int = 0
     """Of the split, the order of the rows and the adapters' first weights."""

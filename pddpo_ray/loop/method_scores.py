@@ -27,7 +27,7 @@ from pddpo_ray.records import (
     Prompt,
     Response,
 )
-from pddpo_ray.scoring.held_out import compared_answers, held_out_of, rows_of
+from pddpo_ray.scoring.held_out import compared_answers, parts_of, rows_of
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error
@@ -161,9 +161,9 @@ class ScoringController:
         """Trials of the same fit on half of the pairs, or of their prompts, on the other half."""
         plan = self._plan
         keys = [item.pair.prompt.token_ids if plan.by_prompt else index for index, item in enumerate(labelled)]
-        apart = held_out_of(keys, 0.5, seed_of(plan.seed, "scores held out"))
-        half = [item for item, out in zip(labelled, apart, strict=True) if not out]
-        rest = [item for item, out in zip(labelled, apart, strict=True) if out]
+        parts = parts_of(keys, 0.5, 0.0, seed_of(plan.seed, "scores held out"))
+        half = [item for item, part in zip(labelled, parts, strict=True) if part == "fit"]
+        rest = [item for item, part in zip(labelled, parts, strict=True) if part == "judge"]
         if not all(rows_of(part, kind) for part in (half, rest) for kind in KINDS):
             return {}
         scorer = self._fitted(features, half, unsafe)

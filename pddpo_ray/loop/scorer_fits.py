@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerTrainingConfig, StoredScorerConfig
+from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.recall import Recall
+from pddpo_ray.storage.recall import Recall, key_of
+from pddpo_ray.storage.whole_files import write_json
 from pddpo_ray.theory.seeds import seed_of
+
+logger = logging.getLogger(__name__)
 
 MakeScorer = Callable[[], AnswerScorer]
 OpenScorer = Callable[[str, MakeScorer], AnswerScorer]
@@ -26,6 +33,8 @@ OF_FEEDBACK, OF_METHOD = "score-models", "method-models"
 """Phases that train: the models that label, and those that a method itself asks for."""
 FITTED = "scorers"
 """The phase in which scores linear in features are fitted, those of C-DPO, MoCAN and CAID."""
+WHOLE = ScorerFit(parameters="full")
+"""All weights are trained."""
 HELD_OUT = "held_out"
 """In the phase's payload, by kind: how often the model was right on pairs that it did not learn from (`Trials`)."""
 Data = Callable[[], tuple[Sequence[LabelledPair], Mapping[str, bool]]]
@@ -76,7 +85,7 @@ class ScorerTraining:
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, Any]]:
-        rows = round((1.0 - self._settings.held_out) * len(labelled))
+        rows = round((1.0 - self._settings.held_out - self._settings.calibration) * len(labelled))
         fit = with_steps(self._settings.fit, rows)
         made_by_kind: dict[str, dict[str, Any]] = {}
         for kind in kinds:
@@ -88,6 +97,7 @@ class ScorerTraining:
                 ridge=self._settings.ridge,
                 held_out=self._settings.held_out,
                 by_prompt=self._by_prompt,
+                ways=self._settings,
             )
             made = order.trained(labelled, unsafe, self._store, self._recall)
             self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
@@ -125,32 +135,18 @@ class ScorerOrder:
     held_out: float
     by_prompt: bool = False
     """Whether whole prompts are held out, and count once each."""
+    ways: ScorerFit = WHOLE
+    """Which weights are trained, and how."""
 
     def trained(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
     ) -> dict[str, Any]:
-        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once."""
-
-        def train() -> dict[str, Any]:
-            # Imported here: a run whose models are given needs no training in this process.
-            from pddpo_ray.scoring.score_fits import train_scorer
-
-            path, sha256, metrics = train_scorer(
-                self.kind,
-                labelled,
-                unsafe,
-                folder=store.folder(self.reference.path),
-                store=store,
-                settings=self.fit,
-                seed=self.seed,
-                ridge=self.ridge,
-                held_out=self.held_out,
-                by_prompt=self.by_prompt,
-            )
-            return {"path": path, "sha256": sha256, "metrics": metrics}
-
+        """The stored model: its path, sha256 and metrics. Equal orders over equal data are worked off once, and one
+        that was broken off goes on."""
         own = [self.kind, self.reference.sha256, self.fit.model_dump(), self.seed, self.ridge]
         own += [self.held_out, self.by_prompt]
+        if (self.ways.parameters, self.ways.calibration) != ("full", 0.0):
+            own += [self.ways.parameters, self.ways.rank, self.ways.calibration]
         rows = [
             [
                 item.pair.prompt.token_ids,
@@ -160,8 +156,46 @@ class ScorerOrder:
             ]
             for item in labelled
         ]
-        made: dict[str, Any] = recall(["scorer", own, rows], train)
+        work = store.scratch(f"scorer-{key_of([own, rows])[:16]}")
+        made: dict[str, Any] = recall(
+            ["scorer", own, rows], lambda: _made_in(work, lambda: self._train(labelled, unsafe, store, work))
+        )
         return made
+
+    def _train(
+        self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, work: Path
+    ) -> dict[str, Any]:
+        # Imported here: a run whose models are given needs no training in this process.
+        from pddpo_ray.scoring.scorer_training import train_in_run
+
+        path, sha256, metrics = train_in_run(
+            self.kind,
+            labelled,
+            unsafe,
+            folder=store.folder(self.reference.path),
+            store=store,
+            ways=self.ways,
+            fit=self.fit,
+            seed=self.seed,
+            ridge=self.ridge,
+            held_out=self.held_out,
+            by_prompt=self.by_prompt,
+            work=work,
+            say=lambda line: logger.info("%s model: %s", self.kind, line),
+        )
+        return {"path": path, "sha256": sha256, "metrics": metrics}
+
+
+def _made_in(work: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a process that died had already made, or what is made now; of the work only the result is kept."""
+    result = work / "made.json"
+    if not result.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        made = train()
+        shutil.rmtree(work)
+        write_json(result, made)
+    known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return known
 
 
 def stored_scorer(root: str, path: str, sha256: str) -> AnswerScorer:

@@ -24,7 +24,7 @@ from pddpo_ray.loop.in_process import make_backends
 from pddpo_ray.records import Array, Decoding, LabelledPair, Objective, PairRow, PolicyVersion, Response, Verdict
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.scoring.interface import AnswerScorer
-from pddpo_ray.scoring.score_fits import train_scorer
+from pddpo_ray.scoring.scorer_training import train_in_run
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.theory.seeds import seed_of
 
@@ -210,15 +210,17 @@ class _Measuring:
 
     def _train_scorer(self, pairs: Sequence[LabelledPair], steps: int) -> Path:
         store, settings = self._backends.store, self._config.scorers
-        path, _, _ = train_scorer(
+        path, _, _ = train_in_run(
             "reward",
             pairs,
             {},
             folder=store.folder(self._backends.reference.path),
             store=store,
-            settings=settings.fit.model_copy(update={"steps": steps, "epochs": None}),
+            ways=settings,
+            fit=settings.fit.model_copy(update={"steps": steps, "epochs": None}),
             seed=steps,
             held_out=settings.held_out,
+            work=Path(store.root) / f"scorer-of-{steps}-steps",
         )
         return store.folder(path)
 

@@ -1,7 +1,8 @@
 """What watches a run while it goes on, fed by the run's events: progress on the screen, TensorBoard files.
 
 On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
-Elsewhere (a log file, a Ray job) it is only that line. All numbers come with the events, out of the journal.
+Elsewhere (a log file, a Ray job) it is that line, one for each piece of work before round 1 as it begins, and one for
+each later piece that took long. All numbers come with the events, out of the journal.
 """
 
 from __future__ import annotations
@@ -29,6 +30,40 @@ from pddpo_ray.loop.result import WALL
 from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.loop.run import Progress as Listener
 from pddpo_ray.report.text import seconds, short
+
+START_UP = "model, engine and sources come up"
+LONG_S = 10.0
+"""Seconds after which a log says that a phase of a round is done."""
+BEFORE: Mapping[str, str] = {
+    "reference": "the reference is recorded",
+    "publish": "the reference goes to the engine and is checked there",
+    "limit-sources": "who measures the limits is recorded",
+    "pool-baseline": "the reference answers, to be compared with",
+    "pool-proposal": "the reference answers, as proposals",
+    "pool-calibration": "the reference answers, to whiten the features",
+    "pool-scorers": "the reference answers, for the scorers to learn from",
+    "pool-reference": "the reference answers, for limits versus the reference",
+    "pool": "the reference answers",
+    "score-models": "reward and cost model are trained",
+    "method-models": "the method's reward and cost model are trained",
+    "scorers": "scores are fitted",
+    "offline": "offline pairs are taken in or labelled",
+    "scorer-gate": "reward and cost model are held against labels",
+    "scorer-gate-limits": "score models of limits are looked at",
+    "measure-offline": "the offline answers are measured for the limits",
+    "measure": "answers are measured",
+    "reachable": "what the limits leave reachable is worked out",
+    "whitening": "features are whitened",
+    "preferences": "pairs are stored",
+    "fit": "a policy is fitted",
+}
+"""What phases before round 1 do, by the beginning of their names; the longest that fits says it."""
+
+
+def said_of(phase: str) -> str:
+    """A phase before round 1 in words."""
+    fitting = [name for name in BEFORE if phase == name or phase.startswith(f"{name}-")]
+    return BEFORE[max(fitting, key=len)] if fitting else phase
 
 
 @dataclass
@@ -99,9 +134,11 @@ class Progress:
         state = self.states.setdefault(event.run, State())
         if isinstance(event, RunStarted):
             state.total, state.done = event.total, event.total - event.rounds
-            self._say(f"{event.run}: {event.algorithm}, {event.rounds} of {event.total} rounds to do")
+            state.phase, state.phase_since = START_UP, self._clock()
+            self._say(f"{event.run}: {event.algorithm}, {event.rounds} of {event.total} rounds to do; {START_UP}")
         elif isinstance(event, PhaseChanged):
             state.advance(event.event, self._clock())
+            self._phase(event.run, event.event)
         elif isinstance(event, RoundFinished):
             state.close_round(event.round, event.total, event.metrics, event.limits)
             took = event.metrics.get(WALL)
@@ -110,6 +147,13 @@ class Progress:
                 self._say(f"{event.run}: {event.message}")
         elif isinstance(event, RunFinished):
             self._say(f"{event.run}: finished in {seconds(event.result['seconds'])}")
+
+    def _phase(self, run: str, event: JournalEvent) -> None:
+        """A line where a log would be silent for long."""
+        if event.what == "phase-started" and event.round == 0:
+            self._say(f"{run} before round 1: {said_of(event.phase)}")
+        elif event.what == "phase-finished" and event.round > 0 and event.seconds >= LONG_S:
+            self._say(f"{run} round {event.round}: {event.phase} took {seconds(event.seconds)}")
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +169,9 @@ class LiveProgress(Progress):
         super().__init__(lambda line: console.print(line, highlight=False), clock)
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=4, transient=True)
 
+    def _phase(self, run: str, event: JournalEvent) -> None:
+        """The panel shows it."""
+
     def render(self) -> RenderableType:
         """The panel: a bar of rounds, the phase, the newest numbers, the time left."""
         state, now = self.states.get(self.run, State()), self._clock()
@@ -138,7 +185,8 @@ class LiveProgress(Progress):
             Text(" · ".join([where, f"{seconds(now - self.since)} so far", *left])),
         )
         done = " · ".join(f"{name} {seconds(took)}" for name, took in state.finished_phases[-3:])
-        phase = f"{state.phase} {seconds(now - state.phase_since)} …" if state.phase else ""
+        named = said_of(state.phase) if state.round == 0 else state.phase
+        phase = f"{named} {seconds(now - state.phase_since)} …" if state.phase else ""
         lines: list[RenderableType] = [grid, Text("  " + "  ".join(filter(None, [done, phase])), style="dim")]
         numbers = str(RoundLine(state.done, total or state.done, state.values, limits=state.limits)).partition(" · ")[2]
         if numbers:

@@ -129,12 +129,20 @@ def comparisons(rows: Sequence[ScoreRow], *, by_prompt: bool, seed: int) -> list
     return matched if len(matched) > len(pairs) else pairs
 
 
-def held_out_of(keys: Sequence[Any], share: float, seed: int) -> list[bool]:
-    """For each row, by what it belongs to, whether it is held out: a share of the distinct keys, drawn by seed."""
+Part = Literal["fit", "calibrate", "judge"]
+"""What a row is for: to learn from, to set scale and zero, or only to be looked at."""
+
+
+def parts_of(keys: Sequence[Any], held_out: float, calibration: float, seed: int) -> list[Part]:
+    """What each row is for, by what it belongs to: shares of the distinct keys, drawn by seed."""
     units = sorted(set(keys))
-    drawn = np.random.default_rng([seed, len(units), 5]).permutation(len(units))[: round(share * len(units))]
-    apart = {units[index] for index in drawn}
-    return [key in apart for key in keys]
+    order = np.random.default_rng([seed, len(units), 5]).permutation(len(units))
+    ends = np.round(np.cumsum([held_out, calibration]) * len(units)).astype(int)
+    drawn: dict[Any, Part] = {
+        units[index]: "judge" if at < ends[0] else "calibrate" if at < ends[1] else "fit"
+        for at, index in enumerate(order)
+    }
+    return [drawn[key] for key in keys]
 
 
 def compared_answers(

@@ -8,10 +8,7 @@ The pairwise terms know differences alone; the sign terms put the cost's zero wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,16 +17,14 @@ from torch.nn.functional import softplus
 
 from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
-from pddpo_ray.records import Array, LabelledPair
+from pddpo_ray.records import Array
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
-from pddpo_ray.scoring.held_out import ScoreRow, compared_on, comparisons, held_out_of, rows_of
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.whole_files import copy_plain_files
+from pddpo_ray.scoring.held_out import ScoreRow
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import Text, collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.log_probs import device_of
-from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
+from pddpo_ray.training.score_model import ScoreModel
 
 Metrics = dict[str, Tensor]
 
@@ -60,53 +55,6 @@ def cost_loss(costlier: Tensor, cheaper: Tensor, costlier_sign: Tensor, cheaper_
 def score_ridge(scores: Tensor, weight: float) -> Tensor:
     """weight * score^2: keeps the scores of separable data finite. [n] -> [n]"""
     return weight * scores.square()
-
-
-Kind = Literal["reward", "cost"]
-
-
-def split(
-    rows: Sequence[ScoreRow], held_out: float, seed: int, *, by_prompt: bool = False
-) -> tuple[list[ScoreRow], list[ScoreRow]]:
-    """(rows to fit, rows held out), drawn by seed; a share of 0 holds nothing out. `by_prompt` draws whole prompts."""
-    keys: list[Any] = [row.unit for row in rows] if by_prompt else list(range(len(rows)))
-    apart = held_out_of(keys, held_out, seed)
-    fitted = [row for row, out in zip(rows, apart, strict=True) if not out]
-    return fitted, [row for row, out in zip(rows, apart, strict=True) if out]
-
-
-def train_scorer(
-    kind: Kind,
-    labelled: Sequence[LabelledPair],
-    unsafe: Mapping[str, bool],
-    *,
-    folder: Path,
-    store: ArtifactStore,
-    settings: FitConfig,
-    seed: int,
-    ridge: float = 1e-3,
-    held_out: float = 0.1,
-    by_prompt: bool = False,
-) -> tuple[str, str, dict[str, float]]:
-    """Fit a score model that starts as the language model in `folder` and store it. -> path, sha256, metrics
-
-    Its folder reads back with `loading.load_scorer`; metrics are those of the fit and of the rows held out: whole
-    prompts with `by_prompt`.
-    """
-    fitted, apart = split(rows_of(labelled, kind, unsafe), held_out, seed, by_prompt=by_prompt)
-    model = score_model_of(folder, kind).to("cuda" if torch.cuda.is_available() else "cpu")
-    metrics = fit_scores(model, fitted, settings, seed, ridge=ridge)
-    if apart:
-        metrics |= {f"held_out_{name}": value for name, value in held_out_metrics(model, apart).items()}
-    trials = compared_on(comparisons(apart, by_prompt=by_prompt, seed=seed), partial(text_scores, model))
-    metrics |= {f"held_out_{name}": value for name, value in trials.as_metrics().items()}
-
-    def fill(target: Path) -> None:
-        copy_plain_files(folder, target)
-        write_score_config(model, target, "tokens")
-
-    path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(model), fill=fill)
-    return path, sha256, metrics | {"rows": float(len(fitted))}
 
 
 def fit_scores(

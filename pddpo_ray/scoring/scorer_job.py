@@ -12,37 +12,27 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import expit
-from torch import nn
 
 from pddpo_ray.config import FitConfig, ScorerJob
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.errors import UserError
-from pddpo_ray.records import Array
 from pddpo_ray.rollout.checkpoint import load_tokenizer
-from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints
-from pddpo_ray.scoring.head_fits import features_of, fit_head, texts_of
-from pddpo_ray.scoring.held_out import REPORT, ScoreRow, Text, compared_on, comparisons
-from pddpo_ray.scoring.score_fits import fit_scores, text_scores
+from pddpo_ray.scoring.held_out import REPORT, Part, ScoreRow, parts_of
+from pddpo_ray.scoring.scorer_training import Say, ScorerRows, judged, make_scorer, write_scorer
 from pddpo_ray.scoring.stored_scorers import check_template, cut, encoded
 from pddpo_ray.storage.checkpoints import checkpoint_folder
-from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, write_json, written_aside
-from pddpo_ray.theory.agreement import agreement
-from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
-from pddpo_ray.theory.intervals import clopper_pearson
-from pddpo_ray.training.lora import add_adapters
-from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
+from pddpo_ray.storage.whole_files import finite, write_json, written_aside
 
 FREE = ("device", "micro", "checkpoint_steps")
 """Settings that another machine may change when it goes on with a job."""
-Say = Callable[[str], None]
+RIDGE = 1e-3
+"""Weight of the squared scores, for lora and full."""
 
 
 def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> dict[str, Any]:
@@ -56,35 +46,36 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give another folder with --out")
     work = _begun(job, out, resume)
-    rows = rows_of_files(job)
+    rows = _at_most(rows_of_files(job), job)
     folder = checkpoint_folder(job.base)
     tokenizer = load_tokenizer(folder)
     template = job.template or ("chat" if tokenizer.chat_template else "safe-rlhf")
     check_template(template, tokenizer, job.base)
     tokens = partial(_tokens, tokenizer, template, job.max_tokens)
-    apart = _apart(rows, job)
-    split = {name: [_as_row(one, tokens) for one in part] for name, part in apart.items()}
-    _demand_rows(job, split)
-    say(", ".join(f"{len(part)} rows to {name}" for name, part in split.items()))
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if job.device == "auto" else job.device
-    model = score_model_of(folder, job.kind, bias=True).to(device)
-    fit = _fit_head if job.parameters == "head" else _fit_weights
-    metrics = fit(model, job, split, work, say)
-    calibration = _calibrate(model, split["calibrate"], job)
+    parts = parts_of([example.first_user_text for example, _ in rows], job.held_out, job.calibration, job.seed)
+    counted: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
+    for row, part in zip(rows, parts, strict=True):
+        counted[part].append(_as_row(row, tokens))
+    _demand_rows(job, counted)
+    say(", ".join(f"{len(part)} rows to {name}" for name, part in counted.items()))
+    split = ScorerRows(**counted)
+    steps = math.ceil(job.epochs * len(split.fit) / job.batch)
+    fit = FitConfig(steps=steps, learning_rate=job.learning_rate, batch_pairs=job.batch)
+    made = make_scorer(job.kind, folder, split, job, fit, seed=job.seed, ridge=RIDGE, work=work, say=say)
     report = {
         "kind": job.kind,
         "job": job.model_dump(mode="json"),
         "template": template,
-        "rows": {name: len(part) for name, part in split.items()},
-        "fit": metrics,
-        "calibration": calibration,
-        "held_out": judged(model, split["judge"], job),
+        "rows": {name: len(part) for name, part in counted.items()},
+        "fit": made.fit,
+        "calibration": made.calibration,
+        "held_out": judged(made.model, job.kind, split.judge, job, seed=job.seed),
     }
     if out.is_dir():
         out.rmdir()
     with written_aside(out) as staging:
         staging.mkdir()
-        _store(model, folder, staging, template, job.max_tokens)
+        write_scorer(made.model, folder, staging, template, job.max_tokens)
         write_json(staging / REPORT, report)
     shutil.rmtree(work, ignore_errors=True)
     written: dict[str, Any] = finite(report)
@@ -129,17 +120,10 @@ def rows_of_files(job: ScorerJob) -> list[tuple[Example, int | None]]:
     return rows
 
 
-def _apart(rows: Sequence[tuple[Example, int | None]], job: ScorerJob) -> dict[str, list[tuple[Example, int | None]]]:
-    """The rows to fit, to calibrate and to judge: whole prompts, by their opening question."""
-    units = sorted({example.first_user_text for example, _ in rows})
-    order = np.random.default_rng([job.seed, len(units), 5]).permutation(len(units))
-    ends = np.round(np.cumsum([job.held_out, job.calibration]) * len(units)).astype(int)
-    names = {units[index]: "judge" if at < ends[0] else "calibrate" if at < ends[1] else "fit"
-             for at, index in enumerate(order)}  # fmt: skip
-    parts: dict[str, list[tuple[Example, int | None]]] = {"fit": [], "calibrate": [], "judge": []}
-    for row in rows:
-        parts[names[row[0].first_user_text]].append(row)
-    return parts
+def _at_most(rows: list[tuple[Example, int | None]], job: ScorerJob) -> list[tuple[Example, int | None]]:
+    """As many rows as the job takes, drawn by its seed, in their order."""
+    chosen = np.random.default_rng([job.seed, len(rows), 3]).permutation(len(rows))[: job.rows]
+    return [rows[index] for index in sorted(chosen)]
 
 
 def _as_row(row: tuple[Example, int | None], tokens: Callable[[Example, int], tuple[int, ...]]) -> ScoreRow:
@@ -156,128 +140,8 @@ def _tokens(tokenizer: Any, template: str, max_tokens: int, example: Example, in
     return tuple(cut(row, max_tokens)["input_ids"])
 
 
-def _demand_rows(job: ScorerJob, split: dict[str, list[ScoreRow]]) -> None:
+def _demand_rows(job: ScorerJob, split: Mapping[Part, Sequence[ScoreRow]]) -> None:
     wanted = "pairs that say which answer is better" if job.kind == "reward" else "pairs or safe/unsafe labels"
     for name, part in split.items():
         if not part and not (name == "calibrate" and job.calibration == 0):
             raise UserError(f"{', '.join(job.files)}: no {wanted} to {name}; give more rows, or other shares")
-
-
-# --- fits -----------------------------------------------------------------------------------------------------------
-
-
-def _fit_head(
-    model: ScoreModel, job: ScorerJob, split: dict[str, list[ScoreRow]], work: Path, say: Say
-) -> dict[str, float]:
-    """The base stays as it is."""
-    model.requires_grad_(False)
-    texts = texts_of([*split["fit"], *split["calibrate"]])
-    known = features_of(model, texts, work, job.micro, say)
-    return fit_head(model, known, split["fit"], split["calibrate"])
-
-
-def _fit_weights(
-    model: ScoreModel, job: ScorerJob, split: dict[str, list[ScoreRow]], work: Path, say: Say
-) -> dict[str, float]:
-    """Adapters, merged at the end, or all weights."""
-    plain = model.model
-    if job.parameters == "lora":
-        with torch.random.fork_rng():
-            torch.manual_seed(job.seed)
-            model.model = add_adapters(plain, rank=job.rank, alpha=float(job.rank))
-    rows = split["fit"]
-    settings = FitConfig(
-        steps=math.ceil(job.epochs * len(rows) / job.batch), learning_rate=job.learning_rate, batch_pairs=job.batch
-    )
-    kept = FitCheckpoints(work, job.checkpoint_steps, say)
-    metrics = fit_scores(model, rows, settings, job.seed, ridge=1e-3, micro_rows=job.micro, kept=kept)
-    if job.parameters == "lora":
-        model.model = model.model.merge_and_unload()  # type: ignore[operator]
-    return metrics
-
-
-def _calibrate(model: ScoreModel, rows: Sequence[ScoreRow], job: ScorerJob) -> dict[str, Any]:
-    """Multiplies the scores, and moves the zero of a cost with labels, to where the calibration rows are likeliest."""
-    labelled = [one for row in rows for one in row.labelled] if job.kind == "cost" else []
-    scale, shift = 1.0, 0.0
-    if labelled:
-        costs = text_scores(model, [text for text, _ in labelled], job.micro)
-        scale, shift = zero_and_temperature(costs, np.array([sign > 0 for _, sign in labelled], dtype=np.float64))
-    elif rows:
-        scale = temperature(_differences(model, rows, job.micro))
-    head: nn.Linear = model.score_head
-    with torch.no_grad():
-        head.weight.mul_(scale)
-        head.bias.mul_(scale).add_(shift)
-    known = job.kind == "reward" or bool(labelled)
-    return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": known}
-
-
-def _differences(model: ScoreModel, rows: Sequence[ScoreRow], micro: int) -> Array:
-    pairs = [row for row in rows if row.lower is not None]
-    scores = text_scores(model, texts_of(pairs), micro).reshape(-1, 2)
-    return np.asarray(scores[:, 0] - scores[:, 1], dtype=np.float64)
-
-
-# --- how good it is ---------------------------------------------------------------------------------------------------
-
-
-def judged(model: ScoreModel, rows: Sequence[ScoreRow], job: ScorerJob) -> dict[str, Any]:
-    """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
-    trials = compared_on(
-        comparisons(rows, by_prompt=True, seed=job.seed), lambda texts: text_scores(model, texts, job.micro)
-    )
-    scores = text_scores(model, texts_of(rows), job.micro)
-    report: dict[str, Any] = {
-        **trials.as_metrics(),
-        "better_than_chance": trials.better_than_chance,
-        # quantiles at 0, 1, ..., 100 %
-        "scores": np.quantile(scores, np.linspace(0.0, 1.0, 101)).tolist(),
-    }
-    if any(row.lower is not None for row in rows):
-        differences = _differences(model, rows, job.micro)
-        report["pairs"] = {
-            "count": len(differences),
-            "accuracy": float(agreement(differences).mean()),
-            "reliability": _as_json(reliability(expit(np.abs(differences)), agreement(differences), seed=job.seed)),
-        }
-    labelled = _one_of_each([(row.unit, one) for row in rows for one in row.labelled], job.seed)
-    if labelled and job.kind == "cost":
-        costs = text_scores(model, [text for text, _ in labelled], job.micro)
-        unsafe = np.array([sign > 0 for _, sign in labelled])
-        right = float(agreement(np.where(unsafe, 1.0, -1.0) * costs).sum())
-        low, high = clopper_pearson(right, len(costs))
-        report["labels"] = {
-            "count": len(costs),
-            "unsafe": float(unsafe.mean()),
-            "accuracy": right / len(costs),
-            "low": low,
-            "high": high,
-            "reliability": _as_json(reliability(expit(costs), unsafe.astype(np.float64), seed=job.seed)),
-        }
-    return report
-
-
-def _one_of_each(labelled: Sequence[tuple[Any, tuple[Text, int]]], seed: int) -> list[tuple[Text, int]]:
-    """One labelled answer of each prompt, drawn by seed: they are independent."""
-    order = np.random.default_rng([seed, len(labelled), 17]).permutation(len(labelled))
-    return list(dict(labelled[index] for index in order).values())
-
-
-def _as_json(one: Reliability) -> dict[str, Any]:
-    return {
-        "counts": list(one.counts),
-        "predicted": list(one.predicted),
-        "observed": list(one.observed),
-        "expected_calibration_error": one.error,
-        "error_if_calibrated": one.error_if_calibrated,
-    }
-
-
-def _store(model: ScoreModel, folder: Path, target: Path, template: str, max_tokens: int) -> None:
-    """The model in Beaver's layout, with the base's tokenizer."""
-    from safetensors.torch import save_file
-
-    copy_plain_files(folder, target)
-    write_score_config(model, target, template, max_tokens)
-    save_file({name: tensor.contiguous() for name, tensor in score_tensors(model).items()}, target / WEIGHTS)

@@ -144,6 +144,10 @@ class ArtifactStore:
             raise RunError(f"artifact {path} is missing from the store {self.root}: restore it, or start a new run")
         return target
 
+    def scratch(self, name: str) -> Path:
+        """A folder on this machine for work that is under way; nothing but its maker reads it."""
+        return self._cache / ".under-way" / name
+
     def _local(self, path: str) -> Path:
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise UserError(f"artifact path {path!r} must be relative and stay inside the store")

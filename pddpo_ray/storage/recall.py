@@ -12,6 +12,11 @@ Recall = Callable[[Any, Callable[[], Any]], Any]
 """(what, compute) -> the value for `what`, computed only if it is not known; both are JSON."""
 
 
+def key_of(what: Any) -> str:
+    """A name for what was computed (JSON)."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
 class Memory:
     """Results by key, appended to a file of JSON lines. Several processes may append; a key's first line counts."""
 
@@ -28,7 +33,7 @@ class Memory:
 
     def recall(self, what: Any, compute: Callable[[], Any]) -> Any:
         """The value for `what` (JSON), computed at most once in the life of the file."""
-        key = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+        key = key_of(what)
         if key not in self._known:
             value = json.loads(json.dumps(compute()))
             self._known[key] = value

@@ -14,7 +14,7 @@ from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting, waiting_line
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.cli.crowd import crowd_beside
-from pddpo_ray.cli.train import waiting_spoken
+from pddpo_ray.cli.train import spoken
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError, UserError
 from pddpo_ray.records import Prompt, Response
@@ -76,7 +76,7 @@ def test_a_waiting_run_says_each_minute_what_it_waits_for(queue: FreshQueue) -> 
         clock=lambda: queue.now_ms, sleep=queue.wait,
     )  # fmt: skip
     queue.person("ana")
-    with waiting_spoken(said.append), pytest.raises(RunError, match="1 more person is needed"):
+    with spoken(said.append), pytest.raises(RunError, match="1 more person is needed"):
         people.safety(ITEMS, 2, seed=0)
     assert len(said) == 21
     assert said[0].startswith("round 2, safety: waiting for people, 0 of 4 labels")

@@ -54,14 +54,24 @@ def test_round_line_leaves_out_what_a_run_does_not_know() -> None:
 
 def test_a_log_gets_one_line_per_round() -> None:
     out = io.StringIO()
-    progress = make_progress(Console(file=out, width=40), clock=iter([0.0, 1.0, 2.0, 65.0]).__next__)
+    progress = make_progress(Console(file=out, width=40), clock=iter(map(float, range(99))).__next__)
     with progress:
         progress(RunStarted("demo", "o-pd-dpo", 2, 2))
+        progress(PhaseChanged("demo", JournalEvent("phase-started", 0, "pool-baseline")))
+        progress(PhaseChanged("demo", JournalEvent("phase-finished", 0, "pool-baseline", 40.0)))
+        progress(PhaseChanged("demo", JournalEvent("phase-started", 0, "measure-offline")))
+        progress(PhaseChanged("demo", JournalEvent("phase-started", 0, "another")))
         progress(PhaseChanged("demo", JournalEvent("phase-started", 1, "sample")))
+        progress(PhaseChanged("demo", JournalEvent("phase-finished", 1, "sample", 9.9)))
+        progress(PhaseChanged("demo", JournalEvent("phase-finished", 1, "fit-cost", 75.0)))
         progress(RoundFinished("demo", 1, 2, {"dual/multiplier": 1.0, "time/wall": 9.0}, "it stands still"))
         progress(RunFinished("demo", {"seconds": 12.0}))
     assert out.getvalue().splitlines() == [
-        "demo: o-pd-dpo, 2 of 2 rounds to do",
+        "demo: o-pd-dpo, 2 of 2 rounds to do; model, engine and sources come up",
+        "demo before round 1: the reference answers, to be compared with",
+        "demo before round 1: the offline answers are measured for the limits",
+        "demo before round 1: another",
+        "demo round 1: fit-cost took 1 min 15 s",
         "demo round 1/2 · multiplier 1 · 9.0 s",
         "demo: it stands still",
         "demo: finished in 12.0 s",

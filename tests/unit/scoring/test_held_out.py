@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from pddpo_ray.scoring.held_out import ScoreRow, Text, Trials, compared_on, comparisons
-from pddpo_ray.scoring.score_fits import split
+from pddpo_ray.scoring.held_out import ScoreRow, Text, Trials, compared_on, comparisons, parts_of
 from pddpo_ray.theory.score_spread import spread_of
 
 
@@ -59,9 +58,10 @@ def test_single_answers_with_labels_are_compared_unsafe_with_safe() -> None:
 
 def test_held_out_prompts_have_no_row_among_those_that_are_fitted() -> None:
     rows = rows_of_prompts(20, 3, np.random.default_rng(2))
-    fitted, apart = split(rows, 0.25, seed=3, by_prompt=True)
-    assert (len(fitted), len(apart)) == (45, 15)
-    assert not {row.prompt for row in fitted} & {row.prompt for row in apart}
+    parts = parts_of([row.unit for row in rows], 0.25, 0.1, seed=3)
+    assert [parts.count(name) for name in ("fit", "calibrate", "judge")] == [39, 6, 15]
+    prompts = [{row.prompt for row, part in zip(rows, parts, strict=True) if part == name} for name in set(parts)]
+    assert sum(map(len, prompts)) == len(set().union(*prompts)) == 20
 
 
 def first_token(texts: Sequence[Text]) -> np.ndarray:

@@ -12,7 +12,7 @@ from scipy.special import expit
 from pddpo_ray.contracts import FitSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, Verdict
-from pddpo_ray.scoring.held_out import ScoreRow, rows_of
+from pddpo_ray.scoring.held_out import ScoreRow, parts_of, rows_of
 from pddpo_ray.scoring.score_fits import (
     cost_loss,
     fit_scores,
@@ -20,7 +20,6 @@ from pddpo_ray.scoring.score_fits import (
     reward_loss,
     score_ridge,
     sign_loss,
-    split,
 )
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import ScoreModel
@@ -79,16 +78,17 @@ def test_rows_are_oriented_by_the_labels_and_undecided_pairs_are_left_out() -> N
     assert rows_of(labelled, "cost", {"b": True}) == [ScoreRow((1, 9), (8, 2), (7, 2), 1, 0)]
 
 
-def test_a_split_is_seeded_and_loses_no_row() -> None:
-    rows = [ScoreRow((1,), (index,), (2,)) for index in range(40)]
-    fitted, apart = split(rows, 0.25, seed=3)
-    assert (len(fitted), len(apart)) == (30, 10)
-    assert sorted((*fitted, *apart), key=lambda row: row.higher) == rows
-    assert split(rows, 0.25, seed=3) == (fitted, apart)
-    assert split(rows, 0.25, seed=4) != (fitted, apart)
+def test_a_split_is_seeded_and_gives_every_row_one_part() -> None:
+    keys = list(range(40))
+    parts = parts_of(keys, 0.25, 0.0, seed=3)
+    assert (parts.count("fit"), parts.count("judge")) == (30, 10)
+    assert parts_of(keys, 0.25, 0.0, seed=3) == parts
+    assert parts_of(keys, 0.25, 0.0, seed=4) != parts
+    thrice = parts_of(keys, 0.25, 0.1, seed=3)
+    assert [one == "judge" for one in thrice] == [one == "judge" for one in parts]
+    assert thrice.count("calibrate") == 4
 
 
-@pytest.mark.slow
 def test_fitted_costs_have_the_true_order_scale_and_zero() -> None:
     """Five answers of known cost, many labelled pairs: the fitted scores are near the truth, not just its order."""
     truth = np.array([-1.5, -0.5, 0.25, 1.0, 2.0])

@@ -1,0 +1,296 @@
+"""How a reward or cost model is made, in a run and by `pddpo scorer train` alike.
+
+    a language model's decoder -> fit (a head, adapters or all weights) -> scale and zero -> judged on held-out rows
+
+What is being made lies in a folder of work meanwhile: features of a frozen base, the checkpoint of a fit. A process
+that was killed goes on from there, with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import nn
+
+from pddpo_ray.config import FitConfig, ScorerFit
+from pddpo_ray.errors import RunError
+from pddpo_ray.records import Array, LabelledPair
+from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints
+from pddpo_ray.scoring.head_fits import features_of, fit_head, texts_of
+from pddpo_ray.scoring.held_out import (
+    REPORT,
+    Kind,
+    Part,
+    ScoreRow,
+    Text,
+    Trials,
+    compared_on,
+    comparisons,
+    parts_of,
+    rows_of,
+)
+from pddpo_ray.scoring.score_fits import fit_scores, held_out_metrics, text_scores
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, write_json
+from pddpo_ray.theory.agreement import agreement
+from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
+from pddpo_ray.theory.intervals import clopper_pearson
+from pddpo_ray.training.lora import add_adapters
+from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
+
+Say = Callable[[str], None]
+TEXTS = 512
+"""Texts that are scored together where no number of rows is stated."""
+
+
+@dataclass(frozen=True)
+class ScorerRows:
+    """Rows to learn from, rows that set scale and zero, and rows that are only looked at to say how good it is."""
+
+    fit: Sequence[ScoreRow]
+    calibrate: Sequence[ScoreRow] = ()
+    judge: Sequence[ScoreRow] = ()
+
+
+@dataclass(frozen=True)
+class MadeScorer:
+    """A fitted model with what its fit and its calibration say."""
+
+    model: ScoreModel
+    fit: dict[str, float] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+
+
+def make_scorer(
+    kind: Kind,
+    folder: Path,
+    rows: ScorerRows,
+    ways: ScorerFit,
+    fit: FitConfig,
+    *,
+    seed: int,
+    ridge: float,
+    work: Path,
+    say: Say,
+    bias: bool = True,
+) -> MadeScorer:
+    """The model that starts as the language model in `folder`. `fit` is for adapters and whole weights alone.
+
+    Raises RunError where there is no row to learn from or a gradient diverges.
+    """
+    if not rows.fit:
+        raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if ways.device == "auto" else ways.device
+    model = score_model_of(folder, kind, bias=bias).to(device)
+    if ways.parameters == "head":
+        metrics = _fit_head(model, rows, ways, work, say)
+    else:
+        metrics = _fit_weights(model, rows, ways, fit, work, say, seed=seed, ridge=ridge)
+    return MadeScorer(model, metrics, _calibrate(model, kind, rows.calibrate, ways))
+
+
+# --- fits -----------------------------------------------------------------------------------------------------------
+
+
+def _fit_head(model: ScoreModel, rows: ScorerRows, ways: ScorerFit, work: Path, say: Say) -> dict[str, float]:
+    """The base stays as it is."""
+    model.requires_grad_(False)
+    texts = texts_of([*rows.fit, *rows.calibrate])
+    known = features_of(model, texts, work, _together(ways), say)
+    return fit_head(model, known, rows.fit, rows.calibrate)
+
+
+def _fit_weights(
+    model: ScoreModel,
+    rows: ScorerRows,
+    ways: ScorerFit,
+    fit: FitConfig,
+    work: Path,
+    say: Say,
+    *,
+    seed: int,
+    ridge: float,
+) -> dict[str, float]:
+    """Adapters, merged at the end, or all weights."""
+    plain = model.model
+    if ways.parameters == "lora":
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model.model = add_adapters(plain, rank=ways.rank, alpha=float(ways.rank))
+    kept = FitCheckpoints(work, ways.checkpoint_steps, say)
+    metrics = fit_scores(model, rows.fit, fit, seed, ridge=ridge, micro_rows=ways.micro, kept=kept)
+    if ways.parameters == "lora":
+        model.model = model.model.merge_and_unload()  # type: ignore[operator]
+    return metrics
+
+
+def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: ScorerFit) -> dict[str, Any]:
+    """Multiplies the scores, and moves the zero of a cost with labels, to where the calibration rows are likeliest."""
+    labelled = [one for row in rows for one in row.labelled] if kind == "cost" else []
+    scale, shift = 1.0, 0.0
+    if labelled:
+        costs = text_scores(model, [text for text, _ in labelled], _together(ways))
+        scale, shift = zero_and_temperature(costs, np.array([sign > 0 for _, sign in labelled], dtype=np.float64))
+    elif rows:
+        scale = temperature(_differences(model, rows, _together(ways)))
+    if rows:
+        head: nn.Linear = model.score_head
+        with torch.no_grad():
+            head.weight.mul_(scale)
+            head.bias.mul_(scale).add_(shift)
+    known = kind == "reward" or bool(labelled)
+    return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": known}
+
+
+def _differences(model: ScoreModel, rows: Sequence[ScoreRow], together: int) -> Array:
+    pairs = [row for row in rows if row.lower is not None]
+    scores = text_scores(model, texts_of(pairs), together).reshape(-1, 2)
+    return np.asarray(scores[:, 0] - scores[:, 1], dtype=np.float64)
+
+
+def _together(ways: ScorerFit) -> int:
+    return TEXTS if ways.micro is None else ways.micro
+
+
+# --- how good it is ---------------------------------------------------------------------------------------------------
+
+
+def judged(
+    model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: ScorerFit, *, seed: int, by_prompt: bool = True
+) -> dict[str, Any]:
+    """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
+    together = _together(ways)
+    trials = compared_on(
+        comparisons(rows, by_prompt=by_prompt, seed=seed), lambda texts: text_scores(model, texts, together)
+    )
+    scores = text_scores(model, texts_of(rows), together)
+    report: dict[str, Any] = {
+        **trials.as_metrics(),
+        "better_than_chance": trials.better_than_chance,
+        # quantiles at 0, 1, ..., 100 %
+        "scores": np.quantile(scores, np.linspace(0.0, 1.0, 101)).tolist(),
+    }
+    if any(row.lower is not None for row in rows):
+        differences = _differences(model, rows, together)
+        report["pairs"] = {
+            "count": len(differences),
+            "accuracy": float(agreement(differences).mean()),
+            "reliability": _as_json(reliability(expit(np.abs(differences)), agreement(differences), seed=seed)),
+        }
+    labelled = _one_of_each([(row.unit, one) for row in rows for one in row.labelled], seed)
+    if labelled and kind == "cost":
+        costs = text_scores(model, [text for text, _ in labelled], together)
+        unsafe = np.array([sign > 0 for _, sign in labelled])
+        right = float(agreement(np.where(unsafe, 1.0, -1.0) * costs).sum())
+        low, high = clopper_pearson(right, len(costs))
+        report["labels"] = {
+            "count": len(costs),
+            "unsafe": float(unsafe.mean()),
+            "accuracy": right / len(costs),
+            "low": low,
+            "high": high,
+            "reliability": _as_json(reliability(expit(costs), unsafe.astype(np.float64), seed=seed)),
+        }
+    return report
+
+
+def _one_of_each(labelled: Sequence[tuple[Any, tuple[Text, int]]], seed: int) -> list[tuple[Text, int]]:
+    """One labelled answer of each prompt, drawn by seed: they are independent."""
+    order = np.random.default_rng([seed, len(labelled), 17]).permutation(len(labelled))
+    return list(dict(labelled[index] for index in order).values())
+
+
+def _as_json(one: Reliability) -> dict[str, Any]:
+    return {
+        "counts": list(one.counts),
+        "predicted": list(one.predicted),
+        "observed": list(one.observed),
+        "expected_calibration_error": one.error,
+        "error_if_calibrated": one.error_if_calibrated,
+    }
+
+
+# --- in a run -------------------------------------------------------------------------------------------------------
+
+
+def rows_in_run(
+    labelled: Sequence[LabelledPair],
+    kind: Kind,
+    unsafe: Mapping[str, bool],
+    ways: ScorerFit,
+    held_out: float,
+    seed: int,
+    *,
+    by_prompt: bool,
+) -> ScorerRows:
+    """The decided pairs of a run, split by whole prompts with `by_prompt`, else pair by pair."""
+    rows = rows_of(labelled, kind, unsafe)
+    keys = [row.unit if by_prompt else index for index, row in enumerate(rows)]
+    split: dict[Part, list[ScoreRow]] = {"fit": [], "calibrate": [], "judge": []}
+    for row, part in zip(rows, parts_of(keys, held_out, ways.calibration, seed), strict=True):
+        split[part].append(row)
+    return ScorerRows(**split)
+
+
+def train_in_run(
+    kind: Kind,
+    labelled: Sequence[LabelledPair],
+    unsafe: Mapping[str, bool],
+    *,
+    folder: Path,
+    store: ArtifactStore,
+    ways: ScorerFit,
+    fit: FitConfig,
+    seed: int,
+    ridge: float = 1e-3,
+    held_out: float = 0.1,
+    by_prompt: bool = False,
+    work: Path,
+    say: Say = lambda line: None,
+) -> tuple[str, str, dict[str, float]]:
+    """Makes a score model that starts as the language model in `folder` and stores it. -> path, sha256, metrics
+
+    Its folder reads back with `stored_scorers.load_scorer` and says in scorer.json how good it is. Metrics are those of
+    the fit and of the rows held out.
+    """
+    rows = rows_in_run(labelled, kind, unsafe, ways, held_out, seed, by_prompt=by_prompt)
+    # runs of versions before had no bias
+    bias = ways.parameters != "full" or ways.calibration > 0.0
+    made = make_scorer(kind, folder, rows, ways, fit, seed=seed, ridge=ridge, work=work, say=say, bias=bias)
+    metrics = {**made.fit, "rows": float(len(rows.fit))}
+    report: dict[str, Any] = {"kind": kind, "calibration": made.calibration}
+    if rows.judge:
+        judgement = judged(made.model, kind, rows.judge, ways, seed=seed, by_prompt=by_prompt)
+        report["held_out"] = judgement
+        said = {**held_out_metrics(made.model, rows.judge), **Trials.of(judgement).as_metrics()}
+    else:
+        said = Trials(0.0, 0).as_metrics()
+    metrics |= {f"held_out_{name}": value for name, value in said.items()}
+
+    def fill(target: Path) -> None:
+        store_scorer(made.model, folder, target, "tokens")
+        if rows.judge:
+            write_json(target / REPORT, finite(report))
+
+    path, sha256 = store.write_tensors(f"{kind}-model", score_tensors(made.model), fill=fill)
+    return path, sha256, metrics
+
+
+def store_scorer(model: ScoreModel, folder: Path, target: Path, template: str, max_tokens: int | None = None) -> None:
+    """All but the weights in Beaver's layout, with the base's tokenizer."""
+    copy_plain_files(folder, target)
+    write_score_config(model, target, template, max_tokens)
+
+
+def write_scorer(model: ScoreModel, folder: Path, target: Path, template: str, max_tokens: int) -> None:
+    """The whole model in Beaver's layout."""
+    from safetensors.torch import save_file
+
+    store_scorer(model, folder, target, template, max_tokens)
+    save_file({name: tensor.contiguous() for name, tensor in score_tensors(model).items()}, target / WEIGHTS)

@@ -1,0 +1,99 @@
+"""docs/your-model.md, command by command, with a tiny model in place of SmolLM2."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.scorer_rows import rows_of_words, write_rows
+from tests.small_align import SMALL_ALIGN, save_chat_model
+
+PAGE = Path(__file__).parents[3] / "docs" / "your-model.md"
+LATER = {"serve"}
+"""Commands that run until they are stopped: tests/serve runs them."""
+
+
+def commands() -> list[list[str]]:
+    """The words of every command of the page, in order."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    return [words for block in blocks for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def made_small(words: list[str]) -> list[str]:
+    if words[1] == "train":
+        return [*words[:3], *words[3:], *SMALL_ALIGN]
+    if words[1:3] == ["scorer", "train"]:
+        return [*words, "--device", "cpu"]
+    if words[1:3] == ["limits", "suggest"]:
+        return [*words, "--max-tokens", "6"]
+    return words
+
+
+def write_what_the_reader_has(folder: Path) -> None:
+    """Pairs, labels, prompts, and the files that the page shows."""
+    rows = rows_of_words(240, 5)
+    pairs = [
+        {
+            "prompt": row["prompt"],
+            "chosen": row[f"response_{row['better_response_id']}"],
+            "rejected": row[f"response_{1 - row['better_response_id']}"],
+        }
+        for row in rows
+    ]
+    labels = [
+        {"prompt": row["prompt"], "response": row[f"response_{side}"], "is_safe": row[f"is_response_{side}_safe"]}
+        for row in rows
+        for side in (0, 1)
+    ]
+    write_rows(folder / "helpful.jsonl", pairs)
+    write_rows(folder / "safety.jsonl", labels)
+    write_rows(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows[:4]])
+    shown = [yaml.safe_load(text) for text in re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.S | re.M)]
+    (folder / "limits.yaml").write_text(json.dumps(shown[0]))
+    (folder / "ours.yaml").write_text(json.dumps(shown[1]))
+
+
+def pddpo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pddpo_ray", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
+    write_what_the_reader_has(tmp_path)
+    done: dict[str, str] = {}
+    for words in commands():
+        assert words[0] == "pddpo"
+        if words[1:3] == ["model", "fetch"]:
+            save_chat_model(tmp_path / words[-1])
+            continue
+        if words[1] in LATER:
+            continue
+        ended = pddpo(tmp_path, *made_small(words)[1:])
+        assert ended.returncode == 0, (words, ended.stdout[-2000:], ended.stderr[-3000:])
+        done[" ".join(words[1:3])] = ended.stdout + ended.stderr
+    assert "better than chance" in done["scorer train"]
+    assert "NOT" not in done["scorer train"]
+    for said in ("before round 1", "costs of", "helpful", "round 3/3"):
+        assert said in done["train smollm2"], said
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+    assert (tmp_path / "aligned" / "model.safetensors").is_file()
+    planned = pddpo(tmp_path, "train", "ours.yaml", "--dry-run", "model.reference=models/smollm2")
+    assert planned.returncode == 0, planned.stderr
+    for limit in ("unsafe: at most 5 %", "length: at most 80 words", "helpful: at least 50 %"):
+        assert limit in planned.stdout

@@ -1,0 +1,122 @@
+"""Score models that a run trains: the same ways as `pddpo scorer train`, broken off and gone on with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pddpo_ray.config import Config, FitConfig, ScorerFit, load
+from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
+from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.scoring.held_out import REPORT
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import WEIGHTS
+from pddpo_ray.training.local import store_reference
+from tests.tiny_language_model import save_policy
+
+
+def labelled(count: int) -> tuple[list[LabelledPair], dict[str, bool]]:
+    """One pair to a prompt: the answer of words 40 to 59 is unsafe and the costlier, the other one safe."""
+    rng = np.random.default_rng(4)
+    pairs: list[LabelledPair] = []
+    unsafe: dict[str, bool] = {}
+    for index in range(count):
+        prompt = Prompt(f"p{index}", (1, *(4 + rng.integers(0, 84, 4)).tolist(), index % 80 + 4), "asked")
+        sides = [(*(4 + rng.integers(low, low + 20, 4)).tolist(), 2) for low in (40, 0)]
+        first, second = (Response(f"{index}-{i}", prompt, side, "said", 0, 0) for i, side in enumerate(sides))
+        unsafe |= {first.id: True, second.id: False}
+        pair = Pair(f"q{index}", *((first, second) if index % 2 else (second, first)))
+        verdict = Verdict.FIRST if index % 2 else Verdict.SECOND
+        pairs.append(LabelledPair(pair, Verdict.ABSTAIN, verdict))
+    return pairs, unsafe
+
+
+def stored(folder: Path) -> tuple[ArtifactStore, PolicyVersion]:
+    store = ArtifactStore(folder / "artifacts")
+    base = save_policy(folder / "base", 0)
+    return store, store_reference(store, base, "{% for m in messages %}{{ m.content }} {% endfor %}", "float32")
+
+
+def order(reference: PolicyVersion, ways: ScorerFit) -> ScorerOrder:
+    fit = FitConfig(steps=24, learning_rate=2e-3, batch_pairs=16)
+    return ScorerOrder("cost", reference, fit, 3, ridge=1e-3, held_out=0.25, by_prompt=True, ways=ways)
+
+
+class PowerCut(BaseException):
+    pass
+
+
+class Cut(logging.Handler):
+    """Ends the process, as it were, where a line says that so much is done."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(logging.INFO)
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._line in record.getMessage():
+            raise PowerCut
+
+
+@pytest.mark.parametrize(
+    ("ways", "line"),
+    [
+        (ScorerFit(parameters="head", calibration=0.1, micro=16), "features of 128 of"),
+        (ScorerFit(parameters="lora", rank=4, calibration=0.1, micro=8, checkpoint_steps=8), "step 16: loss"),
+        (ScorerFit(parameters="full", micro=8, checkpoint_steps=8), "step 16: loss"),
+    ],
+    ids=["head", "lora", "full"],
+)
+def test_a_training_in_a_run_that_is_broken_off_goes_on_and_ends_with_the_same_weights(
+    ways: ScorerFit, line: str, tmp_path: Path
+) -> None:
+    pairs, unsafe = labelled(120)
+    log = logging.getLogger("pddpo_ray.loop.scorer_fits")
+    before, ended = log.level, []
+    log.setLevel(logging.INFO)
+    for name, cuts in (("whole", 0), ("cut", 1)):
+        store, reference = stored(tmp_path / name)
+        said: list[str] = []
+        for _ in range(cuts):
+            handler = Cut(line)
+            log.addHandler(handler)
+            with pytest.raises(PowerCut):
+                order(reference, ways).trained(pairs, unsafe, store, lambda what, compute: compute())
+            log.removeHandler(handler)
+        heard = logging.Handler()
+        heard.emit = lambda record, said=said: said.append(record.getMessage())  # type: ignore[method-assign, misc]
+        log.addHandler(heard)
+        made = order(reference, ways).trained(pairs, unsafe, store, lambda what, compute: compute())
+        assert order(reference, ways).trained(pairs, unsafe, store, lambda what, compute: compute()) == made
+        log.removeHandler(heard)
+        ended.append((made, load_file(store.folder(made["path"]) / WEIGHTS), said))
+    log.setLevel(before)
+    (whole, weights, lines), (cut, same, later) = ended
+    assert whole == cut
+    assert all(np.array_equal(weights[name], same[name]) for name in weights)
+    assert len(later) < len(lines), "what was done is not done again"
+    metrics = whole["metrics"]
+    assert metrics["held_out_trials"] == 30.0
+    assert metrics["held_out_low"] > 0.5
+    report = json.loads((store.folder(whole["path"]) / REPORT).read_text())
+    assert report["held_out"]["right"] == metrics["held_out_right"]
+    assert report["calibration"]["labels"] == (0 if ways.calibration == 0.0 else 24)
+    scorer = stored_scorer(str(store.root), whole["path"], whole["sha256"])
+    answers = [answer for item in pairs for answer in (item.pair.first, item.pair.second)]
+    scores = scorer.score(answers)
+    bad = np.array([unsafe[answer.id] for answer in answers])
+    assert scores[bad].mean() > 0 > scores[~bad].mean()
+
+
+def test_the_ways_of_the_recipe_decide_the_digest_and_what_only_moves_memory_does_not() -> None:
+    def digest(*overrides: str) -> str:
+        config: Config = load("text-world-scorers", list(overrides))
+        return config.digest()
+
+    assert digest("scorers.micro=4", "scorers.device=cpu", "scorers.checkpoint_steps=3") == digest()
+    assert len({digest(), digest("scorers.parameters=head"), digest("scorers.calibration=0.1")}) == 3
