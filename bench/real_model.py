@@ -142,8 +142,7 @@ def do(step: Step) -> None:
     command = [sys.executable, "-m", "pddpo_ray", *words]
     step.done.parent.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if wins else None)
-    # a limit that is broken or undecided is an answer, not a failure
-    if ended.returncode not in ((0, 1, 5) if wins else (0,)):
+    if ended.returncode:
         raise SystemExit(ended.returncode)
     if wins:
         step.done.write_text(ended.stdout)
@@ -220,7 +219,7 @@ def _scorer_line(name: str, held_out: dict[str, Any]) -> str:
 
 
 def _wins(folder: Path, method: str) -> dict[str, Any]:
-    found = json.loads((folder / f"wins-{method}.json").read_text())["limits"]["helpful"]
+    found = json.loads((folder / f"wins-{method}.json").read_text())["helpful"]
     return {"value": found["estimate"], "low": found["low"], "high": found["high"], "count": found["n"]}
 
 
