@@ -16,7 +16,14 @@ TRAINER = frozenset({Role.SERVICE})
 WATCHERS = LEADS | TRAINER
 
 PUBLIC = frozenset(
-    {("POST", f"{API}/session"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/"), ("GET", "/lead")}
+    {
+        ("POST", f"{API}/session"),
+        ("POST", f"{API}/invitation"),
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/"),
+        ("GET", "/lead"),
+    }
 )
 """Open to anyone, besides the static files."""
 
@@ -50,6 +57,8 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", f"{API}/people/{{person_id}}/flags"): LEADS,
     ("POST", f"{API}/questions/{{task_id}}/adjudicate"): LEADS,
     ("GET", f"{API}/effects"): LEADS,
+    ("GET", f"{API}/invitations"): ADMINS,
+    ("POST", f"{API}/invitations"): ADMINS,
     ("GET", f"{API}/people"): ADMINS,
     ("POST", f"{API}/people"): ADMINS,
     ("PATCH", f"{API}/people/{{person_id}}"): ADMINS,

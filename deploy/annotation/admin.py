@@ -11,7 +11,15 @@ from sqlalchemy import select
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
-from deploy.annotation.schemas import GoldBody, GuidelinesBody, NewPerson, PauseBody, PersonChange, VoidBody
+from deploy.annotation.schemas import (
+    GoldBody,
+    GuidelinesBody,
+    InvitationBody,
+    NewPerson,
+    PauseBody,
+    PersonChange,
+    VoidBody,
+)
 from deploy.annotation.trainer_routes import question_of
 from deploy.annotation.work import Key
 from pddpo_ray.annotation.people import Person
@@ -37,6 +45,22 @@ def create(body: NewPerson, parts: Parts, person: Caller) -> dict[str, Any]:
         body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap
     )
     return _public(made) | {"token": token}
+
+
+@router.get("/invitations")
+def invitations(parts: Parts, person: Caller) -> dict[str, Any]:
+    """Links that can still be used."""
+    return {"invitations": [asdict(one) for one in parts.invitations.open()]}
+
+
+@router.post("/invitations", status_code=201)
+def invite(body: InvitationBody, parts: Parts, person: Caller) -> dict[str, str]:
+    """A link's code, shown this once; it makes one account, once."""
+    code = parts.invitations.make(
+        body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
+        expires_s=body.expires_s,
+    )  # fmt: skip
+    return {"handle": body.handle, "code": code}
 
 
 @router.patch("/people/{person_id}")

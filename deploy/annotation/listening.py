@@ -25,6 +25,19 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def served_at(database: str) -> str | None:
+    """The address at which a server of this SQLite file says it is; None where none serves it, or nobody can tell."""
+    path = Path(f"{database}.serving")
+    if "://" in database or not path.is_file():
+        return None
+    with path.open() as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return held.read().strip().rpartition(" at ")[2] or None
+    return None
+
+
 @contextmanager
 def sole_server(engine: Engine, address: str) -> Iterator[None]:
     """Holds the database for one server while the block lasts; PostgreSQL may have many.

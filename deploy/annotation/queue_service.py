@@ -19,6 +19,7 @@ from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.decisions import Decisions
 from pddpo_ray.annotation.flag_decisions import FlagDecisions
+from pddpo_ray.annotation.invitations import Invitations
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.notice import Consents
 from pddpo_ray.annotation.people import Campaign, People, Person
@@ -55,6 +56,7 @@ class QueueService:
     rounds: Rounds
     decisions: Decisions
     people: People
+    invitations: Invitations
     campaign: Campaign
     consents: Consents
     controls: Controls
@@ -82,6 +84,7 @@ class QueueService:
             rounds=Rounds(store, rules),
             decisions=Decisions(store, rules),
             people=People(store),
+            invitations=Invitations(store),
             campaign=Campaign(store),
             consents=Consents(store),
             controls=Controls(store),

@@ -72,6 +72,14 @@ class NewPerson(Strict):
     daily_cap: int = Field(400, ge=1, le=100_000)
 
 
+class InvitationBody(NewPerson):
+    expires_s: float = Field(7 * 86400.0, ge=60, le=90 * 86400)
+
+
+class CodeBody(Strict):
+    code: str = Field(min_length=1, max_length=200)
+
+
 class PersonChange(Strict):
     role: Role | None = None
     active: bool | None = None

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
-from deploy.annotation.schemas import AnswerBody, ConsentBody, LeaseRequest, ReleaseBody, SignIn
+from deploy.annotation.schemas import AnswerBody, CodeBody, ConsentBody, LeaseRequest, ReleaseBody, SignIn
 from deploy.web.http_errors import ApiError
 from deploy.web.web_app import address
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.notice import TEXT, VERSION
 from pddpo_ray.annotation.people import SESSION_S, Person, Role
-from pddpo_ray.annotation.queue_rules import Outcome
+from pddpo_ray.annotation.queue_rules import Outcome, QueueError
 
 router = APIRouter(prefix=API, tags=["work"])
 
@@ -33,11 +33,18 @@ def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) ->
     if opened is None:
         parts.sign_ins.take(address(request))
         raise ApiError(401, "this token is not known here", hint="ask the person who sent it for a new one")
-    cookie, person = opened
-    response.set_cookie(
-        parts.cookie, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
-    )
-    return _me(parts, person)
+    return _signed_in(parts, response, *opened)
+
+
+@router.post("/invitation", status_code=201)
+def accept(body: CodeBody, request: Request, response: Response, parts: Parts) -> dict[str, Any]:
+    """Makes the account of an invitation's link and opens a browser session; the token is shown this once."""
+    try:
+        person, token = parts.invitations.accept(body.code)
+    except QueueError:
+        parts.sign_ins.take(address(request))
+        raise
+    return _signed_in(parts, response, *parts.people.open_session(person)) | {"token": token}
 
 
 @router.delete("/session")
@@ -149,6 +156,13 @@ def give_consent(body: ConsentBody, parts: Parts, person: Caller) -> dict[str, b
     """Agrees to the notice of this version."""
     parts.consents.give(person.id, body.version)
     return {"consented": True}
+
+
+def _signed_in(parts: QueueService, response: Response, cookie: str, person: Person) -> dict[str, Any]:
+    response.set_cookie(
+        parts.cookie, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
+    )
+    return _me(parts, person)
 
 
 def _me(parts: QueueService, person: Person) -> dict[str, Any]:

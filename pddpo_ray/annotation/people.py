@@ -86,21 +86,17 @@ class People:
     ) -> tuple[Person, str]:
         """A new person and their token, which is shown this once. Raises QueueError if the handle is taken, or looks
         like another's."""
-        if not HANDLE.fullmatch(handle):
-            raise QueueError(
-                Problem.MALFORMED, f"handle {handle!r}: use letters, digits, space, . @ _ -, at most 100 characters"
-            )
+        return self._store.write(
+            lambda connection: self.add(connection, handle, role, by=by, sees_harmful=sees_harmful, daily_cap=daily_cap)
+        )
+
+    def add(
+        self, connection: Connection, handle: str, role: Role, *, by: str, sees_harmful: bool, daily_cap: int
+    ) -> tuple[Person, str]:
+        """The same inside the caller's transaction."""
+        demand_handle(connection, handle)
         token, made = new_token(), Person(uuid.uuid4().hex, handle, role, sees_harmful, daily_cap)
-
-        def add(connection: Connection) -> None:
-            for other in connection.execute(select(annotator.c.handle).where(annotator.c.active)).scalars():
-                if other != handle and look_alike(other, handle):
-                    raise QueueError(
-                        Problem.CONFLICT, f"{handle!r} looks like {other!r}, who is here already: choose another handle"
-                    )
-            self._insert(connection, made, token, by)
-
-        self._store.write(add)
+        self._insert(connection, made, token, by)
         return made, token
 
     def enlist_elsewhere(self, handle: str, *, by: str) -> Person:
@@ -149,8 +145,10 @@ class People:
     def sign_in(self, token: str) -> tuple[str, Person] | None:
         """Opens a browser session: the cookie's value and the person with their CSRF token."""
         person = self.by_token(token)
-        if person is None:
-            return None
+        return None if person is None else self.open_session(person)
+
+    def open_session(self, person: Person) -> tuple[str, Person]:
+        """The same for somebody who is known."""
         cookie, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         row: dict[str, Any] = {"id_sha256": hashed(cookie), "annotator": person.id, "csrf": csrf}
         row |= {"expires_ms": self._store.clock() + SESSION_S * 1000}
@@ -184,8 +182,7 @@ class People:
             return connection.execute(mine).first() is not None
 
     def _insert(self, connection: Connection, person: Person, token: str, by: str) -> None:
-        if connection.execute(select(annotator.c.id).where(annotator.c.handle == person.handle)).first():
-            raise QueueError(Problem.CONFLICT, f"there is a {person.handle!r} already: choose another handle")
+        _demand_free(connection, person.handle)
         row: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
         row |= {"active": person.active, "sees_harmful": person.sees_harmful, "daily_cap": person.daily_cap}
         row |= {"created_ms": self._store.clock()} | _token_columns(token)
@@ -202,6 +199,25 @@ class People:
         if row is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no person {id_!r}")
         return _person(row)
+
+
+def demand_handle(connection: Connection, handle: str) -> None:
+    """Raises QueueError for a handle that is none (malformed), is taken, or looks like another's (conflict)."""
+    if not HANDLE.fullmatch(handle):
+        raise QueueError(
+            Problem.MALFORMED, f"handle {handle!r}: use letters, digits, space, . @ _ -, at most 100 characters"
+        )
+    _demand_free(connection, handle)
+    for other in connection.execute(select(annotator.c.handle).where(annotator.c.active)).scalars():
+        if look_alike(other, handle):
+            raise QueueError(
+                Problem.CONFLICT, f"{handle!r} looks like {other!r}, who is here already: choose another handle"
+            )
+
+
+def _demand_free(connection: Connection, handle: str) -> None:
+    if connection.execute(select(annotator.c.id).where(annotator.c.handle == handle)).first():
+        raise QueueError(Problem.CONFLICT, f"there is a {handle!r} already: choose another handle")
 
 
 class Campaign:

@@ -50,6 +50,8 @@ logger = logging.getLogger("pddpo_ray.annotation")
 SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
 DECIDE = "pddpo annotations decide --run RUN"
 RiskOf = Callable[[Sequence[Response]], Sequence[float]]
+Tell = Callable[[str, str], None]
+"""Takes an event (waiting, parked, decision) and what there is to say about it."""
 SAFETY_PRIORITY = 1
 """Of the two open batches of a round it comes first: its questions want several different people."""
 
@@ -81,6 +83,8 @@ class Waiting:
     poll_s: float = 1.0
     report_s: float = 60.0
     """How often the run says whom it waits for."""
+    tell_after_s: float = 60.0
+    """After so long people elsewhere are told that it waits."""
 
 
 class PeopleLabeller:
@@ -88,7 +92,7 @@ class PeopleLabeller:
 
     `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts: None if nobody knows.
     Where a round has several batches of safety questions, `part_of` ends the name of the present one. `go_on` is the
-    command that collects the labels of a run that has parked.
+    command that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class PeopleLabeller:
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
         part_of: Callable[[], str] = lambda: "",
         go_on: str = "pddpo train ... --resume",
+        tell: Tell | None = None,
         clock: Clock = now_ms,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -121,6 +126,7 @@ class PeopleLabeller:
         self._record = record
         self._sleep = sleep
         self._part_of, self._go_on = part_of, go_on
+        self._tell = tell or _nobody
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
@@ -233,12 +239,15 @@ class PeopleLabeller:
         return self._store.clock() + int(self._waiting.deadline_s * 1000)
 
     def _wait(self, status: RoundStatus, began: float) -> RoundStatus:
-        said = -math.inf
+        said, told = -math.inf, False
         while not status.complete and status.state == "open":
             now = time.monotonic()
             if now - said >= self._waiting.report_s:
                 logger.info(self._line(status))
                 said = now
+            if not told and now - began >= self._waiting.tell_after_s:
+                self._tell("waiting", self._line(status))
+                told = True
             if status.deadline_ms is not None and self._store.clock() >= status.deadline_ms:
                 self._give_up(status)
             if self._parks(began):
@@ -262,7 +271,9 @@ class PeopleLabeller:
         return limit is not None and time.monotonic() - began >= limit
 
     def _parked(self, line: str) -> ParkedError:
-        return ParkedError(f"{line}. Parked: go on with `{self._go_on}` when the labels are there")
+        text = f"{line}. Parked: go on with `{self._go_on}` when the labels are there"
+        self._tell("parked", text)
+        return ParkedError(text)
 
     def _give_up(self, status: RoundStatus) -> None:
         """The deadline has passed: says what is missing and what it could mean. Always raises."""
@@ -279,6 +290,7 @@ class PeopleLabeller:
             f" deadline (--extend 2h), go on with what is there (--accept) or end the run (--stop); then"
             f" `{self._go_on}`"
         )
+        self._tell("decision", text)
         raise DecisionNeeded(text) if self._waiting.decide else RunError(text)
 
     def _fillings(self, status: RoundStatus) -> str:
@@ -342,6 +354,10 @@ def _demand_distinct(snapshot: Snapshot, wanted: Mapping[str, int]) -> None:
         people = len({entry.annotator for entry in entries})
         if len(entries) > wanted[item] or people < len(entries):
             raise RunError(f"{item} has {len(entries)} labels of {people} people, not {wanted[item]} of as many people")
+
+
+def _nobody(event: str, text: str) -> None:
+    """Nobody is told."""
 
 
 def _unsafe_rate(shares: NDArray[np.float64]) -> CostEstimate:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.cli.recipe_of_run import find_run, rules_for
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
@@ -48,11 +48,9 @@ def annotate(
     stored = find_run(run, journal, wait=wait)
     config = stored.config
     from pddpo_ray.annotation.people import People
-    from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
-    from pddpo_ray.loop.mixed_labelling import rules_of
 
     engine = open_database(stored.database)
     people = People(Store(engine, stored.id))
@@ -62,7 +60,7 @@ def annotate(
     if not isinstance(config.feedback, AskedPeople):
         typer.echo(f"note: this run takes its labels from {config.feedback.kind}; nobody will be asked anything")
     token_file = _first_admin(people, run)
-    rules = rules_of(config.feedback) if isinstance(config.feedback, AskedPeople) else Rules()
+    rules = rules_for(config)
     typer.echo(f"label at http://{host}:{port}/   lead's page: /lead   admin token: {token_file}")
     typer.echo(f"more people: pddpo annotate --run {run} --add HANDLE")
     if resume_when_ready:

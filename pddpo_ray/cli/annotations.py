@@ -26,6 +26,8 @@ app = typer.Typer(
 
 app.command("decide")(decide)
 
+LABELS = "labels"
+"""Format that loses nothing: one row per answer."""
 KEYS = {"label-studio": "LABEL_STUDIO_API_KEY", "argilla": "ARGILLA_API_KEY"}
 
 
@@ -51,7 +53,10 @@ Workspace = Annotated[str, typer.Option(help="Argilla's workspace; needed if the
 def export(
     run: Run,
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz, .parquet or .arrow.", metavar="FILE")],
-    to: Annotated[str, typer.Option("--to", help="Format, as of `pddpo data convert`.")] = "pku",
+    to: Annotated[
+        str,
+        typer.Option("--to", help="labels: every answer with who and when; or a format of `pddpo data convert`."),
+    ] = "pku",
     dimension: Annotated[Dimension, typer.Option(help="Which preference, where a format knows one.")] = (
         Dimension.helpful
     ),
@@ -59,14 +64,17 @@ def export(
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what people said: a complete PKU-SafeRLHF row per compared pair, or any other format."""
+    """Write what people said: a complete PKU-SafeRLHF row per compared pair, any other format, or all there is."""
+    if to == LABELS:
+        _export_labels(run, out, round_, journal, as_json)
+        return
     from pddpo_ray.annotation.exchange import contradictory, examples
     from pddpo_ray.data.convert import rendering
     from pddpo_ray.data.formats import WRITABLE, write_rows
     from pddpo_ray.data.sinks import Sink
 
     if to not in WRITABLE:
-        raise UserError(f"--to {to} is unknown: use {', '.join(WRITABLE)}")
+        raise UserError(f"--to {to} is unknown: use {LABELS}, {', '.join(WRITABLE)}")
     prompt = rendering("plain", None, None).prompt
     left_out = 0
     with queue_of(run, journal, to_read=True) as (store, _), Sink(out, to, dimension.value) as sink:
@@ -82,16 +90,35 @@ def export(
     )
 
 
+def _export_labels(run: Path, out: Path, round_: int | None, journal: str | None, as_json: bool) -> None:
+    from pddpo_ray.annotation.label_rows import label_rows
+    from pddpo_ray.data.sinks import Sink
+
+    with queue_of(run, journal, to_read=True) as (store, _), Sink(out, LABELS) as sink:
+        for row in label_rows(store, round_=round_):
+            sink.write(row)
+    _show({"rows": sink.rows, "file": str(out)}, as_json)
+
+
 @app.command("import")
 def import_(
     files: Annotated[list[str], typer.Argument(help="Files with labels, in any format of `pddpo data`.")],
     run: Run,
-    who: Annotated[str, typer.Option(help="The one person who gave these labels.")],
-    form: Annotated[str | None, typer.Option("--format", help="Format, where it is not recognised.")] = None,
+    who: Annotated[str | None, typer.Option(help="The one person who gave these labels.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="Format, where it is not recognised; labels: of `export --to labels`."),
+    ] = None,
     journal: JournalUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take labels from files as one person's answers to this run's questions. Importing again changes nothing."""
+    """Take labels from files as one person's answers to this run's questions, or, with --format labels, as those of the
+    people who gave them. Importing again changes nothing."""
+    if form == LABELS:
+        _import_labels(files, run, journal, as_json)
+        return
+    if who is None:
+        raise UserError("--who is missing: name the one person who gave these labels, or use --format labels")
     from pddpo_ray.annotation.exchange import all_questions, answers_in, take_answers
     from pddpo_ray.data import Settings, inspect
     from pddpo_ray.data.convert import rendering
@@ -108,6 +135,18 @@ def import_(
     for line in () if as_json else listed:
         typer.echo(f"left out: {line}", err=True)
     _show({**dict(sorted(taken.outcomes.items())), "left_out": listed if as_json else len(listed)}, as_json)
+
+
+def _import_labels(files: list[str], run: Path, journal: str | None, as_json: bool) -> None:
+    from pddpo_ray.annotation.label_rows import read_label_rows, take_label_rows
+
+    with queue_of(run, journal) as (store, rules):
+        rows = [row for file in files for row in read_label_rows(Path(file))]
+        taken = take_label_rows(store, rules, rows)
+    for line in () if as_json else taken.not_taken:
+        typer.echo(f"left out: {line}", err=True)
+    listed: int | list[str] = taken.not_taken if as_json else len(taken.not_taken)
+    _show({**dict(sorted(taken.outcomes.items())), "left_out": listed}, as_json)
 
 
 @app.command()

@@ -33,6 +33,7 @@ from pddpo_ray.cli import (
     scorer,
     serve,
     simulate_annotators,
+    status,
     submit,
     train,
     verify,
@@ -53,6 +54,7 @@ app = typer.Typer(
 VERBS: dict[str, Callable[..., Any]] = {
     "train": train.train,
     "report": report.report,
+    "status": status.status,
     "doctor": doctor.doctor,
     "recipes": recipes.recipes,
     "verify": verify.verify,

@@ -50,14 +50,18 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
 @contextmanager
 def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
     """The queue's database of the run in this folder, and the queue's rules."""
+    stored = find_run(run, journal)
+    with store_of(stored, to_read=to_read) as store:
+        yield store, rules_for(stored.config)
+
+
+def rules_for(config: Config) -> Rules:
+    """The queue's rules of a run; the usual ones where it asks nobody."""
     from pddpo_ray.annotation.queue_rules import Rules
     from pddpo_ray.config import AskedPeople
     from pddpo_ray.loop.mixed_labelling import rules_of
 
-    stored = find_run(run, journal)
-    feedback = stored.config.feedback
-    with store_of(stored, to_read=to_read) as store:
-        yield store, rules_of(feedback) if isinstance(feedback, AskedPeople) else Rules()
+    return rules_of(config.feedback) if isinstance(config.feedback, AskedPeople) else Rules()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pddpo_ray.config.feedback import (
     MixedFeedback,
     ModelFeedback,
     PeopleFeedback,
+    TellConfig,
     WorldFeedback,
     WorldScores,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "SupportConfig",
     "TabularRollout",
     "TabularWorldConfig",
+    "TellConfig",
     "TextReferenceConfig",
     "TextWorldConfig",
     "TrainerConfig",

@@ -33,6 +33,37 @@ class WorldFeedback(FeedbackCommon):
     """Tag of this variant."""
 
 
+class TellConfig(Strict):
+    """Who is told that the run waits for people, has parked, or needs a decision. Secrets come from the environment."""
+
+    webhook_env: str | None = None
+    """Environment variable that holds the address of a webhook; null: none."""
+    form: Literal["generic", "slack"] = "generic"
+    """What it gets: {event, text, run}, or {text} as Slack's incoming webhooks take it."""
+    mail_to: list[str] = Field(default_factory=list)
+    """Addresses that get a mail."""
+    mail_from: str = "pddpo@localhost"
+    """Sender of the mail."""
+    smtp: str = Field("localhost:25", pattern=r"^[^:\s]+:\d+$")
+    """Server that takes the mail, as host:port."""
+    starttls: bool = False
+    """Whether the connection to it is encrypted with STARTTLS; its certificate is checked."""
+    user_env: str | None = None
+    """Environment variable that holds the server's user name; null: nobody signs in there."""
+    password_env: str | None = None
+    """Environment variable that holds the password of that user."""
+    after_s: float = Field(60.0, ge=0)
+    """So long a run waits before it tells."""
+
+    @model_validator(mode="after")
+    def somebody_is_told(self) -> Self:
+        if self.webhook_env is None and not self.mail_to:
+            raise ValueError("nobody would be told: name webhook_env or mail_to")
+        if (self.user_env is None) != (self.password_env is None):
+            raise ValueError("user_env and password_env belong together")
+        return self
+
+
 class AskedPeople(FeedbackCommon):
     """How people are asked through the annotation queue (`pddpo annotate --run DIR`)."""
 
@@ -53,6 +84,8 @@ class AskedPeople(FeedbackCommon):
     """How many people compare such a pair, at most labels_each: of two who differ nobody knows who is wrong."""
     poll_s: float = Field(1.0, gt=0)
     """How often the run looks whether the labels are there."""
+    tell: TellConfig | None = None
+    """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
 
 
 class PeopleFeedback(AskedPeople):

@@ -132,5 +132,14 @@ def schema_of(form: str, dimension: Dimension) -> Any:
         "pairs": [("prompt", text), *((name, text) for name in lead_of(dimension))],
         "answers": [("prompt", text), ("response", text)],
         "prompts": [("prompt", text)],
+        "labels": [
+            ("round", number), *((name, text) for name in ("purpose", "item", "kind", "prompt", "first", "second")),
+            ("policy_version", number), ("second_policy_version", number), ("annotator", text), ("reply", text),
+            *((name, text) for name in ("safety", "more_helpful", "more_harmful", "first_safety", "second_safety")),
+            ("reason", text), ("note", text), ("ms_spent", number), ("revealed", truth), ("outcome", text),
+            ("late", truth), ("guideline", number), ("swap", truth), ("at_ms", number), ("guideline_text", text),
+            ("leased_ms", number), ("seat", number), ("withdrawn_kind", text), ("withdrawn_reason", text),
+            ("withdrawn_at_ms", number),
+        ],
     }  # fmt: skip
     return pa.schema([("id", text), *columns[form]])

@@ -12,7 +12,7 @@ costs accuracy of the fits there, never the limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.notify.tell import Teller
 from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people
@@ -222,14 +223,20 @@ def people_labeller(
         journal.run_id,
         lambda: journal.round,
         rules_of(settings),
-        Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s),
+        _waiting(settings),
         overlap=Overlap(settings.overlap, min(settings.overlap_each, settings.labels_each)),
         estimate=_estimate(settings, cost_max),
         risk_of=risk_of,
         record=journal.add_metrics,
         part_of=asking.part_of,
         go_on=asking.go_on,
+        tell=None if settings.tell is None else Teller(settings.tell, journal.run_id),
     )
+
+
+def _waiting(settings: AskedPeople) -> Waiting:
+    waiting = Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s)
+    return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
 
 
 def mixed_feedback(

@@ -28,7 +28,7 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     page.goto(f"{screen.url}/lead")
     for name in ("ana", "ben", "carla"):
         page.get_by_label("Name").fill(name)
-        page.get_by_role("button", name="Invite").click()
+        page.get_by_role("button", name="Make a token").click()
         expect(page.locator("#new-token")).to_contain_text(f"{name} signs in with this token")
     token = page.locator("#new-token").inner_text().split()[-1]
     carla = service.queue.people.by_token(token)

@@ -39,7 +39,14 @@ function control(one) {
   return row(one.prompt.slice(0, 60), known, one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
 }
 
+const named = () => ({ handle: $("handle").value.trim(), role: $("role").value });
+
+function invitation(one) {
+  return make("p", { class: "muted" }, `${one.handle} (${one.role}) is invited until ${new Date(one.expires_ms).toLocaleString()}`);
+}
+
 export async function refreshAdmin() {
+  $("invitations").replaceChildren(...(await call("GET", "/invitations")).invitations.map(invitation));
   $("accounts").replaceChildren(...(await call("GET", "/people")).people.filter((one) => one.role !== "service").map(account));
   $("gold").replaceChildren(...(await call("GET", "/gold")).gold.map(control));
 }
@@ -68,10 +75,15 @@ function onSubmit(form, doing) {
 export async function showAdmin() {
   for (const panel of document.querySelectorAll("[data-admin]")) panel.hidden = false;
   onSubmit("invite", async () => {
-    const handle = $("handle").value.trim();
-    token(handle, (await call("POST", "/people", { handle, role: $("role").value })).token);
+    const { handle, code } = await call("POST", "/invitations", named());
+    $("new-token").textContent = `Send ${handle} this link. It works once, for seven days: ${location.origin}/#invite=${code}`;
     $("handle").value = "";
   });
+  $("make-token").addEventListener("click", () => $("invite").reportValidity() && act(async () => {
+    const { handle, role } = named();
+    token(handle, (await call("POST", "/people", { handle, role })).token);
+    $("handle").value = "";
+  }));
   onSubmit("gold-import", importGold);
   onSubmit("guidelines-form", async () => {
     const { version } = await call("PUT", "/guidelines", { markdown: $("guidelines-markdown").value });

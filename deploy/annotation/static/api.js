@@ -56,6 +56,8 @@ function remember(me) {
 export const whoAmI = async () => remember(await request("GET", "/me"));
 export const signIn = async (token) => remember(await request("POST", "/session", { token }));
 
+export const acceptInvitation = async (code) => remember(await request("POST", "/invitation", { code }));
+
 export async function signOut() {
   await call("DELETE", "/session");
   [csrf, who] = [null, null];

@@ -1,6 +1,6 @@
 // The annotator's page: one question on the screen, the next one fetched in advance.
 
-import { $, ApiProblem, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
+import { $, ApiProblem, acceptInvitation, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
 import { Outbox } from "./outbox.js";
 
 const BREAK_MS = 30 * 60 * 1000;
@@ -28,7 +28,7 @@ let lastActive = performance.now(), lastBeat = performance.now(), resting = fals
 // --- showing ------------------------------------------------------------------------------------------------------
 
 function view(name) {
-  for (const id of ["sign-in", "notice", "empty", "task"]) $(id).hidden = id !== name;
+  for (const id of ["sign-in", "invited", "notice", "empty", "task"]) $(id).hidden = id !== name;
 }
 
 function toast(text) {
@@ -481,4 +481,23 @@ document.addEventListener("visibilitychange", () => {
 addEventListener("pagehide", () => giveBack(callAtTheEnd));
 addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
-whoAmI().then((found) => { me = found; begin(); }, () => signedOut());
+// --- an invitation's link: /#invite=CODE, which the browser sends to nobody before the button is pressed ------------
+
+const INVITE = "#invite=";
+
+async function accept() {
+  if (me) return begin();
+  try {
+    me = await acceptInvitation(location.hash.slice(INVITE.length));
+    window.history.replaceState(null, "", "/"); // the code is used up
+    $("invited-text").textContent = `Hello ${me.handle}. Keep this token: with it you sign in again, here and elsewhere. It is shown only now.`;
+    $("invited-token").textContent = me.token;
+    $("accept").textContent = "I have kept it: go on";
+  } catch (problem) {
+    $("invited-error").textContent = problem instanceof ApiProblem ? problem.message : "No connection to the server.";
+  }
+}
+
+$("accept").addEventListener("click", accept);
+if (location.hash.startsWith(INVITE)) view("invited");
+else whoAmI().then((found) => { me = found; begin(); }, () => signedOut());

@@ -9,16 +9,21 @@ from typing import Any
 
 import httpx
 
-logger = logging.getLogger("deploy.web")
+logger = logging.getLogger("pddpo_ray.notify")
 
 TRIES, BETWEEN_S, ANSWER_S = 3, 2.0, 10.0
 
 
 def send(url: str, event: str, data: Mapping[str, Any]) -> bool:
     """POST {"event", "text", ...} as JSON; `text` is what chat services show. Whether it was taken; never raises."""
+    return post(url, {"event": event, **data})
+
+
+def post(url: str, body: Mapping[str, Any]) -> bool:
+    """POST these JSON fields and nothing else. Whether it was taken; never raises."""
     for number in range(TRIES):
         try:
-            httpx.post(url, json={"event": event, **data}, timeout=ANSWER_S).raise_for_status()
+            httpx.post(url, json=dict(body), timeout=ANSWER_S).raise_for_status()
             return True
         except httpx.HTTPError as error:
             # the address may hold a secret of its own: the log names the host alone

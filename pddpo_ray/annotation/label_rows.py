@@ -1,0 +1,215 @@
+"""Everything that people said in a run, as rows that lose nothing, and back.
+
+    rows = list(label_rows(store))                    # one per answer, also surplus, refused and taken back
+    take_label_rows(other, rules, rows)               # the same answers to the same questions elsewhere
+
+A row says who (a pseudonym), what, when, under which guidelines, of which policies, and whether it counts. Written
+again from where it was taken in, it is the same row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from pddpo_ray.annotation.exchange import Taken
+from pddpo_ray.annotation.leases import settle
+from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.questions import GOLD_ANSWERS
+from pddpo_ray.annotation.queue_rules import Outcome, Rules
+from pddpo_ray.errors import UserError
+from pddpo_ray.journal.annotation_schema import (
+    annotator,
+    answer,
+    guideline,
+    lease,
+    question_round,
+    seat,
+    task,
+    withdrawal,
+)
+from pddpo_ray.journal.audit import record_event
+from pddpo_ray.journal.database import reading
+from pddpo_ray.journal.tokens import hashed, new_token
+from pddpo_ray.journal.transactions import Store
+
+PSEUDONYM = 16
+"""Letters of an account's random id that stand for the person in rows."""
+QUESTION = ("round", "purpose", "item", "kind", "prompt", "first", "second")
+SAID = ("reason", "note", "ms_spent", "revealed", "outcome", "late", "guideline", "swap", "at_ms")
+VERSIONS = ("policy_version", "second_policy_version")
+WITHDRAWN = ("kind", "reason", "at_ms")
+GIVEN = ("safety", *GOLD_ANSWERS["pair"])
+
+
+def label_rows(store: Store, *, round_: int | None = None) -> Iterator[dict[str, Any]]:
+    """One row per answer in order of arrival; control questions are none of them."""
+    query = (
+        select(
+            answer, *(task.c[name] for name in ("item", "prompt", "first", "second", "provenance")),
+            task.c.kind.label("question_kind"), question_round.c.round, question_round.c.purpose, lease.c.leased_ms,
+            seat.c.number, guideline.c.markdown, *(withdrawal.c[name].label(f"withdrawn_{name}") for name in WITHDRAWN),
+        )
+        .join(task, task.c.id == answer.c.task)
+        .join(question_round, question_round.c.id == task.c.question_round)
+        .join(lease, lease.c.id == answer.c.lease)
+        .outerjoin(seat, seat.c.answer == answer.c.seq)
+        .outerjoin(withdrawal, withdrawal.c.answer == answer.c.seq)
+        .outerjoin(guideline, (guideline.c.run == question_round.c.run) & (guideline.c.version == answer.c.guideline))
+        .where(question_round.c.run == store.run, task.c.gold.is_(None))
+        .order_by(answer.c.seq)
+    )  # fmt: skip
+    if round_ is not None:
+        query = query.where(question_round.c.round == round_)
+    with reading(store.engine) as connection:
+        for row in connection.execute(query):
+            yield _row(row)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    shown = {"kind": row.question_kind, **{name: getattr(row, name) for name in QUESTION if name != "kind"}}
+    return {
+        "id": row.key,
+        **{name: shown[name] for name in QUESTION},
+        **{name: row.provenance.get(name) for name in VERSIONS},
+        "annotator": row.annotator[:PSEUDONYM],
+        "reply": row.kind,
+        **{name: row.given.get(name) for name in GIVEN},
+        **{name: getattr(row, name) for name in SAID},
+        "guideline_text": row.markdown,
+        "leased_ms": row.leased_ms,
+        "seat": row.number,
+        **{f"withdrawn_{name}": getattr(row, f"withdrawn_{name}") for name in WITHDRAWN},
+    }
+
+
+def take_label_rows(store: Store, rules: Rules, rows: Iterable[Mapping[str, Any]]) -> Taken:
+    """Answers from `label_rows` of a run that asked the same. What is here already is counted as repeated; a row
+    without its question, or whose seat another label has, is listed."""
+    taken = Taken()
+
+    def take(connection: Connection) -> None:
+        asked = _questions(connection, store.run)
+        for number, row in enumerate(rows, 1):
+            found = asked.get(tuple(row[name] for name in QUESTION))
+            if found is None:
+                taken.not_taken.append(f"row {number}: no question of this run is the one that it answers")
+            elif connection.execute(select(answer.c.seq).where(answer.c.key == row["id"])).first() is not None:
+                taken.outcomes["repeated"] += 1
+            elif problem := _refusal(connection, found, row):
+                taken.not_taken.append(f"row {number}: {problem}")
+            else:
+                _keep(connection, store, found, row)
+                settle(connection, found.id, rules)
+                taken.outcomes["withdrawn" if row["withdrawn_kind"] else row["outcome"]] += 1
+        record_event(connection, store.clock(), "import", "labels.import", store.run, **dict(Counter(taken.outcomes)))
+
+    store.write(take)
+    return taken
+
+
+def _questions(connection: Connection, run: str) -> dict[tuple[Any, ...], Any]:
+    query = (
+        select(task, question_round.c.round, question_round.c.purpose, question_round.c.state.label("batch"))
+        .join(question_round, question_round.c.id == task.c.question_round)
+        .where(question_round.c.run == run, task.c.gold.is_(None))
+    )
+    return {tuple(getattr(row, name) for name in QUESTION): row for row in connection.execute(query)}
+
+
+def _refusal(connection: Connection, asked: Any, row: Mapping[str, Any]) -> str:
+    """Why a row cannot be kept as it is; empty where it can."""
+    if row["seat"] is None:
+        return ""
+    if asked.batch != "open":
+        return f"the batch is {asked.batch}: its labels are fixed"
+    here = (seat.c.task == asked.id) & ((seat.c.number == row["seat"]) | (seat.c.annotator == row["annotator"]))
+    free = asked.needed - asked.leased - 1
+    full = connection.execute(select(func.count()).select_from(seat).where(seat.c.task == asked.id)).scalar_one() > free
+    taken = row["seat"] >= asked.needed or connection.execute(select(seat.c.task).where(here)).first() is not None
+    return "another label has its place" if taken or full else ""
+
+
+def _keep(connection: Connection, store: Store, asked: Any, row: Mapping[str, Any]) -> None:
+    """The answer with all that belongs to it: its author, what they had in their hands, seat and withdrawal."""
+    _enlist(connection, row["annotator"], store.clock())
+    _same_guidelines(connection, store.run, row)
+    held = select(lease.c.id).where(lease.c.task == asked.id, lease.c.annotator == row["annotator"])
+    lease_id = connection.execute(held).scalar()
+    times = {"leased_ms": row["leased_ms"], "expires_ms": row["at_ms"], "state": "answered"}
+    if lease_id is None:
+        lease_id = f"{row['annotator']}{hashed(asked.id)[:24]}"
+        more = {"id": lease_id, "task": asked.id, "annotator": row["annotator"]}
+        connection.execute(insert(lease).values(**times, **more, swap=row["swap"], guideline=row["guideline"]))
+    else:
+        connection.execute(update(lease).where(lease.c.id == lease_id).values(**times))
+    said = {name: row[name] for name in SAID}
+    given = {name: row[name] for name in GIVEN if row[name] is not None}
+    whole = {"key": row["id"], "lease": lease_id, "task": asked.id, "annotator": row["annotator"], "kind": row["reply"]}
+    stored = insert(answer).values(**said, **whole, given=given).returning(answer.c.seq)
+    seq = int(connection.execute(stored).scalar_one())
+    if row["seat"] is not None:
+        place = {"task": asked.id, "number": row["seat"], "needed": asked.needed}
+        connection.execute(insert(seat).values(**place, annotator=row["annotator"], answer=seq))
+        connection.execute(update(task).where(task.c.id == asked.id).values(seats=task.c.seats + 1))
+    if row["withdrawn_kind"]:
+        back = {name: row[f"withdrawn_{name}"] for name in WITHDRAWN}
+        connection.execute(insert(withdrawal).values(answer=seq, by="import", **back))
+    elif row["outcome"] == Outcome.REFUSED:
+        connection.execute(update(task).where(task.c.id == asked.id).values(refusals=task.c.refusals + 1))
+
+
+def _enlist(connection: Connection, pseudonym: str, now_ms: int) -> None:
+    """An account under the pseudonym, with which nobody can sign in."""
+    if connection.execute(select(annotator.c.id).where(annotator.c.id == pseudonym)).first() is not None:
+        return
+    token = new_token()
+    row = {"id": pseudonym, "handle": f"imported {pseudonym}", "role": Role.ANNOTATOR.value, "active": False}
+    row |= {"sees_harmful": True, "daily_cap": 0, "created_ms": now_ms}
+    connection.execute(insert(annotator).values(**row, token_sha256=hashed(token), token_prefix=token[:8]))
+
+
+def _same_guidelines(connection: Connection, run: str, row: Mapping[str, Any]) -> None:
+    """The text that the answer's author could read, under its number where that is free."""
+    if row["guideline_text"] is None:
+        return
+    mine = (guideline.c.run == run) & (guideline.c.version == row["guideline"])
+    if connection.execute(select(guideline.c.version).where(mine)).first() is None:
+        values = {"run": run, "version": row["guideline"], "markdown": row["guideline_text"], "by": "import"}
+        connection.execute(insert(guideline).values(**values, at_ms=row["at_ms"]))
+
+
+def read_label_rows(file: Path) -> list[dict[str, Any]]:
+    """Rows that were written as JSON lines or Parquet. Raises UserError for a file that holds other ones."""
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
+    if file.suffix == ".parquet":
+        from pyarrow import ArrowException, parquet
+
+        try:
+            rows = parquet.read_table(file).to_pylist()
+        except ArrowException as error:
+            raise UserError(f"{file} is no Parquet file: {error}") from error
+    else:
+        rows = [_json(file, number, line) for number, line in enumerate(file.read_text().splitlines(), 1)]
+    names = {"id", "annotator", "reply", "seat", *QUESTION, *GIVEN, *SAID, "guideline_text", "leased_ms"}
+    names |= {f"withdrawn_{name}" for name in WITHDRAWN}
+    for number, row in enumerate(rows, 1):
+        if missing := sorted(names - set(row)):
+            raise UserError(f"{file} row {number} is none of `export --to labels`: it lacks {', '.join(missing)}")
+    return rows
+
+
+def _json(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} line {number} is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{file} line {number} is no JSON object")
+    return row

@@ -1,0 +1,109 @@
+"""`pddpo status RUN`: where a run is and what it waits for, while it lives and after it died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pddpo_ray.cli.decide import name_of
+from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for, store_of
+
+if TYPE_CHECKING:
+    from pddpo_ray.annotation.rounds import RoundStatus
+    from pddpo_ray.journal.transactions import Store
+
+KINDS = {"safety": "safe-or-unsafe labels", "pair": "compared pairs"}
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    journal: Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how far a run is, which labels are missing, who is needed for them, and how long that may take."""
+    stored = find_run(run, journal)
+    with store_of(stored, to_read=True) as store:
+        told = about(stored, store)
+    if as_json:
+        print_json(told)
+        return
+    rows = [("run", f"{told['run']} ({told['state']})"), ("rounds", f"{told['rounds_done']} of {told['rounds']} done")]
+    rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
+    rows += [(one["batch"], _line(one)) for one in told["batches"]]
+    rows += [("needed", one["lacking"]) for one in told["batches"] if one["lacking"]]
+    if any(one["situation"] != "stopped" for one in told["batches"]):
+        rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
+    print_columns([*rows, *((("next", told["next"]),) if told["next"] else ())])
+
+
+def about(stored: FoundRun, store: Store) -> dict[str, Any]:
+    """What the command says, for programs."""
+    from deploy.annotation.listening import served_at
+    from pddpo_ray.annotation.rounds import Rounds
+    from pddpo_ray.journal.lock import is_driven
+    from pddpo_ray.journal.reading import JournalReader
+
+    rules = rules_for(stored.config)
+    done = JournalReader(store.engine, store.run).next_round - 1
+    batches = [one for one in Rounds(store, rules).all() if one.state != "frozen"]
+    driven, finished = is_driven(store.engine, store.run), done >= stored.config.rounds
+    missing: dict[str, int] = {}
+    for one in batches:
+        missing[one.kind] = missing.get(one.kind, 0) + one.missing
+    return {
+        "run": stored.id,
+        "folder": str(stored.folder),
+        "state": "running" if driven else "finished" if finished else "waiting for people" if batches else "stopped",
+        "rounds_done": done,
+        "rounds": stored.config.rounds,
+        "missing": missing,
+        "batches": [_batch(store, stored, one) for one in batches],
+        "page": served_at(stored.database),
+        "next": _next(stored, batches, driven=driven, finished=finished),
+    }
+
+
+def _batch(store: Store, stored: FoundRun, one: RoundStatus) -> dict[str, Any]:
+    from pddpo_ray.annotation.decisions import Decisions
+    from pddpo_ray.annotation.quality import Quality
+    from pddpo_ray.annotation.staff import Staff
+
+    rules = rules_for(stored.config)
+    counts = {name: getattr(one, name) for name in ("kind", "missing", "wanted", "out", "blocked", "deadline_ms")}
+    left_s = None if one.deadline_ms is None else (one.deadline_ms - store.clock()) / 1000
+    return {
+        "batch": name_of(one),
+        **counts,
+        "deadline_s": left_s,
+        "lacking": Staff(store, rules).lacking(one),
+        **Quality(store).pace(one),
+        **Decisions(store, rules).about(one),
+    }
+
+
+def _line(one: dict[str, Any]) -> str:
+    pace = f"{one['labels_per_hour']:.0f} labels an hour"
+    left = "unknown" if one["seconds_left"] is None else _words(one["seconds_left"])
+    deadline = "no deadline" if one["deadline_s"] is None else f"deadline {_words(one['deadline_s'])}"
+    return (
+        f"{one['missing']} of {one['wanted']} missing, {one['out']} in people's hands, {one['blocked']} blocked,"
+        f" {pace}, time to finish {left}, {deadline}, {one['situation']}"
+    )
+
+
+def _words(seconds: float) -> str:
+    if seconds < 0:
+        return f"passed {_words(-seconds)} ago"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _next(stored: FoundRun, batches: list[RoundStatus], *, driven: bool, finished: bool) -> str | None:
+    """What to do where no process drives an unfinished run."""
+    if driven or finished:
+        return None
+    if any(not one.complete for one in batches):
+        return f"answer or decide (`pddpo annotations decide --run {stored.folder}`), then `pddpo train ... --resume`"
+    return f"`pddpo train RECIPE --run {stored.folder} --resume` goes on"
