@@ -138,7 +138,7 @@ def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: Sc
         costs = text_scores(model, [text for text, _ in labelled], _together(ways))
         scale, shift = zero_and_temperature(costs, np.array([sign > 0 for _, sign in labelled], dtype=np.float64))
     elif rows:
-        scale = temperature(_differences(model, rows, _together(ways)))
+        scale = temperature(_differences(rows, lambda texts: text_scores(model, texts, _together(ways))))
     if rows:
         head: nn.Linear = model.score_head
         with torch.no_grad():
@@ -148,9 +148,9 @@ def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: Sc
     return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": known}
 
 
-def _differences(model: ScoreModel, rows: Sequence[ScoreRow], together: int) -> Array:
+def _differences(rows: Sequence[ScoreRow], score: Callable[[Sequence[Text]], Array]) -> Array:
     pairs = [row for row in rows if row.lower is not None]
-    scores = text_scores(model, texts_of(pairs), together).reshape(-1, 2)
+    scores = score(texts_of(pairs)).reshape(-1, 2)
     return np.asarray(scores[:, 0] - scores[:, 1], dtype=np.float64)
 
 
@@ -165,19 +165,23 @@ def judged(
     model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: ScorerFit, *, seed: int, by_prompt: bool = True
 ) -> dict[str, Any]:
     """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
-    together = _together(ways)
-    trials = compared_on(
-        comparisons(rows, by_prompt=by_prompt, seed=seed), lambda texts: text_scores(model, texts, together)
-    )
-    scores = text_scores(model, texts_of(rows), together)
+    texts = list(dict.fromkeys(texts_of(rows)))
+    # each text passes through the model once, with those of its length
+    texts.sort(key=lambda text: len(text[0]) + len(text[1]))
+    known = dict(zip(texts, text_scores(model, texts, _together(ways)), strict=True))
+
+    def scored(texts: Sequence[Text]) -> Array:
+        return np.array([known[text] for text in texts])
+
+    trials = compared_on(comparisons(rows, by_prompt=by_prompt, seed=seed), scored)
     report: dict[str, Any] = {
         **trials.as_metrics(),
         "better_than_chance": trials.better_than_chance,
         # quantiles at 0, 1, ..., 100 %
-        "scores": np.quantile(scores, np.linspace(0.0, 1.0, 101)).tolist(),
+        "scores": np.quantile(scored(texts_of(rows)), np.linspace(0.0, 1.0, 101)).tolist(),
     }
     if any(row.lower is not None for row in rows):
-        differences = _differences(model, rows, together)
+        differences = _differences(rows, scored)
         report["pairs"] = {
             "count": len(differences),
             "accuracy": float(agreement(differences).mean()),
@@ -185,7 +189,7 @@ def judged(
         }
     labelled = _one_of_each([(row.unit, one) for row in rows for one in row.labelled], seed)
     if labelled and kind == "cost":
-        costs = text_scores(model, [text for text, _ in labelled], together)
+        costs = scored([text for text, _ in labelled])
         unsafe = np.array([sign > 0 for _, sign in labelled])
         right = float(agreement(np.where(unsafe, 1.0, -1.0) * costs).sum())
         low, high = clopper_pearson(right, len(costs))

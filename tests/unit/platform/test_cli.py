@@ -116,7 +116,8 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
 
     monkeypatch.setattr(train, "runner", lambda config: fail)
     ended, out, err = run(capsys, "train", "tabular", "--run", str(tmp_path / "run"))
-    assert (ended, out, err) == (code, "", "pddpo: what is wrong; what to do\n")
+    begun = f"{tmp_path / 'run'}: begins\n"
+    assert (ended, out, err) == (code, "", f"{begun}pddpo: what is wrong; what to do\n")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from safetensors.numpy import load_file
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
-from pddpo_ray.scoring.held_out import REPORT
+from pddpo_ray.scoring.held_out import REPORT, rows_of
+from pddpo_ray.scoring.scorer_training import judged
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.local import store_reference
+from pddpo_ray.training.score_model import score_model_of
 from tests.tiny_language_model import save_policy
 
 
@@ -120,3 +122,16 @@ def test_the_ways_of_the_recipe_decide_the_digest_and_what_only_moves_memory_doe
 
     assert digest("scorers.micro=4", "scorers.device=cpu", "scorers.checkpoint_steps=3") == digest()
     assert len({digest(), digest("scorers.parameters=head"), digest("scorers.calibration=0.1")}) == 3
+
+
+def test_a_held_out_text_passes_through_the_model_once(tmp_path: Path) -> None:
+    """Comparisons, quantiles, calibration and the side of zero read the same scores."""
+    pairs, unsafe = labelled(20)
+    rows = rows_of(pairs, "cost", unsafe)
+    model = score_model_of(save_policy(tmp_path / "base", 0), "cost", bias=True)
+    passed: list[int] = []
+    model.model.register_forward_hook(lambda module, given, made: passed.append(len(made.last_hidden_state)))
+    report = judged(model, "cost", rows, ScorerFit(micro=7), seed=1)
+    assert sum(passed) == 40
+    assert (report["trials"], report["right"]) == (20.0, 10.0), "a new head scores every text 0: ties"
+    assert report["labels"]["count"] == report["pairs"]["count"] == 20
