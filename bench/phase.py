@@ -205,7 +205,8 @@ def places_of(results: Results) -> list[tuple[str, str]]:
 
 def table(results: Results) -> str:
     """Gaps of the arms, differences with intervals, and what the arms cost, in Markdown."""
-    return "\n\n".join([gaps_table(results), differences_table(results), costs_table(results)])
+    parts = (gaps_table, differences_table, rounds_table, costs_table)
+    return "\n\n".join(part(results) for part in parts)
 
 
 def gaps_table(results: Results) -> str:
@@ -237,7 +238,26 @@ def differences_table(results: Results) -> str:
     for (place, cell), chance, raised in zip(shown, chances, adjusted, strict=True):
         cells = " | ".join(with_interval(differences(results, place, cell, pair)) for pair in PAIRS)
         count = len(differences(results, place, cell, PRIMARY))
-        rows.append(f"| {place} | {cell} | {count} | {cells} | {chance:.4f}, Holm {raised:.4f} |")
+        rows.append(f"| {place} | {cell} | {count} | {cells} | {shown_p(chance)}, Holm {shown_p(raised)} |")
+    return "\n".join(rows)
+
+
+def shown_p(chance: float) -> str:
+    return f"{chance:.4f}" if chance >= 1e-4 else "< 0.0001"
+
+
+def rounds_table(results: Results) -> str:
+    """The primary comparison after fewer rounds of the same runs."""
+    rounds = registered()["rounds"]
+    rows = [
+        "| where | cell | worlds | " + " | ".join(f"round {k}" for k in rounds) + " |",
+        "|---" * (3 + len(rounds)) + "|",
+    ]
+    for place, cell in places_of(results):
+        if place == "network":
+            continue
+        found = [differences(results, place, cell, PRIMARY, k - 1) for k in rounds]
+        rows.append(f"| {place} | {cell} | {len(found[0])} | " + " | ".join(map(with_interval, found)) + " |")
     return "\n".join(rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Behaviour = Literal["policy", "optimistic", "thompson", "resampled"]
+Behaviour = Literal["policy", "proposals", "optimistic", "thompson", "resampled"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Method:
     name: str
     online: bool = True
     behaviour: Behaviour = "optimistic"
+    """Who writes a pair's first answer: the policy, half the policy and half the reference (no bonus, the control of
+    `resampled`), the optimistic policy itself, that of one posterior sample, or a draw from candidates."""
     k: float = 0.0
     split: bool = True
     centred: bool = True
@@ -54,7 +56,9 @@ class Method:
 
 OFFLINE = Method("PD-DPO offline", online=False, behaviour="policy")
 NO_BONUS = Method("online, no bonus", behaviour="policy")
+PROPOSALS = Method("online, proposals only", behaviour="proposals")
 DEFAULT = Method("O-PD-DPO (split, default bonus)", k=1.5)
+SHIPPED = Method("the same, resampled n=16 (as runs do)", k=1.5, behaviour="resampled")
 
 
 def paper(scale: float, **changes: object) -> Method:
@@ -86,12 +90,14 @@ COMPARED = (
 TABLE = (
     OFFLINE,
     NO_BONUS,
+    PROPOSALS,
     *(paper(scale) for scale in (0.25, 0.5, 1, 2, 4, 8)),
     paper(2, name="paper mode, scale 2, printed cost loss", printed=True),
     paper(2, name="paper mode, scale 2, reward bonus only", cost_bonus=False),
     paper(2, name="paper mode, scale 2, uncentred", centred=False),
     split(2),
     DEFAULT,
+    SHIPPED,
     split(4),
     split(2, name="split, scale 2, resampled n=16", behaviour="resampled"),
     split(2, name="split, scale 2, resampled n=4", behaviour="resampled", candidates=4),

@@ -117,7 +117,7 @@ def _policies(
     skip = np.array([skips_cost_stage(value, below=SKIP_SHARE * oracle.beta) for value in multiplier])
     weight = np.where(skip, 0.0, multiplier)[:, None, None]
     plain = oracle.tilted(state.reward, state.cost, weight)
-    if method.behaviour == "policy":
+    if method.behaviour in ("policy", "proposals"):
         return plain, plain
     cheaper, costlier = bonus_cost[..., None, :], bonus_cost[..., :, None]
     if method.printed:
@@ -194,6 +194,8 @@ def _collect(
             behaviour = optimistic[s]
             if method.behaviour == "thompson":
                 behaviour = _thompson(world, method, state, float(multiplier[s]), s, generator)
+            elif method.behaviour == "proposals":
+                behaviour = (plain[s] + world.oracle.reference) / 2.0
             joint = world.oracle.prior[:, None, None] * behaviour[:, :, None] * world.baseline[:, None, :]
             pairs = generator.multinomial(method.pairs_per_round, joint.ravel() / joint.sum()).reshape(joint.shape)
         state.wins_reward[s] += _labelled(pairs, world.oracle.reward, generator)

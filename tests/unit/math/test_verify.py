@@ -27,10 +27,21 @@ from pddpo_ray.verify.experiments import (
     random_worlds_table,
     theory_table,
 )
-from pddpo_ray.verify.methods import COMPARED, DEFAULT, NO_BONUS, OFFLINE, PUBLIC, TABLE, TheoryBonus, paper, split
+from pddpo_ray.verify.methods import (
+    COMPARED,
+    DEFAULT,
+    NO_BONUS,
+    OFFLINE,
+    PROPOSALS,
+    PUBLIC,
+    TABLE,
+    TheoryBonus,
+    paper,
+    split,
+)
 from pddpo_ray.verify.page import gap_chart
 from pddpo_ray.verify.pieces import Pieces
-from pddpo_ray.verify.simulate import _bonuses, _initial, _policies, simulate
+from pddpo_ray.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -160,6 +171,24 @@ def test_ratios_of_e2_hold_on_ten_paired_seeds() -> None:
     at_100 = curve(world, DEFAULT, rounds=100, seeds=range(10))
     for check in exploration_claims(world, curves, at_100):
         assert check.passed, f"{check.claim}: {check.value} against {check.reference}"
+
+
+def test_proposals_only_is_half_the_policy_and_half_the_reference(world: TabularWorld) -> None:
+    """First answers of a round's pairs against enumeration; nothing is optimistic about the policy."""
+    method = dataclasses.replace(PROPOSALS, pairs_per_round=40_000)
+    state = _initial(world, method, 10, [0])
+    before = state.wins_reward[0].sum(axis=(1, 2))
+    multiplier = np.array([0.5])
+    plain, optimistic = _policies(world, method, state, multiplier, 10)
+    assert optimistic is plain
+    pairs = state.wins_reward[0].copy()
+    _collect(world, method, state, plain, optimistic, multiplier, [0], 1)
+    assert (state.wins_reward[0].sum(axis=(1, 2)) - before).sum() == 40_000
+    # the baseline never writes answers 4 to 7, so a pair that holds one has it from the behaviour policy
+    added = state.wins_reward[0] - pairs
+    rare = added[:, 4:, :].sum() + added[:, :4, 4:].sum()
+    wanted = float(world.oracle.prior @ ((plain[0] + world.oracle.reference)[:, 4:].sum(axis=1) / 2.0))
+    assert rare / 40_000 == pytest.approx(wanted, abs=4.0 * np.sqrt(wanted / 40_000))
 
 
 def test_exact_dual_run_moves_to_the_optimum(world: TabularWorld) -> None:
