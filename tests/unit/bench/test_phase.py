@@ -97,7 +97,9 @@ def test_tables_are_made_from_what_is_there(
     run = {"violation": 0.0, "multiplier": 0.3, "optimum": 0.3, "labels": 10, "tokens": 20, "seconds": 1.0}
     gaps = {"off": (0.9, 0.8, 1.0), "proposals": (0.5, 0.6, 0.7), "shipped": (0.4, 0.3, 0.2)}
     found = {
-        f"twin/wide/{1000 + world}": {arm: {"gaps": [2.0, values[world]], **run} for arm, values in gaps.items()}
+        f"twin/wide/{1000 + world}": {
+            arm: {"gaps": [2.0] * 11 + [values[world]], **run} for arm, values in gaps.items()
+        }
         for world in range(3)
     }
     assert differences(found, "twin", "wide", ("proposals", "shipped")) == pytest.approx([0.1, 0.3, 0.5])
@@ -109,6 +111,7 @@ def test_tables_are_made_from_what_is_there(
     assert "| twin | wide | 3 | 0.900 | 0.600 | 0.300 |" in said
     # mean 0.3, standard deviation 0.2, Student's 0.975 quantile with two degrees of freedom 4.303
     assert "+0.300 (-0.197 to +0.797)" in said
+    assert "| twin | wide | 3 | +0.000 (+0.000 to +0.000) | +0.000 (+0.000 to +0.000) | +0.300 (" in said
     assert "| twin | wide | shipped | 10 | 20 | 1.0 |" in said
 
 
