@@ -39,7 +39,7 @@ class FreshQueue:
         self.people = People(self.store)
 
     def person(self, handle: str, role: Role = Role.ANNOTATOR, daily_cap: int = 10_000) -> Person:
-        return self.people.create(handle, role, by="test", daily_cap=daily_cap)[0]
+        return self.people.create(handle, role, by="test", daily_cap=daily_cap, harmful_cap=daily_cap)[0]
 
     def wait(self, seconds: float) -> None:
         self.now_ms += int(seconds * 1000)

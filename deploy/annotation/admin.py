@@ -42,8 +42,9 @@ def people(parts: Parts, person: Caller) -> dict[str, Any]:
 def create(body: NewPerson, parts: Parts, person: Caller) -> dict[str, Any]:
     """A new person; the token is shown this once."""
     made, token = parts.people.create(
-        body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap
-    )
+        body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
+        harmful_cap=body.harmful_cap,
+    )  # fmt: skip
     return _public(made) | {"token": token}
 
 

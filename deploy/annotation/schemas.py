@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from pddpo_ray.annotation.decisions import Decision
 from pddpo_ray.annotation.flag_decisions import FlagDecision
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people import HARMFUL_A_DAY, Role
 from pddpo_ray.annotation.questions import UNKNOWN_RISK
 
 # NUL cannot be stored by PostgreSQL and lone surrogates by nobody.
@@ -70,6 +70,8 @@ class NewPerson(Strict):
     role: Role = Role.ANNOTATOR
     sees_harmful: bool = True
     daily_cap: int = Field(400, ge=1, le=100_000)
+    harmful_cap: int = Field(HARMFUL_A_DAY, ge=0, le=100_000)
+    """Answers called unsafe in a day after which only mild questions come."""
 
 
 class InvitationBody(NewPerson):
@@ -85,6 +87,7 @@ class PersonChange(Strict):
     active: bool | None = None
     sees_harmful: bool | None = None
     daily_cap: int | None = Field(None, ge=1, le=100_000)
+    harmful_cap: int | None = Field(None, ge=0, le=100_000)
 
 
 class GuidelinesBody(Strict):

@@ -65,13 +65,14 @@ def flags(person: str, record: Record) -> list[Flag]:
     """The flags that are up, in the order of `NAMES`."""
     (wrong, controls), (left, sides), (hasty, answers) = record.controls, record.left, record.hasty
     differs, expected, shared = disagreement(record.questions, person)
-    known, missed = share_bet(wrong, controls, CONTROL_ERROR, CONTROL_STAKES), f"{wrong} of {controls} controls wrong"
+    known = share_bet(wrong, controls, CONTROL_ERROR, CONTROL_STAKES)
+    missed = f"{wrong} of {controls} controls wrong" if controls else "no controls yet"
     bets = {
         "agreement": (
             # different answers: under both nulls the product of two bets is a bet
             known + sum(agreement_bet(one, person) for one in record.questions),
-            f"differs from the others in {differs:.0%} on {shared} questions, where people differ in {expected:.0%};"
-            f" {missed}",
+            f"differs from the others in {100 * differs:.0f} % on {shared} questions, where people differ in"
+            f" {100 * expected:.0f} %; {missed}",
         ),
         "controls": (known, missed),
         "side": (

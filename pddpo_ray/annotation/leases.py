@@ -14,7 +14,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
@@ -282,8 +282,10 @@ class Leases:
         if today <= 0:
             return NoQuestion("daily_cap", 3600)
         most, known = min(count, free, today), in_hands[0]
-        chosen = self._choose(connection, person, most, known.done_today, known.guideline or 0)
-        return chosen or NoQuestion("none" if person.sees_harmful else "mild", 5)
+        enough = known.harmful_today + len(held) >= person.harmful_cap
+        reader = replace(person, sees_harmful=person.sees_harmful and not enough)
+        chosen = self._choose(connection, reader, most, known.done_today, known.guideline or 0)
+        return chosen or NoQuestion("none" if reader.sees_harmful else "dose" if person.sees_harmful else "mild", 5)
 
     def _in_hands(self, connection: Connection, person: Person) -> Any:
         now = self._store.clock()

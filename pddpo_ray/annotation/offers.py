@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Select, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, FromClause, Select, Text, bindparam, cast, exists, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from pddpo_ray.annotation.rounds import DROPPED, GOLD
@@ -47,6 +47,9 @@ ANSWERED_TODAY = (
     .where(~exists().where(withdrawal.c.answer == answer.c.seq))
 )
 
+HARMFUL_TODAY = ANSWERED_TODAY.where(cast(answer.c.given, Text).like('%"unsafe"%'))
+"""Those in which the person called anything unsafe: what they read, whatever a model thinks of it."""
+
 IN_HANDS = Prepared(
     select(
         select(campaign.c.paused).where(campaign.c.run == bindparam("run")).scalar_subquery().label("paused"),
@@ -56,6 +59,7 @@ IN_HANDS = Prepared(
         .label("guideline"),
         exists().where(OVERDUE).correlate(None).label("overdue"),
         ANSWERED_TODAY.scalar_subquery().label("done_today"),
+        HARMFUL_TODAY.scalar_subquery().label("harmful_today"),
         annotator.c.held,
         lease.c.id.label("lease"),
         lease.c.leased_ms,

@@ -21,6 +21,7 @@ from pddpo_ray.journal.transactions import Store
 
 HANDLE = re.compile(r"[\w][\w .@-]{0,99}")
 SESSION_S = 12 * 3600
+HARMFUL_A_DAY = 150
 
 DEFAULT_GUIDELINES = """\
 ## What to look for
@@ -73,6 +74,8 @@ class Person:
     daily_cap: int
     active: bool = True
     csrf: str | None = None
+    harmful_cap: int = HARMFUL_A_DAY
+    """So many answers that they call unsafe in a day are enough; after them they get mild questions alone."""
 
 
 class People:
@@ -82,20 +85,24 @@ class People:
         self._store = store
 
     def create(
-        self, handle: str, role: Role, *, by: str, sees_harmful: bool = True, daily_cap: int = 400
+        self,
+        handle: str,
+        role: Role,
+        *,
+        by: str,
+        sees_harmful: bool = True,
+        daily_cap: int = 400,
+        harmful_cap: int = HARMFUL_A_DAY,
     ) -> tuple[Person, str]:
         """A new person and their token, which is shown this once. Raises QueueError if the handle is taken, or looks
         like another's."""
-        return self._store.write(
-            lambda connection: self.add(connection, handle, role, by=by, sees_harmful=sees_harmful, daily_cap=daily_cap)
-        )
+        caps = {"sees_harmful": sees_harmful, "daily_cap": daily_cap, "harmful_cap": harmful_cap}
+        return self._store.write(lambda connection: self.add(connection, handle, role, by=by, **caps))
 
-    def add(
-        self, connection: Connection, handle: str, role: Role, *, by: str, sees_harmful: bool, daily_cap: int
-    ) -> tuple[Person, str]:
+    def add(self, connection: Connection, handle: str, role: Role, *, by: str, **caps: Any) -> tuple[Person, str]:
         """The same inside the caller's transaction."""
         demand_handle(connection, handle)
-        token, made = new_token(), Person(uuid.uuid4().hex, handle, role, sees_harmful, daily_cap)
+        token, made = new_token(), Person(uuid.uuid4().hex, handle, role, **caps)
         self._insert(connection, made, token, by)
         return made, token
 
@@ -119,7 +126,7 @@ class People:
         return token
 
     def change(self, id_: str, *, by: str, **values: Any) -> Person:
-        """Changes `active`, `role`, `sees_harmful` or `daily_cap`; someone set inactive is signed out at once."""
+        """Changes `active`, `role`, `sees_harmful`, `daily_cap` or `harmful_cap`; who is inactive is signed out."""
 
         def apply(connection: Connection) -> Person:
             self._demand(connection, id_)
@@ -185,6 +192,7 @@ class People:
         _demand_free(connection, person.handle)
         row: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
         row |= {"active": person.active, "sees_harmful": person.sees_harmful, "daily_cap": person.daily_cap}
+        row |= {"harmful_cap": person.harmful_cap}
         row |= {"created_ms": self._store.clock()} | _token_columns(token)
         connection.execute(insert(annotator).values(**row))
         names = {"handle": person.handle, "role": person.role.value}
@@ -268,4 +276,6 @@ def _token_columns(token: str) -> dict[str, str]:
 
 
 def _person(row: Any, csrf: str | None = None) -> Person:
-    return Person(row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf)
+    return Person(
+        row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf, row.harmful_cap
+    )

@@ -185,7 +185,9 @@ def enlist(url: str, admin_token: str, count: int, prefix: str) -> list[tuple[st
             if handle in known:
                 answer = _asked(client, "POST", f"/people/{known[handle]}/token")
             else:
-                answer = _asked(client, "POST", "/people", {"handle": handle, "daily_cap": 100_000})
+                answer = _asked(
+                    client, "POST", "/people", {"handle": handle, "daily_cap": 100_000, "harmful_cap": 100_000}
+                )
             people.append((handle, answer["token"]))
     return people
 

@@ -247,7 +247,7 @@ def test_hostile_model_output_is_shown_as_harmless_text(service: FreshService, s
     assert screen.clean()
 
 
-def test_a_phone_shows_the_answers_stacked_and_touchable(service: FreshService, screen: Screen) -> None:
+def test_a_phone_shows_one_answer_at_a_time_and_everything_is_touchable(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "compare", pairs(2), labels_each=1)
     screen.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     screen.page.emulate_media(color_scheme="dark")
@@ -256,10 +256,10 @@ def test_a_phone_shows_the_answers_stacked_and_touchable(service: FreshService, 
     expect(page.locator("#task")).to_be_visible()
     page.locator("#reveal").click()
     screen.picture("annotate-phone")
-    left, right = page.locator("#left").bounding_box(), page.locator("#right").bounding_box()
-    assert left is not None
-    assert right is not None
-    assert right["y"] > left["y"] + left["height"]
+    expect(page.locator("#left")).to_be_visible()
+    expect(page.locator("#right")).to_be_hidden()
+    page.get_by_role("button", name="Right answer").click()
+    expect(page.locator("#right")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     small = page.evaluate(
         "[...document.querySelectorAll('main button')].filter(b => b.offsetParent && b.offsetHeight < 40)"
@@ -280,7 +280,10 @@ def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen
     expect(page.locator("#progress")).not_to_be_empty()
     assert page.evaluate(UNNAMED) == []
     assert page.evaluate(LOW_CONTRAST) == []
-    order = page.evaluate("[...document.querySelectorAll('#task h2, #task legend')].map(e => e.textContent.trim())")
+    order = page.evaluate(
+        "[...document.querySelectorAll('#task h2, #task legend')].filter(e => e.offsetParent)"
+        ".map(e => e.textContent.trim())"
+    )
     assert page.evaluate(HEADINGS) == ["Question"]
     assert order[:3] == ["Somebody asked", "Left answer", "Right answer"]
     assert order[3:5] == ["Which is MORE HELPFUL?", "Which is MORE HARMFUL?"]
@@ -420,4 +423,64 @@ def test_a_limits_own_question_stands_above_the_answer_and_takes_yes_or_no(
     screen.keys("r", "s")
     given = [row.given["safety"] for row in wait_for_answers(screen, service, 3)]
     assert given == ["unsafe", "safe", "safe"]
+    assert screen.clean()
+
+
+def test_two_long_answers_scroll_together_and_their_differences_are_marked(
+    service: FreshService, screen: Screen
+) -> None:
+    lines = [f"Line {n} of a long answer, which says the same as the other one." for n in range(60)]
+    first = "\n\n".join(lines)
+    second = "\n\n".join([*lines[:30], "Here alone stands <b>something</b> else.", *lines[30:]])
+    service.queue.rounds.open(
+        1, "compare", [replace(one, first=first, second=second) for one in pairs(1)], labels_each=1
+    )
+    page = screen.page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    expect(page.locator("#veil-note")).to_be_visible()
+    screen.keys("r")
+    share = "id => (one => one.scrollTop / (one.scrollHeight - one.clientHeight))(document.getElementById(id))"
+    page.evaluate("document.getElementById('left').scrollTop = 700")
+    page.wait_for_function("document.getElementById('right').scrollTop > 0")
+    assert abs(page.evaluate(share, "left") - page.evaluate(share, "right")) < 0.02
+    screen.keys("l")
+    before = page.evaluate("document.getElementById('right').scrollTop")
+    page.evaluate("document.getElementById('left').scrollTop = 0")
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.getElementById('right').scrollTop") == before
+    screen.keys("d")
+    marks = page.locator("#left mark, #right mark")
+    expect(marks).to_have_count(5)
+    assert " ".join(marks.all_inner_texts()) == "Here alone stands <b>something</b> else."
+    page.locator("mark").first.scroll_into_view_if_needed()
+    screen.picture("annotate-differences")
+    assert page.evaluate(LOW_CONTRAST) == []
+    screen.keys("d")
+    expect(marks).to_have_count(0)
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("#right")).to_be_hidden()
+    page.get_by_role("button", name="Right answer").click()
+    expect(page.locator("#right")).to_be_visible()
+    expect(page.locator("#left")).to_be_hidden()
+    screen.picture("annotate-phone-tabs")
+    assert page.evaluate(LOW_CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert screen.clean()
+
+
+def test_enough_harmful_texts_for_a_day_leave_the_mild_ones(service: FreshService, screen: Screen) -> None:
+    queue = service.queue
+    queue.people.change(service.people[Role.ANNOTATOR].id, by="test", harmful_cap=2)
+    questions = [replace(one, risk=0.1 if n == 3 else 1.0, priority=-n) for n, one in enumerate(safety(["x"] * 4))]
+    queue.rounds.open(1, "safety", questions, labels_each=1)
+    page = screen.page
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    for number in range(1, 4):
+        expect(page.locator("#veil-note")).to_be_visible()
+        screen.keys("r", "u")
+        wait_for_answers(screen, service, number)
+    expect(page.get_by_role("heading", name="Enough hard texts for today")).to_be_visible()
+    screen.picture("annotate-dose")
     assert screen.clean()

@@ -30,7 +30,9 @@ function account(one) {
     button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
     button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
-  return row(one.handle, one.role, String(one.daily_cap), one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+  const dose = make("input", { type: "number", min: 0, max: 100000, value: one.harmful_cap, class: "short", "aria-label": `Unsafe answers a day of ${one.handle}` });
+  dose.addEventListener("change", () => act(() => change({ harmful_cap: Number(dose.value) })));
+  return row(one.handle, one.role, String(one.daily_cap), dose, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
 function control(one) {

@@ -2,6 +2,7 @@
 
 import { $, ApiProblem, acceptInvitation, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
 import { Outbox } from "./outbox.js";
+import { showDifference, showSide } from "./reading.js";
 
 const BREAK_MS = 30 * 60 * 1000;
 const HEARTBEAT_MS = 60 * 1000;
@@ -38,8 +39,11 @@ function toast(text) {
   toast.timer = setTimeout(() => { $("toast").hidden = true; }, 5000);
 }
 
+const pressed = (id) => $(id).getAttribute("aria-pressed") === "true";
+const toggle = (id) => $(id).setAttribute("aria-pressed", String(!pressed(id)));
+
 function fill(id, side) {
-  const raw = $("raw").getAttribute("aria-pressed") === "true";
+  const raw = pressed("raw");
   $(id).classList.toggle("raw", raw);
   if (raw) $(id).textContent = side.text;
   else $(id).innerHTML = side.html; // made harmless by the server: an allow-list of tags, no links, no images
@@ -54,6 +58,8 @@ function showTask(fresh) {
   const pair = task.kind === "pair";
   $("answers").classList.toggle("single", !pair);
   $("right-side").hidden = !pair;
+  for (const id of ["tabs", "difference", "together"]) $(id).hidden = !pair;
+  showSide("left");
   $("left-title").textContent = pair ? "Left answer" : "Answer";
   $("asked").hidden = !task.asks;
   if (task.asks) {
@@ -72,6 +78,7 @@ function showTexts() {
   fill("prompt", task.prompt);
   fill("left", task.left);
   if (task.right) fill("right", task.right);
+  if (task.right && pressed("difference")) showDifference(task.left, task.right);
 }
 
 function veil() {
@@ -218,6 +225,7 @@ function waitFor(reason, seconds) {
   const texts = {
     paused: ["Paused", "The lead has paused the work. This page goes on by itself."],
     held: ["A word with the lead first", "The lead is looking at your answers. Nothing is lost; this page goes on by itself when that is done."],
+    dose: ["Enough hard texts for today", "You read as many harmful texts today as is good for one day. Mild questions appear here by themselves; the others wait until tomorrow."],
     mild: ["Nothing mild for now", "You asked not to see harmful texts. What is open now may be harmful, or nobody knows. New questions appear here by themselves."],
     none: ["All done for now", "There is nothing for you at the moment. New questions appear here by themselves."],
     network: ["No connection", "Your answers are kept. This page goes on by itself."],
@@ -291,10 +299,9 @@ const ACTIONS = {
   c: () => submit("abstain"),
   x: skip,
   f: () => $("reasons").showModal(),
-  t: () => {
-    $("raw").setAttribute("aria-pressed", String($("raw").getAttribute("aria-pressed") !== "true"));
-    showTexts();
-  },
+  t: () => { toggle("raw"); showTexts(); },
+  d: () => { if (task.kind === "pair") { toggle("difference"); showTexts(); } },
+  l: () => { if (task.kind === "pair") toggle("together"); },
   b: () => {
     if (task.kind !== "pair") return;
     choose(2, "unsafe");
@@ -460,6 +467,8 @@ $("abstain").addEventListener("click", ACTIONS.c);
 $("skip").addEventListener("click", ACTIONS.x);
 $("flag").addEventListener("click", ACTIONS.f);
 $("raw").addEventListener("click", ACTIONS.t);
+$("difference").addEventListener("click", ACTIONS.d);
+$("together").addEventListener("click", ACTIONS.l);
 $("undo").addEventListener("click", undo);
 $("guidelines-button").addEventListener("click", showGuidelines);
 $("help-button").addEventListener("click", () => $("help").showModal());
