@@ -13,7 +13,7 @@ import typer
 
 from pddpo_ray.cli.decide import decide
 from pddpo_ray.cli.output import print_columns, print_json
-from pddpo_ray.cli.recipe_of_run import queue_of
+from pddpo_ray.cli.recipe_of_run import find_run, queue_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,6 +88,39 @@ def export(
         {"rows": sink.rows, "without_a_label_for_it": left_out, "contradictory": slips, "file": str(out)},
         as_json,
     )
+
+
+@app.command()
+def backup(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="File to write; it must not be there yet.", metavar="FILE")],
+    journal: JournalUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write journal and labels to one file, also while people answer."""
+    from pddpo_ray.journal.backup import backup as write_backup
+
+    write_backup(find_run(run, journal).database, out)
+    _show({"file": str(out), "bytes": out.stat().st_size}, as_json)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `backup` wrote.", metavar="FILE")],
+    run: Run,
+    journal: JournalUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put journal and labels back from one file; end the run and its page first. The journal that was there is kept."""
+    from deploy.annotation.listening import served_at
+    from pddpo_ray.journal.backup import restore as put_back
+    from pddpo_ray.storage.whole_files import JOURNAL
+
+    database = journal or str(run.expanduser().absolute() / JOURNAL)
+    if address := served_at(database):
+        raise UserError(f"the page is served at {address}: end it before anything is restored")
+    earlier = put_back(file, database)
+    _show({"restored": str(file)} | ({} if earlier is None else {"earlier journal": str(earlier)}), as_json)
 
 
 def _export_labels(run: Path, out: Path, round_: int | None, journal: str | None, as_json: bool) -> None:
