@@ -148,6 +148,23 @@ class PeopleLabeller:
         lacking = {name: (Verdict.MISSING,) * (labels_each - len(mine)) for name, mine in labels.items()}
         return [SafetyLabels(item, (*labels[item.id], *lacking[item.id])) for item in items]
 
+    def open_about(self, items: Sequence[Response], labels_each: int, batch: str, asks: str | None) -> None:
+        """Opens the questions that `about` waits for, so that people can begin; not while the backlog is too long."""
+        questions = self._safety_questions(items, asks)
+        with suppress(QueueError):
+            self._find_or_open(batch, questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+
+    def about(self, items: Sequence[Response], labels_each: int, batch: str, asks: str | None) -> list[float | None]:
+        """Share of `labels_each` different people who say yes to `asks` about each answer (None: that it is unsafe).
+
+        None where a lead decided to do without some of an answer's labels. Raises as `safety` does.
+        """
+        snapshot = self._collect(batch, self._safety_questions(items, asks), labels_each, SAFETY_PRIORITY)
+        said: dict[str, list[bool]] = {item.id: [] for item in items}
+        for entry in snapshot.answers:
+            said[entry.item].append(entry.given["safety"] == "unsafe")
+        return [sum(mine) / labels_each if len(mine) == labels_each else None for mine in said.values()]
+
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
         abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
@@ -158,8 +175,9 @@ class PeopleLabeller:
         given = {entry.item: entry.given for entry in reversed(snapshot.answers)} | dict(snapshot.adjudicated)
         return [_labelled(pair, given.get(pair.id)) for pair in pairs]
 
-    def _safety_questions(self, items: Sequence[Response]) -> list[Question]:
-        return [safety_question(item, risk=risk) for item, risk in zip(items, self._risks(items), strict=True)]
+    def _safety_questions(self, items: Sequence[Response], asks: str | None = None) -> list[Question]:
+        risks = self._risks(items)
+        return [safety_question(item, risk=risk, asks=asks) for item, risk in zip(items, risks, strict=True)]
 
     def _risks(self, items: Sequence[Response]) -> list[float]:
         """How likely each answer is harmful, where something in the run can tell."""

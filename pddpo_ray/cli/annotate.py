@@ -48,7 +48,6 @@ def annotate(
     stored = find_run(run, journal, wait=wait)
     config = stored.config
     from pddpo_ray.annotation.people import People
-    from pddpo_ray.config import AskedPeople
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
 
@@ -57,7 +56,7 @@ def annotate(
     if add is not None:
         _add(people, add, role, as_json)
         return
-    if not isinstance(config.feedback, AskedPeople):
+    if not config.people_each:
         typer.echo(f"note: this run takes its labels from {config.feedback.kind}; nobody will be asked anything")
     token_file = _first_admin(people, run)
     rules = rules_for(config)

@@ -33,15 +33,13 @@ def crowd_beside(config: Config, run_dir: Path, *, port: int, people: int, error
 
     Raises UserError if the run asks nobody or the port is taken.
     """
-    from pddpo_ray.config import AskedPeople
-
-    if not isinstance(config.feedback, AskedPeople):
+    each = config.people_each
+    if not each:
         raise UserError(f"--annotate: this run takes its labels from {config.feedback.kind}; add feedback.kind=people")
-    each = config.feedback.labels_each
     if 0 < people < each:
         raise UserError(
-            f"--simulate {people}: every answer wants {each} labels by different people (feedback.labels_each):"
-            f" simulate {each} or more"
+            f"--simulate {people}: every answer wants {each} labels by different people (labels_each): simulate {each}"
+            " or more"
         )
     _demand_free(port)
     url = f"http://127.0.0.1:{port}"

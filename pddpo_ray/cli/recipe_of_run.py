@@ -56,12 +56,10 @@ def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterat
 
 
 def rules_for(config: Config) -> Rules:
-    """The queue's rules of a run; the usual ones where it asks nobody."""
-    from pddpo_ray.annotation.queue_rules import Rules
-    from pddpo_ray.config import AskedPeople
+    """The queue's rules of a run."""
     from pddpo_ray.loop.mixed_labelling import rules_of
 
-    return rules_of(config.feedback) if isinstance(config.feedback, AskedPeople) else Rules()
+    return rules_of(config.queue)
 
 
 @contextmanager

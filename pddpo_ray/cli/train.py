@@ -249,7 +249,7 @@ def show_result(config: Config, result: Mapping[str, Any], run_dir: Path, page: 
         typer.echo(f"  {sentence}")
     for limit in outcome.limits:
         typer.echo(f"  {limit}")
-    for key in ("price", "neighbour"):
+    for key in ("audit", "price", "neighbour"):
         for said in (limit[key]["text"] for limit in result["limits"].values() if limit.get(key)):
             typer.echo(f"  {said}")
     resumed = "a new run with" if fixed_for_its_rounds(config) else "--resume with"

@@ -64,7 +64,7 @@ class TellConfig(Strict):
         return self
 
 
-class AskedPeople(FeedbackCommon):
+class QueueConfig(Strict):
     """How people are asked through the annotation queue (`pddpo annotate --run DIR`)."""
 
     deadline_s: float = Field(7 * 86400.0, gt=0)
@@ -86,6 +86,10 @@ class AskedPeople(FeedbackCommon):
     """How often the run looks whether the labels are there."""
     tell: TellConfig | None = None
     """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
+
+
+class AskedPeople(QueueConfig, FeedbackCommon):
+    """Feedback by people, all of it or a part."""
 
 
 class PeopleFeedback(AskedPeople):

@@ -13,10 +13,12 @@ from pddpo_ray.config.cluster import Cluster, InProcess
 from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule, NewtonRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
+    AskedPeople,
     Feedback,
     JudgeFeedback,
     MixedFeedback,
     ModelFeedback,
+    QueueConfig,
     TrainedScores,
     WorldFeedback,
     WorldScores,
@@ -109,6 +111,8 @@ class Config(Strict):
     by whoever gives `feedback`."""
     judge: dict[str, Any] = Field({})
     """`endpoint`, `model`, `key_env` and other options of judges in `limits` and `reward` that name none themselves."""
+    people: QueueConfig = QueueConfig()
+    """How people are asked about limits; where `feedback.kind` asks people too, that section says it."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -147,6 +151,20 @@ class Config(Strict):
         if isinstance(self.feedback, MixedFeedback):
             return min(self.pairs_per_round, self.feedback.pairs_unsure + self.feedback.pairs_random)
         return self.pairs_per_round
+
+    @property
+    def queue(self) -> QueueConfig:
+        """How people are asked, about whatever."""
+        return self.feedback if isinstance(self.feedback, AskedPeople) else self.people
+
+    @property
+    def people_each(self) -> int:
+        """Most people that one question is for; 0: the run asks nobody."""
+        feedback = self.feedback.labels_each if isinstance(self.feedback, AskedPeople) else 0
+        of_limits = [
+            (one.asking.labels_each or 1) if one.audited is None else 1 for one in self.stated if one.asks_people
+        ]
+        return max([feedback, *of_limits])
 
     @property
     def online(self) -> bool:
@@ -244,7 +262,7 @@ class Config(Strict):
     def fixed_settings(self) -> dict[str, Any]:
         """What a resumed run must share and the digest covers: all but where it runs and what it shows."""
         tree = self.model_dump(mode="json")
-        for key in ("about", "needs", "cluster", "journal", "report"):
+        for key in ("about", "needs", "cluster", "journal", "people", "report"):
             del tree[key]
         for key in ("prompts", "limits", "reward", "judge"):
             if not tree[key]:
@@ -321,6 +339,8 @@ class Config(Strict):
             self._one_engine_per_rank()
         self._rule_fits_the_method()
         self._constraints_fit()
+        if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
+            raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
         self._limits_fit()
         self._reward_fits()
         self._certificate_fits()
@@ -452,18 +472,33 @@ class Config(Strict):
         if isinstance(world, NoWorldConfig) and self.prompts and world.prompts:
             raise ValueError("world.prompts: the sets under `prompts:` say which prompts a run asks; leave it out")
         for one in self.stated:
-            if one.audited:
-                raise ValueError(f"{one.where}: a run holds no limit with audited_by; `pddpo limits check` measures it")
-            if one.source.kind == "people":
-                raise ValueError(
-                    f"{one.where}: people's labels measure files (`pddpo limits check`); in a run name another"
-                    " source, or state the paper's limit alone (dual.threshold) with feedback.kind=people"
-                )
+            if one.asks_people:
+                self._people_can_be_asked(one)
             if one.limit.quantity.kind == "logit" and one.limit.quantity.over:
                 raise ValueError(f"{one.where}: a logit limit is over all prompts; leave out `over`")
         drifts = [one.where for one in self.stated if one.limit.quantity.kind == "kl"]
         if len(drifts) > 1:
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
+
+    def _people_can_be_asked(self, one: StatedLimit) -> None:
+        """What a limit needs that people measure, or audit."""
+        quantity, source = one.limit.quantity, one.source
+        if isinstance(self.world, TabularWorldConfig):
+            raise ValueError(
+                f"{one.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
+            )
+        if source.kind == "people" and quantity.versus is not None:
+            raise ValueError(
+                f"{one.where}: a run does not ask people to compare with the reference's answer; leave `versus` out, or"
+                " let a judge compare"
+            )
+        if source.kind == "people" and quantity.kind == "logit" and one.asking.labels_each is None:
+            raise ValueError(f"{one.where}: say how many labels an answer has: {{people: {{labels_each: 20}}}}")
+        if one.audited and (quantity.kind != "rate" or quantity.versus is not None or source.kind == "people"):
+            raise ValueError(
+                f"{one.where}: in a run audited_by corrects a rate of another source than people, and none versus the"
+                " reference: people answer yes or no about one answer"
+            )
 
     def _reward_fits(self) -> None:
         """What a computed reward needs of the other sections."""
@@ -546,6 +581,11 @@ class Config(Strict):
                 " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"
             )
         for one in self.stated:
+            if one.audited:
+                raise ValueError(
+                    f"{where}: people audit {one.audited} of a round's answers under {one.where}, by no coin of each"
+                    " draw; leave mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
+                )
             if one.asking.answers is not None and one.asking.answers < self.feedback.responses:
                 raise ValueError(
                     f"{where}: {one.where} measures {one.asking.answers} of feedback.responses="

@@ -81,6 +81,11 @@ def json_schema_source(where: str, name: str, folder: Path) -> Source:
     return Source(f"JSON schema {name}", f"JSON schema {fingerprint(text)}", one_by_one(allowed), VERDICT)
 
 
+def question_text(where: str, question: str, folder: Path) -> str:
+    """What a judge or people are asked: the text itself, which has spaces, or that of a file. Raises UserError."""
+    return question if " " in question.strip() else text_of(where, folder / question)
+
+
 def text_of(where: str, path: Path) -> str:
     """The text of a file that a limit names. Raises UserError."""
     try:

@@ -41,6 +41,8 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "world": (),
 }
 """What can measure, and the keys that each may be given beside (or under) its name."""
+AUDIT = "audited_by"
+"""The key under which people measure a part of what another source measures."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
 REWARD, PAIRS = "reward", "pairs"
@@ -94,6 +96,8 @@ class StatedLimit:
     asking: Asking
     audited: int | None = None
     """Answers per round (or file) that people measure too, drawn evenly at random; None: no audit."""
+    audit_question: str | None = None
+    """What an audit asks people, a file or a text; None: what the source is asked."""
     where: str = ""
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
 
@@ -101,6 +105,11 @@ class StatedLimit:
     def wins(self) -> bool:
         """Whether its source is shown the reference's answer too, and says which of the two is better."""
         return self.limit.quantity.versus == "wins"
+
+    @property
+    def asks_people(self) -> bool:
+        """Whether people measure answers, all of them or an audit's."""
+        return self.source.kind == "people" or self.audited is not None
 
     @property
     def worst(self) -> float | None:
@@ -146,7 +155,7 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
         source,
         scale,
         _asking(where, given, source),
-        _audited(where, given),
+        *_audited(where, given),
         where,
     )
 
@@ -170,7 +179,7 @@ def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> Sta
         raise UserError(f"{where}: a computed reward needs `bounds: [low, high]`, by whose range its fit is scaled")
     quantity = _quantity(where, "mean", asked, source, scale, None)
     always = Limit(REWARD, Amount(quantity, scale.low), at_least=True)
-    return StatedLimit(always, source, scale, _asking(where, asked, source), None, where)
+    return StatedLimit(always, source, scale, _asking(where, asked, source), where=where)
 
 
 def names_source(given: Any) -> bool:
@@ -180,7 +189,7 @@ def names_source(given: Any) -> bool:
 
 def beside(given: dict[str, Any], folder: Path) -> None:
     """Makes the files of a limit's entry absolute, in place, where they lie in `folder`: beside the recipe."""
-    for kind in KINDS:
+    for kind in (*KINDS, AUDIT):
         source = given.get(kind)
         if not isinstance(source, dict):
             continue
@@ -326,16 +335,20 @@ def _asking(where: str, given: Mapping[str, Any], source: SourceName) -> Asking:
     return Asking(counts["answers"], seconds, share, counts["labels_each"])
 
 
-def _audited(where: str, given: Mapping[str, Any]) -> int | None:
-    audit = given.get("audited_by")
+def _audited(where: str, given: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """How many answers people measure too, and what they are asked where the limit says so."""
+    audit = given.get(AUDIT)
     if audit is None:
-        return None
-    count = audit.get("people") if isinstance(audit, dict) and len(audit) == 1 else None
+        return None, None
+    known = isinstance(audit, dict) and set(audit) <= {"people", "question"}
+    count, question = (audit.get("people"), audit.get("question")) if known else (None, None)
     if isinstance(count, str) and (match := A_ROUND.match(count)):
         count = int(match[1])
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-        raise UserError(f"{where}.audited_by: write {{people: 40 a round}} with 2 answers or more; got {audit}")
-    return count
+        raise UserError(f"{where}.{AUDIT}: write {{people: 40 a round}} with 2 answers or more; got {audit}")
+    if question is not None and (not isinstance(question, str) or not question.strip()):
+        raise UserError(f"{where}.{AUDIT}.question: name a file with what people are asked; got `{question}`")
+    return count, question
 
 
 def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:

@@ -49,6 +49,7 @@ from pddpo_ray.loop.labellers import (
 from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
+from pddpo_ray.loop.people_measuring import people_of_limits
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.reachable import note_reachable
@@ -328,7 +329,7 @@ def limits_of(
     window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     return LimitsController(
         journal, backends.held_limits, measure, joint, dual, drift=drift, reference=reference, seed=config.seed,
-        window=window,
+        window=window, people=people_of_limits(config, journal, backends.held_limits),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from pddpo_ray.loop.labellers import feedback_of
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, TestedLimit, enter, line_of, mixture_name, read_ledger
 from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, share_of_people
+from pddpo_ray.loop.people_measuring import people_of_limits
 from pddpo_ray.loop.sampling import Proposal, RolloutController
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -166,10 +167,22 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     bound = limit.cost(others[limit.name]) if limit.name in others else limit.cost_limit
     low, high = limit.cost_range or (-config.dual.cost_max, config.dual.cost_max)
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
+    source, people = str(one.source), share_audited(config, one)
+    if people is not None:
+        source = f"people, asked about {100 * people:.3g} % of the draws by a coin, with {source} that saw all"
     return TestedLimit(
-        limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, str(one.source),
-        quantity.over, quantity.unit, limit.at_least, labelled=False, versus=quantity.versus,
+        limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, source,
+        quantity.over, quantity.unit, limit.at_least, labelled=False, versus=quantity.versus, people=people,
     )  # fmt: skip
+
+
+def share_audited(config: Config, one: StatedLimit) -> float | None:
+    """q: people see as many of a certificate's draws as of a round's answers to the limit's prompts; None: no audit."""
+    if one.audited is None:
+        return None
+    over = one.limit.quantity.over
+    share = 1.0 if over is None else config.prompts[over].share
+    return min(1.0, one.audited / (share * config.feedback.responses))
 
 
 def _on_labels(config: Config, name: str, bound: float, number: int) -> TestedLimit:
@@ -337,6 +350,7 @@ class _Asking:
         )
         self._place = ""
         self._feedback = self._labelled()
+        self._people = people_of_limits(config, journal, backends.held_limits, "pddpo certify RUN")
         journal.round = candidate.round
 
     @property
@@ -429,7 +443,10 @@ class _Asking:
             return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
 
         columns = self._journal.once(f"measure-{place}", costs)
-        return {limit.name: columns[held.index(limit.name)] for limit in limits}
+        by_machines = {limit.name: columns[held.index(limit.name)] for limit in limits}
+        if self._people is None:
+            return by_machines
+        return self._people.of_draws(by_machines, answers, {limit.name: limit.people for limit in limits}, place)
 
     def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, place: str) -> list[float | None]:
         """Unsafe shares of all answers, or the machine's numbers corrected by people."""

@@ -22,13 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from pddpo_ray.contracts import Measure, Preferences, Trainer
+from pddpo_ray.contracts import Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.joint_dual import JointDual
+from pddpo_ray.loop.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.loop.outcome import UNSAFE_RATE
+from pddpo_ray.loop.people_measuring import MACHINE, Audit, PeopleOfLimits
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
@@ -80,6 +82,11 @@ class HeldLimit:
         return self.stated.limit.quantity.versus == "reference"
 
     @property
+    def by_people(self) -> bool:
+        """Whether it is about people's labels, all of them or an audit's."""
+        return self.stated.asks_people
+
+    @property
     def by_values(self) -> bool:
         return not (self.by_comparisons or self.on_drift)
 
@@ -99,7 +106,8 @@ class LimitsController:
     """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
 
     `drift` says log policy / reference of answers, each under the policy that wrote it. [n] `reference` draws one
-    answer of the reference to each of these prompts, for a purpose; once, and again from the journal.
+    answer of the reference to each of these prompts, for a purpose; once, and again from the journal. `people` measure
+    and audit what the limits leave to them; None: nothing.
     """
 
     def __init__(
@@ -114,7 +122,9 @@ class LimitsController:
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         window: int | None = None,
+        people: PeopleOfLimits | None = None,
     ) -> None:
+        self._people = people
         self._journal, self._limits, self._measure, self._dual, self._steps = (
             journal,
             tuple(limits),
@@ -199,21 +209,25 @@ class LimitsController:
         of_answers = np.array([not one.on_drift for one in self._limits])
         newest = with_repeated_noise(self._newest(), self._all(), of_answers)
         ends = [one.stated.limit.cost_range for one in self._limits]
-        worst = np.array([np.nan if end is None else end[1] for end in ends])
+        best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
         try:
             estimates = estimates_on_sets(newest, self._factors, worst)
+            safest = estimates_on_sets(newest, self._factors, best)
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
         self._dual.step(estimates)
-        acting = np.sum([self._factors[one.prompt] > 0 for one in newest], axis=0)
+        errors = np.maximum(estimates.standard_errors, safest.standard_errors)
+        missing = np.maximum(estimates.means - safest.means, 0.0)
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
-            mean, error = float(estimates.means[index]), float(estimates.standard_errors[index])
+            mean, error = float(estimates.means[index]), float(errors[index])
             mode = "cost_model" if limit.difference else MODES[limit.stated.limit.quantity.kind]
             bound = limit.scale / 2.0 if limit.by_comparisons else None
             within = limit.stated.limit.cost_range if mode == "cost_model" else None
-            count = int(acting[index])
-            estimate = CostEstimate(mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within)
+            count = _answers_behind(newest, index, self._factors)
+            estimate = CostEstimate(
+                mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within, missing=float(missing[index])
+            )
             self._steps.ascend(estimate)
 
     def _all(self) -> list[MeasuredAnswer]:
@@ -229,7 +243,8 @@ class LimitsController:
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
         references = self._references(phase, answers)
-        payload = self._journal.once(phase, lambda: self._measure_and_count(phase, answers, references))
+        measured = self._by_machines(phase, answers, references)
+        payload = self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, measured()))
         self._known.update(payload["ids"])
         key = f"{self._journal.round:06d}-{phase}"
         self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
@@ -258,10 +273,28 @@ class LimitsController:
             beside[row] = one
         return beside
 
-    def _measure_and_count(
+    def _by_machines(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
+    ) -> Callable[[], MeasuredCosts]:
+        """What machines measure. Where people are asked about the same answers it is in the journal before they are."""
+
+        def measure() -> MeasuredCosts:
+            return self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
+
+        if self._people is None or not self._people.asked(for_estimates=phase == ANSWERS):
+            return measure
+        shape = (len(answers), len(self._limits))
+        stored = self._journal.once(f"{MACHINE}{phase}", lambda: costs_as_json(measure()))
+        return lambda: costs_from_json(stored, shape)
+
+    def _with_people_and_counts(
+        self, phase: str, answers: Sequence[Response], measured: MeasuredCosts
     ) -> dict[str, Any]:
-        measured = self._measure(answers, seed_of(self._seed, self._journal.round, phase), references)
+        audit, seed = Audit.none(measured.costs.shape), seed_of(self._seed, self._journal.round, phase)
+        if self._people is not None and phase == ANSWERS:
+            audit = self._people.of_round(measured, answers, phase, seed)
+        elif self._people is not None:
+            self._people.of_budget(measured, answers, phase, seed)
         counts = {}
         for index, limit in enumerate(self._limits):
             if limit.on_drift:
@@ -271,17 +304,20 @@ class LimitsController:
                 known = int(np.isfinite(measured.costs[:, index]).sum())
                 if limit.difference:
                     known += int(np.isfinite(measured.against[:, index]).sum())
-                counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1))
+                asked = int((audit.asked & np.isfinite(audit.people))[:, index].sum())
+                counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
             if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
                 prefix = "" if index == 0 else f"{limit.name}/"
                 counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
         self._journal.add_metrics(counts)
         return {
             "ids": [answer.id for answer in answers],
-            "costs": _with_nulls(measured.costs),
+            "costs": with_nulls(measured.costs),
             "noise": measured.noise.tolist(),
             "failed": np.argwhere(measured.failed).tolist(),
-        } | ({"against": _with_nulls(measured.against)} if any(one.difference for one in self._limits) else {})
+            **({"against": with_nulls(measured.against)} if any(one.difference for one in self._limits) else {}),
+            **({"audit": audit.as_json()} if audit.asked.any() else {}),
+        }
 
     def _drifts(self, limit: str, answers: Sequence[Response]) -> Array:
         """log policy / reference of the round's answers. Raises RunError where one is no number. [n]"""
@@ -307,21 +343,29 @@ class LimitsController:
             self._measured[f"{entry.round:06d}-{entry.phase}"] = _of_payload(entry.payload, asked)
 
 
-def _with_nulls(table: Array) -> list[list[float | None]]:
-    return [[None if np.isnan(cost) else cost for cost in row] for row in table.tolist()]
+def _answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Mapping[Tokens, Array]) -> int:
+    """Answers that an estimate of a limit rests on: those that its source was asked about.
+
+    Of an audit those that people gave: what none of them showed, a machine's word does not rule out.
+    """
+    mine = [one for one in measured if factors[one.prompt][index] > 0]
+    chances = [np.broadcast_to(one.chance, one.costs.shape)[index] for one in mine]
+    if audited := sum(bool(chance > 0) for chance in chances):
+        return audited
+    return sum(bool(np.isfinite(one.costs[index]) or one.failed[index]) for one in mine)
 
 
 def _of_payload(payload: Mapping[str, Any], asked: Sequence[tuple[Response, str, int]]) -> list[MeasuredAnswer]:
     costs = np.array(payload["costs"], dtype=np.float64)  # null is nan
+    audit = Audit.from_json(payload.get("audit", ()), costs.shape)
     noise = np.array(payload["noise"])
     against = np.array(payload.get("against", np.zeros(costs.shape)), dtype=np.float64)
     failed = np.zeros(costs.shape, dtype=bool)
     # in runs of versions before, every missing number was a failure
     for row, column in payload.get("failed", np.argwhere(np.isnan(costs)).tolist()):
         failed[row, column] = True
+    tables = (costs, noise, failed, against, audit.people, audit.chance)
     return [
-        MeasuredAnswer(
-            round_, answer.prompt.token_ids, answer.token_ids, draw, costs[row], noise[row], failed[row], against[row]
-        )
+        MeasuredAnswer(round_, answer.prompt.token_ids, answer.token_ids, draw, *(table[row] for table in tables))
         for row, (answer, draw, round_) in enumerate(asked)
     ]

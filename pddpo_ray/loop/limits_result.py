@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from pddpo_ray.config import Config, FixedRule
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.loop.limits import ANSWERS, HeldLimit
+from pddpo_ray.loop.people_measuring import bias_of
 from pddpo_ray.theory.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
 
@@ -46,10 +50,26 @@ def limits_result(
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
             entry["price"] = _price(config, journal, one)
             entry["neighbour"] = _neighbour(journal, one)
+        if one.stated.audited is not None:
+            entry["audit"] = _audit(journal, one.stated, index)
         if world is not None and evaluation is not None:
             entry |= _truth(one, index, world, evaluation)
         results[one.name] = entry
     return results
+
+
+def _audit(journal: JournalReader, stated: StatedLimit, index: int) -> dict[str, Any] | None:
+    """How far the machine is off by all of people's labels; None where they gave none."""
+    machine, people, asked = [], [], 0
+    for entry in journal.phases(like=ANSWERS):
+        for row, column, cost, _ in entry.payload.get("audit", ()):
+            if column == index:
+                asked += 1
+            if column == index and cost is not None:
+                machine.append(entry.payload["costs"][row][column])
+                people.append(cost)
+    found = bias_of(stated, np.array(machine), np.array(people))
+    return None if found is None else {**asdict(found), "asked": asked, "text": found.text(stated)}
 
 
 def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from pddpo_ray.contracts import Measure, MeasuredCosts
+from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
 from pddpo_ray.records import Array, Response
@@ -47,10 +49,13 @@ class SourceMeasures:
     @property
     def versions(self) -> dict[str, str]:
         """What decides the values of each limit's source, by the limit's name."""
-        return {
-            stated.limit.name: str(stated.source) if source is None else source.version
-            for stated, source in zip(self._stated, self._sources, strict=True)
-        }
+        versions = {}
+        for stated, source in zip(self._stated, self._sources, strict=True):
+            own = str(stated.source) if source is None else source.version
+            people = peoples_question(stated)
+            audited = f"{own}, audited by " if stated.audited is not None else ""
+            versions[stated.limit.name] = own if people is None else f"{audited}{people.version}"
+        return versions
 
     def __call__(
         self, answers: Sequence[Response], seed: int, references: Sequence[Response | None] = ()
@@ -62,8 +67,8 @@ class SourceMeasures:
         drawn = None if self._labels is None else self._labels(answers, seed, references)
         others = references or [None] * len(answers)
         for column, source in enumerate(self._sources):
-            if self._stated[column].source.kind == "reference":
-                continue  # the trainer knows how far an answer's policy is from the reference
+            if self._stated[column].source.kind in ("reference", "people"):
+                continue  # the trainer knows how far an answer's policy is from the reference, people are asked later
             rows = [row for row, one in enumerate(answers) if self._acting[column].get(one.prompt.token_ids, 0.0) > 0]
             if source is None:
                 assert drawn is not None
@@ -107,7 +112,7 @@ class SourceMeasures:
             if isinstance(value, Unmeasured) or isinstance(against, Unmeasured):
                 result.failed[row, column] = True
                 continue
-            result.costs[row, column], result.noise[row, column] = self._cost(stated, value)
+            result.costs[row, column], result.noise[row, column] = cost_of_value(stated, value, self._cost_max)
             result.unsafe[row, column] = value if stated.limit.quantity.kind == "logit" else np.nan
             if against is not None:
                 result.against[row, column] = stated.limit.cost(against)
@@ -129,13 +134,14 @@ class SourceMeasures:
             values[index] = value
         return values
 
-    def _cost(self, stated: StatedLimit, value: float) -> tuple[float, float]:
-        """A measured value as a cost, and the variance of its label noise."""
-        each, kind = stated.asking.labels_each or 1, stated.limit.quantity.kind
-        if kind == "logit":
-            noise: Array = logit_noise(np.array([value]), each, self._cost_max)
-            return float(clipped_logit([value], self._cost_max)[0]), float(noise[0])
-        return stated.limit.cost(value), float(label_variance([value], each)[0]) if kind == "rate" else 0.0
+
+def cost_of_value(stated: StatedLimit, value: float, cost_max: float) -> tuple[float, float]:
+    """A measured value as a cost, and the variance of its label noise."""
+    each, kind = stated.asking.labels_each or 1, stated.limit.quantity.kind
+    if kind == "logit":
+        noise: Array = logit_noise(np.array([value]), each, cost_max)
+        return float(clipped_logit([value], cost_max)[0]), float(noise[0])
+    return stated.limit.cost(value), float(label_variance([value], each)[0]) if kind == "rate" else 0.0
 
 
 def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: int) -> list[int]:
@@ -162,3 +168,25 @@ def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> An
         row["set"] = stated.limit.quantity.over
     reference = None if other is None else other.text
     return Answer(answer.prompt.text, answer.text, row, answer.prompt.messages, reference, f"answer {answer.id}")
+
+
+def with_nulls(table: Array) -> list[list[float | None]]:
+    """A table for the journal, which has null for nan."""
+    return [[None if np.isnan(cost) else cost for cost in row] for row in table.tolist()]
+
+
+def costs_as_json(measured: MeasuredCosts) -> dict[str, Any]:
+    """For the journal; `costs_from_json` reads it back."""
+    tables = {name: with_nulls(getattr(measured, name)) for name in ("costs", "noise", "unsafe", "against")}
+    return {**tables, "failed": np.argwhere(measured.failed).tolist()}
+
+
+def costs_from_json(stored: Mapping[str, Any], shape: tuple[int, int]) -> MeasuredCosts:
+    """[n, I]"""
+    costs, noise, unsafe, against = (
+        np.array(stored[name], dtype=np.float64).reshape(shape) for name in ("costs", "noise", "unsafe", "against")
+    )
+    failed = np.zeros(shape, dtype=bool)
+    for row, column in stored["failed"]:
+        failed[row, column] = True
+    return MeasuredCosts(costs, noise, failed, unsafe, against)

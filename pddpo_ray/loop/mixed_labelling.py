@@ -22,7 +22,7 @@ from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares
 from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.world_truth import imperfect_model
-from pddpo_ray.config import AskedPeople, Config, MixedFeedback, WorldScores
+from pddpo_ray.config import AskedPeople, Config, MixedFeedback, QueueConfig, WorldScores
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -223,7 +223,7 @@ def people_labeller(
         journal.run_id,
         lambda: journal.round,
         rules_of(settings),
-        _waiting(settings),
+        waiting_of(settings),
         overlap=Overlap(settings.overlap, min(settings.overlap_each, settings.labels_each)),
         estimate=_estimate(settings, cost_max),
         risk_of=risk_of,
@@ -232,11 +232,6 @@ def people_labeller(
         go_on=asking.go_on,
         tell=None if settings.tell is None else Teller(settings.tell, journal.run_id),
     )
-
-
-def _waiting(settings: AskedPeople) -> Waiting:
-    waiting = Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s)
-    return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
 
 
 def mixed_feedback(
@@ -261,9 +256,15 @@ def _unsafe_chance(model: ScoringModel) -> RiskOf:
     return lambda items: expit(model.costs(items)).tolist()
 
 
-def rules_of(settings: AskedPeople) -> Rules:
+def rules_of(settings: QueueConfig) -> Rules:
     """The queue's rules, the same in the run and in the service."""
     return Rules(lease_s=settings.lease_s, gold_rate=settings.gold_rate)
+
+
+def waiting_of(settings: QueueConfig) -> Waiting:
+    """How long a run waits for people."""
+    waiting = Waiting(settings.deadline_s, settings.park_after_s, settings.missing == "decide", settings.poll_s)
+    return waiting if settings.tell is None else replace(waiting, tell_after_s=settings.tell.after_s)
 
 
 def _estimate(settings: AskedPeople, cost_max: float) -> FromShares:

@@ -2,7 +2,8 @@
 
 Training can reach what no answer showed. Noisy labels are split: one half of an answer's measurements chooses, the
 other half says what was reached, since the smallest of noisy numbers looks lower than it is. A limit on the distance to
-the reference (kl) is left out: the reference keeps it, and no choice among answers says what the others cost it.
+the reference (kl) is left out: the reference keeps it, and no choice among answers says what the others cost it. So is
+one about people's labels, whom nobody asked yet.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def note_reachable(
     journal: Journal, held: Sequence[HeldLimit], measured: Sequence[MeasuredAnswer], prior: Mapping[Tokens, float]
 ) -> None:
     """Keeps what is reachable in the journal, and warns where the answers show no way to keep the limits."""
-    columns = [index for index, one in enumerate(held) if not one.on_drift]
+    columns = [index for index, one in enumerate(held) if not (one.on_drift or one.by_people)]
     of_answers = [held[index] for index in columns]
     known = [replace(one, costs=one.costs[columns]) for one in _less_reference(measured)]
     payload = journal.once(PHASE, lambda: _payload(of_answers, reached(of_answers, known, prior)))

@@ -33,14 +33,22 @@ def measurements(config: Config) -> list[Measurements]:
     """
     lines = []
     for one in config.stated:
+        if one.audited is not None:
+            count = min(one.audited, config.feedback.responses)
+            lines.append(Measurements(f"{one.limit.name}, audited", "people", 0, count, config.rounds * count))
         if one.limit.quantity.kind in ("mean", "kl") or one.source.kind in FREE:
             continue
         over, each = one.limit.quantity.over, one.asking.labels_each or 1
         share = 1.0 if over is None else config.prompts[over].share
         # a difference asks about the reference's answers too
         asked = config.feedback.responses * (2 if one.limit.quantity.versus == "reference" else 1)
-        before = round(2 * config.offline.pairs * share) * each
-        per_round = round((asked + 2 * config.pairs_asked) * share) * each
+        before, fresh, pairs = (
+            _within(one.asking.answers, round(count * share)) * each
+            for count in (2 * config.offline.pairs, asked, 2 * config.pairs_asked)
+        )
+        if one.source.kind == "people" and (one.asking.answers is None or one.limit.quantity.kind == "logit"):
+            before = pairs = 0  # people are asked about what only teaches where a budget says so
+        per_round = fresh + pairs
         lines.append(
             Measurements(one.limit.name, str(one.source), before, per_round, before + config.rounds * per_round)
         )
@@ -50,6 +58,10 @@ def measurements(config: Config) -> list[Measurements]:
         in_all = before + config.rounds * per_round
         lines.append(Measurements(REWARD, str(reward.source), before, per_round, in_all))
     return lines
+
+
+def _within(budget: int | None, count: int) -> int:
+    return count if budget is None else min(budget, count)
 
 
 def of_version_0_1(config: Config) -> list[str]:

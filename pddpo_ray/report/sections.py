@@ -84,7 +84,7 @@ def limits(run: RunData) -> str:
         "<p>λ is what one unit of the measure is worth in units of the reward; that of the best possible policy is λ*. "
         "The gap counts the violations of all limits.</p>"
     )
-    return note + table(headings, rows) + _reachable(run) + _prices(run)
+    return note + table(headings, rows) + _audits(run) + _reachable(run) + _prices(run)
 
 
 def _reachable(run: RunData) -> str:
@@ -114,6 +114,17 @@ def _reachable(run: RunData) -> str:
 def _known_optimum(run: RunData, limit: ShownLimit) -> float | None:
     value = run.multiplier_optimum if not limit.prefix and not run.result.get("limits") else None
     return run.stated(limit, "multiplier_optimum") if value is None else value
+
+
+def _audits(run: RunData) -> str:
+    """How far the machines are off that people audit."""
+    said = [audit["text"] for limit in run.limits if (audit := run.stated(limit, "audit"))]
+    lines = "".join(f"<li>{escape(text)}</li>" for text in said)
+    return (
+        f"<p>By people's labels of the same answers, for which the estimates are corrected:</p><ul>{lines}</ul>"
+        if said
+        else ""
+    )
 
 
 def _prices(run: RunData) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.local_sources import text_of
+from pddpo_ray.limits.local_sources import question_text
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost, Turns
@@ -112,7 +112,7 @@ def judge_source(
     question = options.get("question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: say what the judge is asked: {{judge: {{question: brand.md, model: NAME}}}}")
-    text = question if " " in question.strip() else text_of(where, folder / question)
+    text = question_text(where, question, folder)
     if form == "score" and (scale.low is None or scale.high is None):
         raise UserError(f"{where}: a judge's numbers need `bounds`, e.g. bounds: [0, 10]")
     settings = endpoint_settings(where, options)

@@ -61,9 +61,9 @@ def open_source(stated: StatedLimit, around: Surroundings) -> Source:
 
 
 def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | None:
-    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, or for a limit
-    on the distance to the reference the trainer. Raises UserError where it cannot be had."""
-    if stated.source.kind in ("world", "reference"):
+    """What measures a limit or a reward in a run, whose paths are absolute; None: the world's own truth, people through
+    the queue, or for a limit on the distance to the reference the trainer. Raises UserError where it cannot be had."""
+    if stated.source.kind in ("world", "reference", "people"):
         return None
     return single_source(stated, Surroundings(Path.cwd(), judge))
 

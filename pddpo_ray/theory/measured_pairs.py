@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pddpo_ray.records import Array, PairRow
 from pddpo_ray.theory.matrix_dual import CostEstimates, within_covariance
+from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.theory.value_stage import value_targets
 
@@ -38,6 +39,18 @@ class MeasuredAnswer:
     against: Array | float = 0.0
     """What a limit on a difference to the reference takes off: the cost of the reference's answer, nan: not known. It
     is the same for all answers to a prompt, so that nothing is learned from it. [I]"""
+    people: Array | float = 0.0
+    """Cost by people of an answer that they audited, nan: they gave none. For estimates; learners read `costs`. [I]"""
+    chance: Array | float = 0.0
+    """The chance that people were asked, where they were; 0: they were not. [I]"""
+
+    def corrected(self, missing: Array) -> Array:
+        """Costs corrected by people's, `missing` [I] in place of those that they did not give. [I]"""
+        shape = self.costs.shape
+        chance, people = np.broadcast_to(self.chance, shape), np.broadcast_to(self.people, shape)
+        asked = chance > 0
+        given = np.where(np.isnan(people), missing, people)
+        return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
 
 
 def value_pairs(
@@ -116,14 +129,16 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
     the set's own answers. Standard errors count draws, not answers. An answer whose source gave no number counts as
     `worst` [I], the highest cost that there is; where that is not known (nan), and where the source was not asked, it
-    is left out. Raises ValueError where a set has no answer.
+    is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
+    ValueError where a set has no answer.
+
+    The covariance is that of the costs before people's corrections, which say little of a single answer.
     """
     weights = np.array([factors[one.prompt] for one in measured])
-    costs = np.array([np.where(one.failed, worst, one.costs - one.against) for one in measured])
+    costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])
     known = np.isfinite(costs)
-    against = np.stack([np.broadcast_to(one.against, len(worst)) for one in measured])
     # the reference's cost does not vary with the answer; a failure's cost without it is not known
-    own = np.where(against == 0, costs, np.array([one.costs for one in measured]))
+    own = np.array([np.where(one.failed & (one.against == 0), worst, one.costs) for one in measured])
     # what acts nowhere on a prompt is known to cost nothing there
     on_all = np.where(weights == 0, 0.0, weights * own)
     weights, filled = np.where(known, weights, 0.0), np.where(known, costs, 0.0)

@@ -34,8 +34,8 @@ def text_limits(
     sets: PromptSets | None,
     cost_max: float,
 ) -> TableLimits:
-    """Sources are None where the world itself measures, and of a limit on the KL, which no source does; of what cannot
-    be enumerated the costs are nan.
+    """Sources are None where the world itself or people measure, and of a limit on the KL, which no source does. What
+    cannot be enumerated, or what people measure or audit, has costs that are nan.
 
     Raises UserError for a measure that the world does not have.
     """
@@ -73,9 +73,9 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
     """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
     if stated.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
-    if source is None:
+    if source is None and not stated.asks_people:
         return _own(world, stated)
-    if stated.source.kind not in ENUMERABLE or stated.wins:
+    if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
         return np.full(world.oracle.reward.shape, np.nan)
     return of_texts(world.grammar, stated, source)
 

@@ -152,7 +152,6 @@ def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["limits.tone={rate: {world: cost}, at_most: 5 %}"], "world.kind=none has no truth to measure with"),
-        (["limits.harm={logit: {people: {labels_each: 5}}, at_most: 0}"], "people's labels measure files"),
         (["prompts.benign={indices: [0], share: 40 %}"], "prompts.benign"),
         (["prompts.benign.files=[nowhere.jsonl]"], "nowhere.jsonl"),
         (["world.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),

@@ -93,7 +93,6 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
     [
         (["limits.rude.at_most=0.1 %"], "no policy of this world keeps at most 0.1 % over outside"),
         (["limits.rude.rate={regex: nowhere.txt}"], "nowhere.txt cannot be read as text"),
-        (["limits.rude.audited_by={people: 4}"], "a run holds no limit with audited_by"),
         (["limits.rude.rate={world: reward}"], "this world has no rate called `reward`"),
         (["prompts.inside.indices=[24]"], "the world has the prompts 0 to 23, not 24"),
         (["algorithm=sacpo", "rounds=1", "dual.rule={kind: fixed}", "dual.first=1"], "holds one limit on the paper's"),

@@ -1,0 +1,325 @@
+"""People in the measuring of a run's limits: as a limit's source, or as auditors of what a machine measured.
+
+    answers ──► machine sources ──► people, by limit: all answers of the round that their limit acts on, or `audited`
+                                    of them drawn evenly ──► costs, and what corrects the machine's
+
+Each limit's questions are a batch of the annotation queue that is called like the phase, e.g. measure-answers-brand.
+All batches open before the first is waited for. Machines' numbers are in the journal by then, so that a run which parks
+asks nobody twice, neither people nor a judge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.config import Config
+from pddpo_ray.contracts import MeasuredCosts
+from pddpo_ray.journal import Journal
+from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.limits.sources import chosen_for
+from pddpo_ray.loop.measuring import Tokens, cost_of_value, within_budget
+from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
+from pddpo_ray.records import Array, Response
+from pddpo_ray.theory.cost_estimate import estimate_from_shares
+from pddpo_ray.theory.intervals import bounded_interval
+from pddpo_ray.theory.measured_draws import corrected_by_people
+from pddpo_ray.theory.seeds import generator
+
+logger = logging.getLogger(__name__)
+
+MACHINE = "machine-"
+"""What the phase of machines' numbers begins with, before people are asked about the same answers."""
+Numbers = list[float | None]
+
+
+class Held(Protocol):
+    """A limit of a run, and P_s / P_0 by the prompt's tokens (loop.limits.HeldLimit)."""
+
+    @property
+    def stated(self) -> StatedLimit: ...
+
+    @property
+    def factors(self) -> Mapping[Tokens, float]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """People's costs of answers that a machine measured, nan: they gave none; and the chance that people were asked,
+    where they were, 0: they were not. [n, I] each"""
+
+    people: Array
+    chance: Array
+
+    @property
+    def asked(self) -> NDArray[np.bool_]:
+        return self.chance > 0
+
+    @classmethod
+    def none(cls, shape: tuple[int, int]) -> Audit:
+        return cls(np.zeros(shape), np.zeros(shape))
+
+    def as_json(self) -> list[list[Any]]:
+        """[row, column, people's cost or null, chance] of every answer that people were asked about."""
+        rows = np.argwhere(self.asked).tolist()
+        return [
+            [row, column, None if np.isnan(self.people[row, column]) else float(self.people[row, column]),
+             float(self.chance[row, column])]
+            for row, column in rows
+        ]  # fmt: skip
+
+    @classmethod
+    def from_json(cls, stored: Sequence[Sequence[Any]], shape: tuple[int, int]) -> Audit:
+        audit = cls.none(shape)
+        for row, column, cost, chance in stored:
+            audit.people[row, column] = np.nan if cost is None else cost
+            audit.chance[row, column] = chance
+        return audit
+
+
+def people_of_limits(
+    config: Config, journal: Journal, held: Sequence[Held], go_on: str = "pddpo train ... --resume"
+) -> PeopleOfLimits | None:
+    """Who asks people about the limits of a run; None: nobody has to be asked."""
+    if not any(one.stated.asks_people for one in held):
+        return None
+    stated, acting = [one.stated for one in held], [one.factors for one in held]
+    return PeopleOfLimits(journal, stated, acting, config, go_on=go_on)
+
+
+class PeopleOfLimits:
+    """Asks people what a run's limits want of them. `acting` has P_s / P_0 of each limit by the prompt's tokens."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stated: Sequence[StatedLimit],
+        acting: Sequence[Mapping[Tokens, float]],
+        config: Config,
+        *,
+        go_on: str = "pddpo train ... --resume",
+    ) -> None:
+        self._journal, self._stated, self._acting = journal, tuple(stated), tuple(acting)
+        self._cost_max, self._seed = config.dual.cost_max, config.seed
+        self._questions = {column: one for column, each in enumerate(stated) if (one := peoples_question(each))}
+        self._budgeted = [
+            column
+            for column in self._questions
+            if stated[column].audited is None
+            and stated[column].asking.answers is not None
+            and stated[column].limit.quantity.kind != "logit"  # comparisons teach it
+        ]
+        waiting, rules = waiting_of(config.queue), rules_of(config.queue)
+        self._labellers = {
+            column: PeopleLabeller(
+                journal.engine,
+                journal.run_id,
+                lambda: journal.round,
+                rules,
+                _until(waiting, stated[column]),
+                estimate=partial(
+                    estimate_from_shares,
+                    labels_each=question.labels_each,
+                    cost_max=config.dual.cost_max,
+                    mode="logit_labels" if stated[column].limit.quantity.kind == "logit" else "unsafe_rate",
+                ),
+                record=journal.add_metrics,
+                go_on=go_on,
+            )
+            for column, question in self._questions.items()
+        }
+
+    # --- in a round -----------------------------------------------------------------------------------------------
+
+    def asked(self, *, for_estimates: bool) -> bool:
+        """Whether anybody is asked about answers of the estimates, or about those that only teach."""
+        return bool(self._questions if for_estimates else self._budgeted)
+
+    def of_round(self, measured: MeasuredCosts, answers: Sequence[Response], phase: str, seed: int) -> Audit:
+        """Fills in what people measure, and returns what their audits say, of the answers of a round's estimates."""
+        audit = Audit.none(measured.costs.shape)
+        asked = {column: self._asked_in_round(column, measured, answers, seed) for column in self._questions}
+        self._open({column: [answers[row] for row in rows] for column, rows in asked.items()}, phase)
+        for column, rows in asked.items():
+            if not rows:
+                continue
+            shares = self._ask(column, [answers[row] for row in rows], phase)
+            if self._stated[column].audited is None:
+                self._fill(measured, column, rows, shares)
+                continue
+            audit.people[rows, column] = self._costs(column, shares)
+            audit.chance[rows, column] = len(rows) / len(self._auditable(column, measured, answers))
+            self._say(column, measured.costs[rows, column], audit.people[rows, column])
+        return audit
+
+    def of_budget(self, measured: MeasuredCosts, answers: Sequence[Response], phase: str, seed: int) -> None:
+        """Fills in what people measure of answers that only teach: where a limit has a budget (`answers`) for them."""
+        asked = {column: self._asked_in_round(column, measured, answers, seed) for column in self._budgeted}
+        self._open({column: [answers[row] for row in rows] for column, rows in asked.items()}, phase)
+        for column, rows in asked.items():
+            if rows:
+                self._fill(measured, column, rows, self._ask(column, [answers[row] for row in rows], phase))
+
+    def _asked_in_round(
+        self, column: int, measured: MeasuredCosts, answers: Sequence[Response], seed: int
+    ) -> list[int]:
+        """Rows of the answers that people are asked about."""
+        stated, name = self._stated[column], self._stated[column].limit.name
+        if stated.audited is not None:
+            rows = self._auditable(column, measured, answers)
+            return [rows[index] for index in chosen_for(f"{name}, audited", len(rows), stated.audited, seed)]
+        rows = self._acted_on(column, answers)
+        prompts = [answers[row].prompt.id for row in rows]
+        return [rows[index] for index in within_budget(name, prompts, stated.asking.answers, seed)]
+
+    def _auditable(self, column: int, measured: MeasuredCosts, answers: Sequence[Response]) -> list[int]:
+        """Answers with a number by the machine: one without counts as the worst, whatever people say."""
+        return [row for row in self._acted_on(column, answers) if np.isfinite(measured.costs[row, column])]
+
+    def _acted_on(self, column: int, answers: Sequence[Response]) -> list[int]:
+        acting = self._acting[column]
+        return [row for row, one in enumerate(answers) if acting.get(one.prompt.token_ids, 0.0) > 0]
+
+    def _fill(self, measured: MeasuredCosts, column: int, rows: Sequence[int], shares: Sequence[float | None]) -> None:
+        stated = self._stated[column]
+        for row, share in zip(rows, shares, strict=True):
+            if share is None:
+                measured.failed[row, column] = True
+                continue
+            measured.costs[row, column], measured.noise[row, column] = cost_of_value(stated, share, self._cost_max)
+            measured.unsafe[row, column] = share if stated.limit.quantity.kind == "logit" else np.nan
+
+    def _say(self, column: int, machine: Array, people: Array) -> None:
+        """How far the machine is off, in the log and in the round's numbers."""
+        stated, known = self._stated[column], np.isfinite(people)
+        found = bias_of(stated, machine[known], people[known])
+        name = stated.limit.name
+        self._journal.add_metrics(
+            {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
+        )
+        if found is not None:
+            self._journal.add_metrics({f"audit/{name}_bias": found.value})
+            logger.info("round %d, %s", self._journal.round, found.text(stated))
+
+    # --- of a certificate -----------------------------------------------------------------------------------------
+
+    def of_draws(
+        self, costs: Mapping[str, Numbers], answers: Sequence[Response], shares: Mapping[str, float | None], place: str
+    ) -> dict[str, Numbers]:
+        """By limit of `shares`, the number of each draw as a cost: people's, or where they audit a share q of them
+        f + (xi/q)(y - f), xi an independent coin. None where somebody who was to measure gave no number.
+
+        `costs` are what machines said. Limits without people's part stay as they are.
+        """
+        names = [one.limit.name for one in self._stated]
+        columns = {column: shares[names[column]] for column in self._questions if names[column] in shares}
+        shown: dict[int, list[int]] = {}
+        for column, share in columns.items():
+            shown[column] = list(range(len(answers)))
+            if share is not None:
+                coins = self._journal.once(
+                    f"{TOSSED}{place}-{names[column]}", partial(self._tossed, len(answers), names[column], place, share)
+                )
+                known = costs[names[column]]
+                shown[column] = [row for row, coin in enumerate(coins) if coin and known[row] is not None]
+        self._open({column: [answers[row] for row in rows] for column, rows in shown.items()}, f"draws-{place}")
+        numbers = dict(costs)
+        for column, share in columns.items():
+            items = [answers[row] for row in shown[column]]
+            said = self._journal.once(
+                f"people-{place}-{names[column]}", partial(self._asked_costs, column, items, f"draws-{place}")
+            )
+            by_row = dict(zip(shown[column], said, strict=True))
+            numbers[names[column]] = (
+                [by_row[row] for row in range(len(answers))]
+                if share is None
+                else _corrected(costs[names[column]], by_row, share)
+            )
+        return numbers
+
+    def _tossed(self, count: int, limit: str, place: str, share: float) -> list[bool]:
+        coins = (
+            generator(self._seed, "people of a certificate", self._journal.round, place, limit).random(count) < share
+        )
+        return [bool(coin) for coin in coins]
+
+    def _asked_costs(self, column: int, items: Sequence[Response], phase: str) -> Numbers:
+        shares = self._ask(column, items, phase) if items else []
+        return [None if np.isnan(cost) else cost for cost in self._costs(column, shares).tolist()]
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def _open(self, items: Mapping[int, Sequence[Response]], phase: str) -> None:
+        """All batches at once, so that people need not wait for each other."""
+        for column, mine in items.items():
+            if mine:
+                question = self._questions[column]
+                self._labellers[column].open_about(
+                    mine, question.labels_each, self._batch(column, phase), question.text
+                )
+
+    def _ask(self, column: int, items: Sequence[Response], phase: str) -> Numbers:
+        question: PeoplesQuestion = self._questions[column]
+        return self._labellers[column].about(items, question.labels_each, self._batch(column, phase), question.text)
+
+    def _batch(self, column: int, phase: str) -> str:
+        return f"{phase}-{self._stated[column].limit.name}"
+
+    def _costs(self, column: int, shares: Sequence[float | None]) -> Array:
+        """nan where people gave no whole set of labels. [n]"""
+        stated = self._stated[column]
+        return np.array([
+            np.nan if share is None else cost_of_value(stated, share, self._cost_max)[0] for share in shares
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bias:
+    """How much more often a machine says yes than people do about the same answers, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    answers: int
+
+    def text(self, stated: StatedLimit) -> str:
+        """`brand: judge says yes 12 points more often than people (95 % interval 3 to 21, 40 answers)`"""
+        points = 100 * abs(self.value)
+        low, high = sorted(100 * end * (1 if self.value >= 0 else -1) for end in (self.low, self.high))
+        more = "more" if self.value >= 0 else "less"
+        sure = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
+        return (
+            f"{stated.limit.name}: {stated.source.kind} says yes {points:.3g} points {more} often than people"
+            f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{sure})"
+        )
+
+
+def bias_of(stated: StatedLimit, machine: Array, people: Array) -> Bias | None:
+    """From both costs of the same answers, drawn evenly; None where there is none. [n] x2"""
+    if not len(machine):
+        return None
+    sign = -1.0 if stated.limit.at_least else 1.0  # a cost of `at_least` counts the answers that are no yes
+    differences = sign * (machine - people)
+    low, high = bounded_interval(differences, -1.0, 1.0)
+    return Bias(float(differences.mean()), low, high, len(differences))
+
+
+def _corrected(machine: Numbers, people: Mapping[int, float | None], share: float) -> Numbers:
+    """f + (xi/q)(y - f) of each draw; None where either was to say something and did not."""
+    f = np.array([np.nan if cost is None else cost for cost in machine], dtype=np.float64)
+    y = np.array([np.nan if people.get(row) is None else people[row] for row in range(len(f))], dtype=np.float64)
+    asked = [row in people for row in range(len(f))]
+    return [None if np.isnan(number) else number for number in corrected_by_people(f, y, asked, share).tolist()]
+
+
+def _until(waiting: Waiting, stated: StatedLimit) -> Waiting:
+    """With the limit's own deadline, where it has one."""
+    return waiting if stated.asking.seconds is None else replace(waiting, deadline_s=stated.asking.seconds)
