@@ -132,7 +132,8 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
     ValueError where a set has no answer.
 
-    The covariance is that of the costs before people's corrections, which say little of a single answer.
+    The covariance is that of the costs before people's corrections, which say little of a single answer. Standard
+    errors are those of independent coins about which answers to ask: an even draw of fixed size has smaller ones.
     """
     weights = np.array([factors[one.prompt] for one in measured])
     costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from sqlalchemy import select
 
 from pddpo_ray.annotation.decisions import Decision, Decisions
@@ -22,7 +25,7 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.certifying import certify
-from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit
@@ -31,7 +34,10 @@ from pddpo_ray.theory.measured_draws import limit_with_people, with_people
 from tests.answering_people import RULES, Crowd, answering
 from tests.measuring_server import measuring_server
 from tests.unit.loop.small_run import run_of
-from tests.unit.loop.test_limits_on_text import twin
+from tests.unit.loop.test_limits_on_files import RULES as BY_RULE
+from tests.unit.loop.test_limits_on_files import SAMPLES
+from tests.unit.loop.test_limits_on_files import recipe as files_recipe
+from tests.unit.loop.test_limits_on_text import PowerCut, twin
 
 QUESTION = "# Is it long?\n\nMore than ten words.\n"
 AT_ONCE, PARKED = "people={poll_s: 0.02}", "people={park_after_s: 0, poll_s: 0.02}"
@@ -128,8 +134,6 @@ def test_people_measure_a_rate_and_a_logit_and_nobody_is_asked_twice(tmp_path: P
 
 def broken_off_again(config: Config, folder: Path, round_: int, phase: str) -> None:
     """The run goes on, and its process dies when this phase begins."""
-    from pddpo_ray.loop.run import PhaseChanged
-    from tests.unit.loop.test_limits_on_text import PowerCut
 
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (round_, phase):
@@ -285,3 +289,26 @@ def test_a_run_goes_on_with_the_question_it_was_started_with_alone(tmp_path: Pat
         UserError, match=r"limit rude: run .* was started with the source `people, 2 each, .* no two me"
     ):
         run_recipe(twin(own, "dual.rho=4", PARKED), folder, resume=True)
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_docs_that_people_measure_runs_on_real_text(tmp_path: Path) -> None:
+    """Its rate, on files: the logit beside it is over a set, which files alone have."""
+    page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text(encoding="utf-8")
+    (block,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "  harm:   {logit: {people" in text)
+    limits = {"unsafe": yaml.safe_load(block)["limits"]["unsafe"], "length": BY_RULE["length"]}
+    (tmp_path / "red_team.jsonl").write_text((SAMPLES / "red_team.jsonl").read_text())
+    sets = "prompts={everyday: {files: [everyday.jsonl], share: 60 %}, benign: {files: [benign.jsonl], share: 20 %}}"
+    red_team = f"prompts.red_team={{files: ['{tmp_path / 'red_team.jsonl'}'], share: 20 %}}"
+    own = (sets.replace(": [", f": ['{tmp_path}/").replace("jsonl]", "jsonl']"), red_team, "rounds=1")
+    folder = tmp_path / "run"
+    parked(files_recipe(tmp_path, limits, *own, PARKED), folder)
+    with answering(folder, 5, lambda question, person: person < 2) as crowd:
+        result = run_recipe(files_recipe(tmp_path, limits, *own, AT_ONCE), folder, resume=True)
+    red = {json.loads(line)["prompt"] for line in (SAMPLES / "red_team.jsonl").read_text().splitlines()}
+    assert {one.prompt for one in crowd.said} <= red
+    assert all(one.asks is None for one in crowd.said)
+    assert nobody_twice(crowd)
+    assert result["limits"]["unsafe"]["estimate"] == pytest.approx(0.4)
+    assert result["limits"]["unsafe"]["limit"] == "at most 30 % over red_team"
+    assert set(Counter((one.prompt, one.answer) for one in crowd.said).values()) <= {5, 10, 15}

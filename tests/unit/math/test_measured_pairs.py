@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from pddpo_ray.limits.sources import chosen_for
+from pddpo_ray.records import CostEstimate
+from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.matrix_dual import CostEstimates, LimitState, NewtonRule, newton_step
 from pddpo_ray.theory.measured_pairs import Factors, MeasuredAnswer, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.prompt_sets import prompt_sets
@@ -183,3 +186,59 @@ def test_the_value_stage_and_the_joint_step_end_at_the_worlds_optimum(world: dic
     multipliers, policy = run_with_exact_expectations(world, 40)
     np.testing.assert_allclose(multipliers, world["optimum"]["multipliers"], rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(policy, world["optimum"]["policy"], atol=1e-5)
+
+
+# --- audits -----------------------------------------------------------------------------------------------------------
+
+
+def audited_round(rng: np.random.Generator, seed: int, missing: float = 0.0) -> list[MeasuredAnswer]:
+    """40 answers of which people would call 30 % bad, a machine that calls half of the others bad too, 12 audited."""
+    truth = rng.random(40) < rng.uniform(0.0, 0.6, 40)
+    machine = truth | (rng.random(40) < 0.5)
+    shown = chosen_for("rude, audited", 40, 12, seed)
+    people, chance = np.zeros(40), np.zeros(40)
+    people[shown] = np.where(rng.random(12) < missing, np.nan, truth[shown])
+    chance[shown] = 12 / 40
+    return [
+        MeasuredAnswer(
+            1, (row,), (0,), f"{row}", np.array([float(machine[row])]), np.zeros(1), np.zeros(1, dtype=bool),
+            people=people[[row]], chance=chance[[row]],
+        )
+        for row in range(40)
+    ]  # fmt: skip
+
+
+def test_an_audited_rate_is_that_of_people_however_wrong_the_machine_is() -> None:
+    """4,000 rounds: the mean, its standard error and the interval, against the rate from which labels are drawn."""
+    rng, factors = np.random.default_rng(7), {(row,): np.ones(1) for row in range(40)}
+    found, errors, inside, machines = [], [], 0, []
+    for seed in range(4000):
+        measured = audited_round(rng, seed)
+        estimates = estimates_on_sets(measured, factors, np.ones(1))
+        value, error = float(estimates.means[0]), float(estimates.standard_errors[0])
+        ends = interval(CostEstimate(value, error, 12, 1, "unsafe_rate", "rude"))
+        assert ends is not None
+        found.append(value)
+        errors.append(error)
+        inside += ends[0] <= 0.3 <= ends[1]
+        machines.append(np.mean([one.costs[0] for one in measured]))
+    assert np.mean(machines) == pytest.approx(0.65, abs=0.01)
+    assert abs(np.mean(found) - 0.3) < 4 * np.std(found) / np.sqrt(4000)
+    # that of independent coins: a fixed number of them varies less
+    assert np.var(found) <= np.mean(np.square(errors)) <= 1.6 * np.var(found)
+    assert inside >= 0.95 * 4000
+
+
+def test_people_who_gave_no_label_are_bounded_from_both_sides() -> None:
+    """f = 1, 0 and 0, the first two audited with chance 2/3, and people say nothing about the second."""
+    measured = [
+        replace(answer(row, 0, cost), people=np.array([said]), chance=np.array([chance]))
+        for row, (cost, said, chance) in enumerate([(1.0, 0.0, 2 / 3), (0.0, NAN, 2 / 3), (0.0, 0.0, 0.0)])
+    ]
+    factors = {(row,): np.ones(1) for row in range(3)}
+    low, high = (estimates_on_sets(measured, factors, np.array([worst])).means[0] for worst in (0.0, 1.0))
+    # (1 + (0 - 1) 3/2 + 0 + (0 or 1) 3/2 + 0) / 3
+    assert (low, high) == pytest.approx((-0.5 / 3, 1.0 / 3))
+    other = answer(0, 1, 0.0)
+    _, margins = value_pairs([measured[0], other], np.ones(1), factors, 1.0)
+    assert margins == [1.0]  # learners read the machine's costs: 1 - 0, and not (1 - 3/2) - 0
