@@ -210,7 +210,8 @@ def audited_round(rng: np.random.Generator, seed: int, missing: float = 0.0) -> 
 
 def test_an_audited_rate_is_that_of_people_however_wrong_the_machine_is() -> None:
     """4,000 rounds: the mean, its standard error and the interval, against the rate from which labels are drawn."""
-    rng, factors = np.random.default_rng(7), {(row,): np.ones(1) for row in range(40)}
+    rng = np.random.default_rng(7)
+    factors: Factors = {(row,): np.ones(1) for row in range(40)}
     found, errors, inside, machines = [], [], 0, []
     for seed in range(4000):
         measured = audited_round(rng, seed)
@@ -235,7 +236,7 @@ def test_people_who_gave_no_label_are_bounded_from_both_sides() -> None:
         replace(answer(row, 0, cost), people=np.array([said]), chance=np.array([chance]))
         for row, (cost, said, chance) in enumerate([(1.0, 0.0, 2 / 3), (0.0, NAN, 2 / 3), (0.0, 0.0, 0.0)])
     ]
-    factors = {(row,): np.ones(1) for row in range(3)}
+    factors: Factors = {(row,): np.ones(1) for row in range(3)}
     low, high = (estimates_on_sets(measured, factors, np.array([worst])).means[0] for worst in (0.0, 1.0))
     # (1 + (0 - 1) 3/2 + 0 + (0 or 1) 3/2 + 0) / 3
     assert (low, high) == pytest.approx((-0.5 / 3, 1.0 / 3))
