@@ -34,6 +34,10 @@ HUB = "hf:"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PATHS: tuple[Keys, ...] = (("world", "path"), ("world", "cache"), ("model", "reference"))
 """Keys whose values are paths: relative to the recipe file that sets them, in an override to the current folder."""
+LISTS_OF_PATHS: tuple[Keys, ...] = (
+    ("world", "helpful"), ("world", "harmless"), ("world", "prompts"), ("certificate", "prompts"),
+)  # fmt: skip
+"""Keys whose values are lists of such paths, or of data sets of the hub."""
 
 VERSION_0_1 = (
     "%s: `%s` is the form of version 0.1 and runs as it did there; today the same limits, which run by other estimates"
@@ -218,17 +222,26 @@ def _absolute_paths(tree: Tree, folder: Path) -> None:
             path = folder / Path(section[key]).expanduser()
             if key != "reference" or path.exists() or not is_hub_name(section[key]):
                 section[key] = str(path)
+    for *parents, key in LISTS_OF_PATHS:
+        section = _at(tree, tuple(parents))
+        if isinstance(section, dict):
+            _absolute_list(section, key, folder)
     for one_set in _mappings(tree.get("prompts")):
-        if isinstance(one_set.get("files"), list):
-            one_set["files"] = [str(folder / Path(str(file)).expanduser()) for file in one_set["files"]]
+        _absolute_list(one_set, "files", folder)
     for limit in _mappings(tree.get("limits")):
         beside(limit, folder)
     _scorecard_beside(tree.get("scorecard"), folder)
     reward = tree.get(REWARD)
     if isinstance(reward, dict):
         beside({"mean": reward}, folder)
-        if isinstance(reward.get(PAIRS), list):
-            reward[PAIRS] = [str(folder / Path(str(file)).expanduser()) for file in reward[PAIRS]]
+        _absolute_list(reward, PAIRS, folder)
+
+
+def _absolute_list(section: Tree, key: str, folder: Path) -> None:
+    """Makes files in a list absolute, in place, where they lie in the folder; others may be data sets of the hub."""
+    if isinstance(section.get(key), list):
+        paths = [(file, folder / Path(str(file)).expanduser()) for file in section[key]]
+        section[key] = [str(path) if path.exists() else file for file, path in paths]
 
 
 def _scorecard_beside(section: Any, folder: Path) -> None:

@@ -191,6 +191,23 @@ def chosen_for(limit: str, count: int, budget: int | None, seed: int = 0) -> lis
     return sorted(int(index) for index in drawn)
 
 
+def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: int) -> list[int]:
+    """Which answers a budget measures, as an even draw of neighbours with the same prompt. [n] -> ascending"""
+    draws: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        if draws and len(draws[-1]) == 1 and prompts[draws[-1][0]] == prompt:
+            draws[-1].append(index)
+        else:
+            draws.append([index])
+    if budget is None or budget >= len(prompts):
+        return list(range(len(prompts)))
+    taken: list[int] = []
+    for number in generator_of(seed, "draws of a limit", limit).permutation(len(draws)):
+        if len(taken) + len(draws[number]) <= budget:
+            taken += draws[number]
+    return sorted(taken)
+
+
 def fingerprint(*parts: str | bytes) -> str:
     """Short hash of what decides a source's values."""
     digest = hashlib.sha256()

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.journal.rows import PhaseEntry
 from pddpo_ray.limits.quantities import Amount, Kind, Limit, Quantity, Versus
 from pddpo_ray.records import Array
 from pddpo_ray.theory.certificate import first_certified, first_rejected, lower_bound, upper_bound
@@ -253,24 +254,34 @@ def finding(tested: TestedLimit, numbers: Numbers, rounds: int | None = None) ->
 
 def read_ledger(journal: JournalReader) -> list[Entry]:
     """All candidates in the order in which they entered."""
-    phases = [phase for phase in journal.phases() if phase.round < 0]
-    entries = []
-    for phase in sorted((one for one in phases if one.phase == CANDIDATE), key=lambda one: -one.round):
-        candidate = Candidate.from_json(phase.payload)
-        mine = [one for one in phases if one.round == phase.round and one.phase.startswith(BATCH)]
-        mine.sort(key=lambda one: int(one.phase.removeprefix(BATCH)))
-        names = [limit.name for limit in candidate.limits]
-        if candidate.first_round is not None:
-            candidate = candidate.of_rounds([batch.payload["version"] for batch in mine])
-        numbers = {name: [one for batch in mine for one in batch.payload["numbers"].get(name, ())] for name in names}
-        draws = {name: tuple(one for batch in mine for one in batch.payload["draws"].get(name, ())) for name in names}
-        entries.append(Entry(candidate, numbers, draws))
-    return entries
+    phases: dict[int, list[PhaseEntry]] = {}
+    for phase in journal.phases():
+        if phase.round < 0:
+            phases.setdefault(-phase.round, []).append(phase)
+    return [line for number in sorted(phases) if (line := _line(phases[number])) is not None]
 
 
 def line_of(journal: JournalReader, number: int) -> Entry:
-    """The line of candidate `number`, which is there."""
-    return next(entry for entry in read_ledger(journal) if entry.candidate.number == number)
+    """The line of candidate `number`, which is there; no other line is read."""
+    line = _line(journal.phases(-number))
+    assert line is not None
+    return line
+
+
+def _line(phases: Sequence[PhaseEntry]) -> Entry | None:
+    """From all phases of one candidate; None: it did not enter."""
+    entered = next((phase for phase in phases if phase.phase == CANDIDATE), None)
+    if entered is None:
+        return None
+    candidate = Candidate.from_json(entered.payload)
+    batches = [phase for phase in phases if phase.phase.startswith(BATCH)]
+    batches.sort(key=lambda one: int(one.phase.removeprefix(BATCH)))
+    names = [limit.name for limit in candidate.limits]
+    if candidate.first_round is not None:
+        candidate = candidate.of_rounds([batch.payload["version"] for batch in batches])
+    numbers = {name: [one for batch in batches for one in batch.payload["numbers"].get(name, ())] for name in names}
+    draws = {name: tuple(one for batch in batches for one in batch.payload["draws"].get(name, ())) for name in names}
+    return Entry(candidate, numbers, draws)
 
 
 def enter(journal: Journal, candidate: Candidate) -> Candidate:

@@ -15,11 +15,10 @@ import numpy as np
 from pddpo_ray.contracts import Measure, MeasuredCosts
 from pddpo_ray.limits.asked_people import peoples_question
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask
+from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, within_budget
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
 from pddpo_ray.theory.matrix_dual import label_variance
-from pddpo_ray.theory.seeds import generator_of
 
 logger = logging.getLogger(__name__)
 
@@ -142,23 +141,6 @@ def cost_of_value(stated: StatedLimit, value: float, cost_max: float) -> tuple[f
         noise: Array = logit_noise(np.array([value]), each, cost_max)
         return float(clipped_logit([value], cost_max)[0]), float(noise[0])
     return stated.limit.cost(value), float(label_variance([value], each)[0]) if kind == "rate" else 0.0
-
-
-def within_budget(limit: str, prompts: Sequence[str], budget: int | None, seed: int) -> list[int]:
-    """Which answers a budget measures, as an even draw of neighbours with the same prompt. [n] -> ascending"""
-    draws: list[list[int]] = []
-    for index, prompt in enumerate(prompts):
-        if draws and len(draws[-1]) == 1 and prompts[draws[-1][0]] == prompt:
-            draws[-1].append(index)
-        else:
-            draws.append([index])
-    if budget is None or budget >= len(prompts):
-        return list(range(len(prompts)))
-    taken: list[int] = []
-    for number in generator_of(seed, "draws of a limit", limit).permutation(len(draws)):
-        if len(taken) + len(draws[number]) <= budget:
-            taken += draws[number]
-    return sorted(taken)
 
 
 def _answer(answer: Response, other: Response | None, stated: StatedLimit) -> Answer:

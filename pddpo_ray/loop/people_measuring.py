@@ -25,8 +25,8 @@ from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.limits.sources import chosen_for
-from pddpo_ray.loop.measuring import Tokens, cost_of_value, within_budget
+from pddpo_ray.limits.sources import chosen_for, within_budget
+from pddpo_ray.loop.measuring import Tokens, cost_of_value
 from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares

@@ -13,6 +13,7 @@ from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import Limit as StatedBound
 from pddpo_ray.limits.reading import REWARD, StatedLimit
+from pddpo_ray.limits.sources import within_budget
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, logit_noise
 from pddpo_ray.theory.feasibility import KlTerm, Reach, reach
@@ -81,8 +82,8 @@ class TableLimits:
         for column, stated in enumerate(self.stated):
             if stated.source.kind != "world":
                 continue
-            for row, (answer, other) in enumerate(zip(answers, others, strict=True)):
-                cell = row, column
+            for row in self._asked(column, answers, seed):
+                answer, other, cell = answers[row], others[row], (row, column)
                 if not stated.wins:
                     costs[cell], noise[cell], unsafe[cell] = self._drawn(column, answer, seed)
                 elif other is not None:
@@ -90,6 +91,15 @@ class TableLimits:
                 if stated.limit.quantity.versus == "reference":
                     against[cell] = np.nan if other is None else self._drawn(column, other, seed)[0]
         return MeasuredCosts(costs, noise, np.zeros(costs.shape, dtype=bool), unsafe, against)
+
+    def _asked(self, column: int, answers: Sequence[Response], seed: int) -> Sequence[int]:
+        """Answers that the limit's budget reaches, of those that it acts on; all, where it has none."""
+        stated = self.stated[column]
+        if stated.asking.answers is None:
+            return range(len(answers))
+        rows = [row for row, answer in enumerate(answers) if self.factors[column, self.cell(answer)[0]] > 0]
+        prompts = [answers[row].prompt.id for row in rows]
+        return [rows[one] for one in within_budget(stated.limit.name, prompts, stated.asking.answers, seed)]
 
     def _drawn(self, column: int, answer: Response, seed: int) -> tuple[float, float, float]:
         """One answer's measured cost, the variance of its noise, and of a logit the share of unsafe labels."""

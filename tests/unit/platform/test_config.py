@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from pddpo_ray.config import Config, FixedRule, LogRule, RayCluster, TransformersRollout, load, recipe_names, to_yaml
+from pddpo_ray.config import (
+    Config,
+    FixedRule,
+    LogRule,
+    NoWorldConfig,
+    RayCluster,
+    TransformersRollout,
+    load,
+    recipe_names,
+    to_yaml,
+)
 from pddpo_ray.config.document import parse_value
 from pddpo_ray.config.loading import dotted_keys
 from pddpo_ray.errors import UserError
@@ -186,6 +196,24 @@ def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert load(str(recipe)).world.model_dump()["path"] == str(tmp_path / "inner" / "world.json")
     assert load("tabular", ["world.path=inner/world.json"]).world == load(str(recipe)).world
+
+
+def test_files_of_real_text_lie_beside_the_recipe_and_data_sets_of_the_hub_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pairs.jsonl", "asked.jsonl", "fresh.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    world = "world: {helpful: [pairs.jsonl, 'hf:org/name'], prompts: [asked.jsonl]}"
+    lines = ["about: beside", "extends: real-text", world, "certificate: {prompts: [fresh.jsonl]}"]
+    (tmp_path / "recipe.yaml").write_text("\n".join(lines))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = load(str(tmp_path / "recipe.yaml"))
+    assert isinstance(config.world, NoWorldConfig)
+    assert config.world.helpful == [str(tmp_path / "pairs.jsonl"), "hf:org/name"]
+    assert config.world.prompts == [str(tmp_path / "asked.jsonl")]
+    assert config.certificate.prompts == [str(tmp_path / "fresh.jsonl")]
 
 
 def test_a_world_file_states_its_own_problem_and_overrides_have_the_last_word(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,25 @@ def test_labels_have_the_truths_distribution_and_rules_are_left_to_their_source(
     assert np.isnan(found.costs[:, 1]).all()
     assert not found.failed.any()
     np.testing.assert_array_equal(limits.measure(answers[::-1], seed=5).costs[::-1, 2], rates)
+
+
+def test_a_budget_holds_for_the_worlds_own_labels_too_and_leaves_pairs() -> None:
+    """Ten answers to each of two prompts, of which the limit acts on the second: four of those, two by two."""
+    world = world_of(0)
+    limits = text_limits(world, [replace(THREE[2], asking=replace(THREE[2].asking, answers=4))], [None], SETS, 2.0)
+    outside = [limits.factors[0, x] == 0 for x in (0, 15)]
+    answers = [
+        Response(f"{x}-{index}", world.prompts[x], world.grammar.answer_ids[7], "", 1, 0)
+        for x in (0, 15)
+        for index in range(10)
+    ]
+    found = limits.measure(answers, seed=5)
+    known = np.flatnonzero(np.isfinite(found.costs[:, 0]))
+    assert outside == [True, False]
+    assert len(known) == 4
+    assert (known >= 10).all()
+    assert [row + 1 for row in known[::2]] == list(known[1::2])
+    assert not found.failed.any()
 
 
 def test_noisy_labels_say_the_opposite_as_often_as_the_world_states() -> None:
