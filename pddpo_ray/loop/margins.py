@@ -18,7 +18,8 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
 from pddpo_ray.loop.labellers import CONSTRAINT
-from pddpo_ray.loop.ledger import TestedLimit
+from pddpo_ray.loop.ledger import TestedLimit, mixture_name
+from pddpo_ray.loop.round_draws import draws_each_round
 from pddpo_ray.theory.power import draws_needed, fewest_draws, likely_rate
 
 LATE = 12
@@ -83,7 +84,8 @@ def lowest_costs(backends: Backends) -> dict[str, float]:
 
 
 def draws_rows(config: Config) -> list[tuple[str, str, str]]:
-    """For a plan: the draws that certify each limit, for the first candidate and a late one; [] where none can."""
+    """For a plan: the draws that certify each limit, for the first candidate and a late one, and each mixture; [] where
+    none can."""
     try:
         first, late = (tested_limits(config, {}, place) for place in (first_of_rounds(config), LATE))
     except UserError:
@@ -93,17 +95,38 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
         if early.people is not None:
             rows.append((early.name, *_with_people(early, later)))
             continue
-        unit = early.to_unit(early.limit - early.bias)
-        rate = SHARE * unit if early.kind == "rate" else 0.0
-        what = (
-            f"at a true value of {early.amount(early.from_unit(rate))}"
-            if early.kind == "rate"
-            else "if every draw is at its best"
-        )
         levels = (early.level, later.level)
-        counts = [_about(draws_needed(unit, rate, level, most=MOST) if level else None) for level in levels]
-        rows.append((early.name, f"{early.stated} {what}", f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
+        counts = [_about(_draws(early, level) if level else None) for level in levels]
+        rows.append((early.name, _at_a_true_value(early), f"{counts[0]} draws, candidate {LATE} {counts[1]}"))
+    return [*rows, *_mixture_rows(config)]
+
+
+def _mixture_rows(config: Config) -> list[tuple[str, str, str]]:
+    """The same for mixtures that their rounds' own draws certify, with how many draws those are."""
+    rows = []
+    limits = {one.name: one for one in config.typed_limits}
+    for number, first in enumerate(config.certificate.mixtures, start=1):
+        rounds = config.rounds - first + 1
+        for tested in tested_limits(config, {}, number):
+            there, needed = rounds * draws_each_round(config, limits[tested.name]), _draws(tested, tested.level)
+            few = ", too few" if needed is None or needed > there else ""
+            said = f"{tested.name} {_at_a_true_value(tested)}"
+            rows.append((mixture_name(first, rounds), said, f"{_about(needed)} draws; its rounds have {there:,}{few}"))
     return rows
+
+
+def _rate(tested: TestedLimit) -> float:
+    """The true value that a plan's draws are for, as a number of a draw."""
+    return SHARE * tested.to_unit(tested.limit - tested.bias) if tested.kind == "rate" else 0.0
+
+
+def _draws(tested: TestedLimit, level: float) -> int | None:
+    return draws_needed(tested.to_unit(tested.limit - tested.bias), _rate(tested), level, most=MOST)
+
+
+def _at_a_true_value(tested: TestedLimit) -> str:
+    true = f"at a true value of {tested.amount(tested.from_unit(_rate(tested)))}"
+    return f"{tested.stated} {true if tested.kind == 'rate' else 'if every draw is at its best'}"
 
 
 def _with_people(early: TestedLimit, later: TestedLimit) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from pddpo_ray.records import CostEstimate
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.theory.dual import DampedNewton, DualState, LogMultiplier, ProjectedFixed, Rule, ascend, constraint_state
-from pddpo_ray.theory.power import allowed_failures
+from pddpo_ray.theory.levels import Allocation
+from pddpo_ray.theory.power import allowed_failures, draws_needed
 from tests.unit.loop.small_run import small
 
 RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rule={kind: newton}")
@@ -103,3 +104,22 @@ def test_a_plan_states_the_draws_of_the_first_and_of_a_late_candidate() -> None:
     assert rows == [("cost", "at most 1 % at a true value of 0.25 %", "about 1,310 draws, candidate 12 about 2,930")]
     once = load("tabular", ["feedback.signal=unsafe_rate", "dual.threshold=0.01", "certificate.shares=[1.0]"])
     assert draws_rows(once)[0][2].endswith("candidate 12 over 50,000")
+
+
+def test_a_dry_run_says_how_many_draws_a_mixture_takes_and_how_many_it_has() -> None:
+    """Level delta times the share of candidates 1 and 2; 10 answers a round."""
+    config = small(*RATE, "certificate.mixtures=[1, 3]", rounds=12)
+    whole, tail = [row for row in draws_rows(config) if row[0].startswith("the mixture")]
+    needed = [draws_needed(0.3, 0.25 * 0.3, Allocation().level(0.05, number), most=50_000) for number in (1, 2)]
+    assert needed[0] is not None
+    assert needed[1] is not None
+    assert needed[0] < needed[1] < 100
+    assert whole == (
+        "the mixture of rounds 1 to 12",
+        "cost at most 30 % at a true value of 7.5 %",
+        f"about {needed[0]} draws; its rounds have 120",
+    )
+    assert tail[0] == "the mixture of rounds 3 to 12"
+    assert tail[2] == f"about {needed[1]} draws; its rounds have 100"
+    (short,) = (row for row in draws_rows(small(*RATE, "certificate.mixtures=[1]", rounds=2)) if "mixture" in row[0])
+    assert short[2].endswith("its rounds have 20, too few")
