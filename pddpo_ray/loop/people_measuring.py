@@ -28,6 +28,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.loop.measuring import Tokens, cost_of_value
 from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
+from pddpo_ray.notify.tell import Teller
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
@@ -133,6 +134,7 @@ class PeopleOfLimits:
                 ),
                 record=journal.add_metrics,
                 go_on=go_on,
+                tell=None if config.queue.tell is None else Teller(config.queue.tell, journal.run_id),
             )
             for column, question in self._questions.items()
         }
