@@ -16,7 +16,7 @@ import numpy as np
 
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
-from pddpo_ray.data.samples import sample_file
+from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
@@ -60,6 +60,8 @@ class PreparedRealText:
     """Prompts that are in none of the above: certificates alone draw them."""
     sets: PromptSets | None = None
     """The recipe's prompt sets, over the positions in `prompts`."""
+    benign: tuple[Prompt, ...] = ()
+    """Harmless requests on which the scorecard counts refusals."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -127,8 +129,24 @@ def prepare_real_text(config: Config) -> PreparedRealText:
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
     return PreparedRealText(
-        folder, tokens.template, tuple(chosen), tuple(pairs), known, tuple(held_out), certification, sets
+        folder,
+        tokens.template,
+        tuple(chosen),
+        tuple(pairs),
+        known,
+        tuple(held_out),
+        certification,
+        sets,
+        _benign(config, tokens, {prompt.id for prompt in certification}),
     )
+
+
+def _benign(config: Config, tokens: _Tokens, apart: set[str]) -> tuple[Prompt, ...]:
+    """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
+    if not config.scorecard_prompts or not config.scorecard.benign:
+        return ()
+    files = config.scorecard.benign_files or [str(benign_file())]
+    return tuple(_different(tokens.all_prompts(_examples(files, "helpful")), apart)[: config.scorecard.benign])
 
 
 def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, ...]:

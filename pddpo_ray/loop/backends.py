@@ -46,6 +46,10 @@ class Backends:
     """Pairs from before the first round, by seed; None: drawn from the reference's nucleus and labelled."""
     offline_unsafe: Mapping[str, bool] = field(default_factory=dict)
     """Whether an offline answer is unsafe, by its id, where somebody said so; a cost model's zero comes from it."""
+    held_out: Sequence[LabelledPair] = ()
+    """Pairs of prompts that the run neither asks nor learns from; the scorecard does."""
+    benign: Sequence[Prompt] = ()
+    """Harmless requests that only sound alarming, for the scorecard's refusals."""
     features: Literal["hidden", "one-hot", "linear"] = "hidden"
     """What the trainer's features are: hidden states, which are whitened before use; the cells of a table; or those in
     which the learner's scores are linear, on the scale of its prior."""

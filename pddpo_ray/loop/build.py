@@ -55,6 +55,7 @@ from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.reachable import note_reachable
 from pddpo_ray.loop.rewards import RewardController
 from pddpo_ray.loop.sampling import RolloutController
+from pddpo_ray.loop.scorecard import Scorecard, wanted_of
 from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
 from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits, held_multiplier
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
@@ -86,6 +87,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         reference=backends.reference,
         proposal=proposal_of(config, len(backends.prompts)),
         log_probs=trainer.log_probs,
+        besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
     )
     record_reference(journal, backends)
@@ -129,6 +131,10 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     explorer = None
     if online:
         explorer = _exploration(config, journal, backends, trainer, dual, limits)
+    if config.scorecard_prompts:
+        card = Scorecard(config, journal, backends, trainer, rollout, feedback)
+        card.before()
+        journal.closing.append(card.close_round)
     scoring = None
     if limits is None:
         scoring = _scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper)

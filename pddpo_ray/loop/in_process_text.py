@@ -93,6 +93,8 @@ def text_world_backends(
         tokenizer=tokenizer_fingerprint(prepared.reference_folder),
         offline=prepared.offline if isinstance(prepared, PreparedRealText) else None,
         offline_unsafe=prepared.unsafe if isinstance(prepared, PreparedRealText) else {},
+        held_out=prepared.held_out if isinstance(prepared, PreparedRealText) else (),
+        benign=prepared.benign if isinstance(prepared, PreparedRealText) else (),
         certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
         recall=recall,
     )

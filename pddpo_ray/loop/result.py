@@ -13,6 +13,7 @@ from pddpo_ray.loop.ledger import Entry, TestedLimit, read_ledger
 from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
+from pddpo_ray.loop.scorecard_cards import scorecard_result
 from pddpo_ray.loop.scorer_gate import scorers_result
 from pddpo_ray.storage.whole_files import RESULT, finite
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView, covered_best, off_support
@@ -56,6 +57,7 @@ def result_of(
         "slope_reward": last.get("fit/slope_reward"),
         "slope_cost": last.get("fit/slope_cost"),
         "scorers": scorers_result(journal),
+        "scorecard": scorecard_result(journal),
     }
     stated: dict[str, Any] = finite(result)
     return stated

@@ -49,6 +49,7 @@ from pddpo_ray.loop.provenance import provenance_of, sitting
 from pddpo_ray.loop.releasing import certify_at_end
 from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_of
 from pddpo_ray.loop.round_draws import add_draws_of_round, enter_mixtures
+from pddpo_ray.loop.scorecard_cards import cards
 from pddpo_ray.records import LabelledPair
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_full_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
@@ -107,6 +108,8 @@ class RoundFinished:
     message: str | None = None
     limits: tuple[str, ...] = ()
     """What the round's labels say about every limit, in its own unit."""
+    notes: tuple[str, ...] = ()
+    """What the scorecard warns of."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,8 @@ def drive(
         if parts.dual.message:
             logger.warning("%s: %s", name, parts.dual.message)
         said = tuple(one.brief for one in estimates_of(journal, stated, number))
-        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said))
+        notes = tuple(cards(journal).get(number, {}).get("notes", ()))
+        tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said, notes))
 
     journal.closing.append(close_round)
     method.run(parts, sizes_of(config, config.rounds), backends.reference)
@@ -240,6 +244,8 @@ def _compare_offline(config: Config, run_dir: Path, run_id: str, backends: Backe
     alone = config.model_copy(
         update={"algorithm": "pd-dpo", "rounds": rounds, "feedback": truth, "trainer": trainer.model_copy(update=fits)}
     )
+    if config.scorecard_prompts:
+        alone = alone.model_copy(update={"scorecard": config.scorecard.model_copy(update={"prompts": 0})})
     own, name, fixed = f"{run_id}-{OFFLINE}", f"{run_dir.name}-{OFFLINE}", alone.fixed_settings()
     with _open_journal(alone, run_dir, own, name, fixed, tell, part_of=run_id) as journal:
         evaluation = drive(alone, journal, backends, tell, name, every_round=False)

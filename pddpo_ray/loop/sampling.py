@@ -22,6 +22,8 @@ from pddpo_ray.theory.seeds import generator, seed_of
 
 LARGEST_BATCH = 2048
 """Answers in one call of an engine at most: what has to be drawn again when it is lost."""
+BESIDES = "sample-scorecard"
+"""Phase of what every policy is asked in addition."""
 LogProbs = Callable[[PolicyVersion, Sequence[Response]], Array]
 
 
@@ -36,6 +38,8 @@ class Wanted:
     purpose: str
     prompts: Sequence[Prompt]
     n: int
+    alike: bool = False
+    """Whether all rounds draw it from the same seeds, so that their answers differ by the policies alone."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Proposal:
 class RolloutController:
     """Samples through any number of engines. `log_probs` is the trainer's scorer.
 
-    What is wanted at a time goes out in one batch per engine of at most `largest_batch` answers.
+    What is wanted at a time goes out in one batch per engine of at most `largest_batch` answers. `besides` is what
+    every policy is asked in addition (`loop.scorecard`).
     """
 
     def __init__(
@@ -78,7 +83,9 @@ class RolloutController:
         log_probs: LogProbs,
         verify: VerifyDelivery,
         largest_batch: int = LARGEST_BATCH,
+        besides: Sequence[Wanted] = (),
     ) -> None:
+        self._besides = tuple(besides)
         self._engines = tuple(engines)
         self._journal = journal
         self._seed = seed
@@ -150,7 +157,21 @@ class RolloutController:
         if pair_prompts:
             wanted.append(self._own_candidates(pair_prompts))
         self._journal.once("sample", lambda: len(self._draw_and_add(wanted, policy, self._decoding)))
+        if policy.number != self._reference.number:
+            self._ask_besides(policy)
         return self._journal.samples(self._journal.round, "cost")
+
+    def ask_reference_besides(self) -> None:
+        """What every policy is asked in addition, asked of the reference."""
+        if self._besides and not self._journal.is_finished(BESIDES):
+            self.publish(self._reference)
+        self._ask_besides(self._reference)
+
+    def _ask_besides(self, policy: PolicyVersion) -> None:
+        """In batches of its own, so that no other draw depends on it."""
+        if self._besides:
+            drawn = self._besides
+            self._journal.once(BESIDES, lambda: len(self._draw_and_add(drawn, policy, self._decoding)))
 
     def pool(
         self, purpose: str, prompts: Sequence[Prompt], policy: PolicyVersion, n: int, decoding: Decoding
@@ -256,7 +277,7 @@ class RolloutController:
         self._hold(policy)
         round_, began = self._journal.round, time.monotonic()
         requests = [
-            _Request(prompt, seed_of(self._seed, round_, one.purpose, index), one.n)
+            _Request(prompt, seed_of(self._seed, *(() if one.alike else (round_,)), one.purpose, index), one.n)
             for one in wanted
             for index, prompt in enumerate(one.prompts)
         ]
@@ -278,17 +299,18 @@ class RolloutController:
                 for number, (ids, text, value) in enumerate(draws)
             ]
             self._journal.add_samples(one.purpose, drawn[one.purpose])
-        self._add_speed(drawn, seconds)
+        self._add_speed(drawn, seconds, whole=not any(one.alike for one in wanted))
         return [response for responses in drawn.values() for response in responses]
 
-    def _add_speed(self, drawn: Mapping[str, Sequence[Response]], seconds: float) -> None:
-        """Tokens of each purpose, and its part of a batch's seconds by its part of the tokens."""
+    def _add_speed(self, drawn: Mapping[str, Sequence[Response]], seconds: float, *, whole: bool) -> None:
+        """Tokens of each purpose, and its part of a batch's seconds by its part of the tokens; `whole`: the round's
+        speed is that of this batch."""
         tokens = {purpose: sum(len(one.token_ids) for one in answers) for purpose, answers in drawn.items()}
         total = max(1, sum(tokens.values()))
         for purpose, count in tokens.items():
             spent = seconds * count / total
             self._journal.add_metrics({f"rollout/{purpose}_tokens": count, f"rollout/{purpose}_seconds": spent})
-        if seconds > 0:
+        if seconds > 0 and whole:
             self._journal.add_metrics({"rollout/tokens_per_second": total / seconds})
 
     def _spread(self, requests: Sequence[_Request], decoding: Decoding) -> list[list[Draw]]:

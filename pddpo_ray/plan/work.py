@@ -68,6 +68,10 @@ def work_before(config: Config, prompts: int) -> Work:
     """What is done once, before the first round, with so many different prompts."""
     if config.policies != "language models":
         return Work()
+    return _with_scorecard(config, _work_before(config, prompts), prompts, first=True)
+
+
+def _work_before(config: Config, prompts: int) -> Work:
     answers: dict[str, int] = {}
     if isinstance(config.world, TextWorldConfig):
         answers["offline"] = prompts * offline_answers(config.offline.pairs, prompts)
@@ -150,6 +154,41 @@ def work_of_a_round(config: Config, prompts: int, first: bool = False) -> Work:
     """What each round does; the first one's fits have settings of their own. Later ones are counted in the middle."""
     if config.policies != "language models":
         return Work()
+    return _with_scorecard(config, _work_of_a_round(config, prompts, first), prompts)
+
+
+def _with_scorecard(config: Config, once: Work, prompts: int, *, first: bool = False) -> Work:
+    """The scorecard's answers, at most, what trainer and scorers say of them, and the scorers that it trains."""
+    card, kept = config.scorecard, isinstance(config.world, NoWorldConfig) and config.world.held_out > 0
+    asked = config.scorecard_prompts if kept else min(config.scorecard_prompts, prompts)
+    if not asked:
+        return once
+    answers = asked * card.answers
+    drawn = {"scorecard": answers}
+    if card.benign and isinstance(config.world, NoWorldConfig):
+        drawn["scorecard-benign"] = card.benign
+    pairs = 2 * card.pairs * kept
+    given = (card.scorers.reward, card.scorers.cost)
+    trained = given.count(None) if card.train else 0
+    own = 2 if config.compares and isinstance(config.feedback, ModelFeedback) else 0
+    held_out = len(given) if card.train else len(given) - given.count(None)
+    return replace(
+        once,
+        answers={**once.answers, **drawn},
+        log_probs=once.log_probs + pairs + (0 if first else 2 * answers),
+        scored=once.scored + (own + held_out) * answers,
+        scorers=once.scorers + first * trained,
+        scorer_pairs=once.scorer_pairs + first * trained * _scorer_pairs(config, _kept_pairs(config)),
+    )
+
+
+def _kept_pairs(config: Config) -> int:
+    """Pairs that `world.held_out` keeps from the run, as many of them as the run's own pairs tell."""
+    assert isinstance(config.world, NoWorldConfig)
+    return round(config.offline.pairs * config.world.held_out / (1.0 - config.world.held_out))
+
+
+def _work_of_a_round(config: Config, prompts: int, first: bool) -> Work:
     answers = {"cost": config.feedback.responses}
     trainer, offline = config.trainer, config.offline.pairs
     fits = (trainer.first_reward, trainer.first_cost) if first else (trainer.reward, trainer.cost)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pddpo_ray.limits.quantities import Amount
+from pddpo_ray.loop.scorecard_words import FIGURES
 from pddpo_ray.report.certificate_section import verdict
 from pddpo_ray.report.run_data import RunData, ShownLimit, read_run
 from pddpo_ray.report.sections import SECTIONS
@@ -42,7 +43,7 @@ def header(run: RunData) -> str:
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
         f"{_outcome(run)}"
-        f'<section class="cards">{_certificate(run)}{_limits(run)}{_gap(run)}{_multiplier(run)}{_effort(run)}</section>'
+        f'<section class="cards">{"".join(card(run) for card in CARDS)}</section>'
     )
 
 
@@ -133,9 +134,34 @@ def _truth(limit: ShownLimit, value: float | None) -> str:
     return f"By the true scores, which no method sees, it has {exact} and {does} the limit by {by}."
 
 
+def _better(run: RunData) -> str:
+    """The newest round's scorecard in three lines; empty without one."""
+    newest = max(run.scorecard, default=0)
+    if not newest:
+        return ""
+    figures, trials = run.scorecard[newest]["figures"], run.held_out_trials.get("reward")
+
+    def said(name: str) -> str:
+        return number(figures[name]["value"], f"scorecard/{name}", newest, FIGURES[name].text(figures[name]["value"]))
+
+    lines = [f"KL {said('kl')} an answer; {said('length')} long; {said('truncated')} cut off."]
+    big = '<span class="none">no held-out scorer</span>'
+    if trials is not None and "win_rate" in figures:
+        big, one = said("win_rate"), figures["win_rate"]
+        ends = both_ends((one["low"], one["high"]), FIGURES["win_rate"].text, "scorecard/win_rate", newest)
+        lines.insert(
+            0,
+            f"of its comparisons with the reference won, 95 % interval {ends}, by a held-out scorer: {escape(trials)}.",
+        )
+    lines += ["", *(f'<span class="bad">{escape(note)}</span>' for note in run.scorecard[newest]["notes"])]
+    return _card("Is the last policy better than the reference?", big, *lines, '<a href="#scorecard">The scorecard</a>')
+
+
 def _gap(run: RunData) -> str:
     title = "How far from the best possible policy?"
     gap, mixed = run.exact("gap"), run.exact("gap", "mixture")
+    if gap is None and run.without_truth:
+        return ""
     if gap is None:
         return _card(
             title, '<span class="none">not known</span>', "Only a world with known scores has a known best policy."
@@ -162,7 +188,7 @@ def _multiplier(run: RunData) -> str:
     second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
     mean = sum(second_half) / len(second_half)
     best = run.multiplier_optimum
-    compared = "The multiplier of the best possible policy, λ*, is not known."
+    compared = "" if run.without_truth else "The multiplier of the best possible policy, λ*, is not known."
     if best is not None and best > 0:
         away = 100.0 * abs(mean - best) / best
         compared = (
@@ -194,3 +220,6 @@ def _effort(run: RunData) -> str:
         f"{number(verified, 'weights_verified')} of {number(len(run.deliveries), 'deliveries')} deliveries of weights "
         "verified.",
     )
+
+
+CARDS = (_certificate, _limits, _better, _gap, _multiplier, _effort)

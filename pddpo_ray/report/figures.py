@@ -49,6 +49,28 @@ OFF_GRAMMAR = Curves(
 )
 CURVES = (
     Curves(
+        "Held-out and own reward",
+        "Gain over the reference in standard deviations of its answers. Where the own reward rises and the held-out "
+        "one falls, the policy has found a flaw of the reward model.",
+        "gain, sd",
+        {"held-out reward": "scorecard/reward_held_out_gain", "the run's own": "scorecard/reward_own_gain"},
+    ),
+    Curves(
+        "Wins against the reference",
+        "Share of comparisons with the reference's answers that a held-out scorer decides for the policy.",
+        "share",
+        {"wins": "scorecard/win_rate"},
+        (ENGINE,),
+        levels=[Level("even", 0.5, REFERENCE)],
+    ),
+    Curves(
+        "Distance from the reference",
+        "KL divergence from the reference per answer, of the policy's own answers.",
+        "nats",
+        {"KL": "scorecard/kl"},
+        (COVERED,),
+    ),
+    Curves(
         "Do the fits learn the truth?",
         "Slope of the learned reward and cost on the true ones; 1 is perfect.",
         "slope",

@@ -10,6 +10,8 @@ from pddpo_ray.config import Config, LoraParameters
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.outcome import UNCERTIFIED, estimates_of
 from pddpo_ray.loop.provenance import provenance_of
+from pddpo_ray.loop.scorecard_cards import cards, trials_in
+from pddpo_ray.loop.scorecard_words import FIGURES, REFUSAL_ACCURACY
 from pddpo_ray.report.text import visible
 from pddpo_ray.serving.catalog import ServedPolicy
 
@@ -31,6 +33,7 @@ def model_card(run: Path, config: Config, journal: JournalReader, policy: Served
         _standing(policy),
         _use(base, adapter),
         _limits(config, journal, policy),
+        *_scorecard(journal, policy),
         _making(config, policy, base, license_),
         _origin(config, journal, policy),
     ]
@@ -79,6 +82,32 @@ def _limits(config: Config, journal: JournalReader, policy: ServedPolicy) -> str
     ]
     table = "\n".join(["| limit on | limit | estimate, 95 % interval |", "|---|---|---|", *rows])
     return f"## Limits\n\nEstimates by the labels of the policy's own round, which are no certificate:\n\n{table}"
+
+
+def _scorecard(journal: JournalReader, policy: ServedPolicy) -> list[str]:
+    """What the run's scorecard says of this policy beside the reference; nothing without one."""
+    known = cards(journal)
+    if policy.round not in known or 0 not in known:
+        return []
+    trials = trials_in(journal)
+    rows = []
+    for name, figure in FIGURES.items():
+        own, reference = (known[number]["figures"].get(name) for number in (policy.round, 0))
+        if own is None:
+            continue
+        said = trials.get(figure.scorer) if figure.scorer else None
+        right = f" (scorer right in {100 * said.right / said.count:.3g} %)" if said and said.count else ""
+        rows.append(f"| {figure.title}{right} | {figure.whole(own)} | {figure.whole(reference) if reference else ''} |")
+    whose = "kept from the run" if known[0]["held_out"] else "of the run's own"
+    lines = [f"- held-out {kind} scorer: {one}" for kind, one in trials.items()]
+    lines += [f"- {_plain(note)}" for note in known[policy.round]["notes"]]
+    lines += [f"- {REFUSAL_ACCURACY}"] if "refusals" in known[policy.round]["figures"] else []
+    about = (
+        f"{len(known[0]['prompts'])} prompts {whose}, answered alike by both; in brackets 95 % intervals over prompts,"
+        " ± a standard error."
+    )
+    table = "\n".join(["| | this policy | reference |", "|---|---|---|", *rows])
+    return ["\n\n".join(["## Scorecard", about, table, "\n".join(lines)])]
 
 
 def _making(config: Config, policy: ServedPolicy, base: str | None, license_: str | None) -> str:

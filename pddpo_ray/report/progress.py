@@ -29,6 +29,7 @@ from pddpo_ray.journal import JournalEvent
 from pddpo_ray.loop.result import WALL
 from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.loop.run import Progress as Listener
+from pddpo_ray.loop.scorecard_words import brief
 from pddpo_ray.report.text import seconds, short
 
 START_UP = "model, engine and sources come up"
@@ -143,8 +144,8 @@ class Progress:
             state.close_round(event.round, event.total, event.metrics, event.limits)
             took = event.metrics.get(WALL)
             self._say(f"{event.run} {RoundLine(event.round, event.total, event.metrics, took, event.limits)}")
-            if event.message:
-                self._say(f"{event.run}: {event.message}")
+            for line in filter(None, [event.message, *event.notes]):
+                self._say(f"{event.run}: {line}")
         elif isinstance(event, RunFinished):
             self._say(f"{event.run}: finished in {seconds(event.result['seconds'])}")
 
@@ -238,6 +239,7 @@ class RoundLine:
             self._fill("gap {exact/gap_policy} (helpfulness {exact/f_policy}, violation {exact/g_policy})"),
             self._fill("off-grammar {exact/off_support}") if self.values.get("exact/off_support") else "",
             self._fill("slope of reward {fit/slope_reward}, of cost {fit/slope_cost}"),
+            brief(self.values),
             self._fill("{rollout/tokens_per_second} tokens/s"),
             "" if self.took is None else seconds(self.took),
         ]

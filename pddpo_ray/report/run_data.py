@@ -25,7 +25,9 @@ from pddpo_ray.loop.certificate_groups import SETS
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
 from pddpo_ray.loop.result import read_result
-from pddpo_ray.records import Response, Verdict
+from pddpo_ray.loop.scorecard_cards import ASKED, cards, trials_in
+from pddpo_ray.records import PolicyVersion, Response, Verdict
+from pddpo_ray.scoring.held_out import Trials
 
 Series = list[tuple[int, float]]
 
@@ -110,9 +112,15 @@ class RunData:
     answers: Mapping[int, Sequence[LabelledAnswer]]
     """Per round a few labelled answers of its policy."""
     before: tuple[Response, ...]
-    """Answers of the reference, at most one per prompt."""
+    """Answers of the reference: those to the scorecard's prompts, or one per prompt."""
     after: tuple[Response, ...]
-    """Answers of the newest policy, at most one per prompt."""
+    """Answers of the newest policy, likewise."""
+    drawn_alike: bool
+    """Whether both were drawn from the same prompts with the same decoding and seeds."""
+    scorecard: Mapping[int, Mapping[str, Any]]
+    """What the scorecard counted, by round; 0 is the reference. Empty: there is none."""
+    held_out_trials: Mapping[str, Trials]
+    """How often each scorer of the scorecard was right."""
     ledger: tuple[Entry, ...]
     """Everybody who was put to the test, asked about the recipe's limits, whatever each entered for."""
     prompt_of_draw: Mapping[str, str]
@@ -192,6 +200,12 @@ class RunData:
         return self.result.get("f_optimum") is not None or bool(self.series("exact/f_policy"))
 
     @property
+    def without_truth(self) -> bool:
+        """Whether nobody knows the true scores: exact rows and the theorem's panel have nothing to show."""
+        no_world = (self.recipe.get("world") or {}).get("kind") == "none"
+        return no_world or (self.finished > 0 and not self.known_world)
+
+    @property
     def policies(self) -> Policies:
         """What the policies of the run are."""
         return _policies(self.recipe)
@@ -252,6 +266,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
         drawn = [answer for entry in read_ledger(opened) for answer in opened.samples(entry.candidate.round)]
         bounds = {one.name: one.cost_limit for one in typed_limits(opened.recipe)}
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
+        before, after, alike = _before_and_after(opened, shown)
         return RunData(
             name=run_dir.name,
             recipe=opened.recipe,
@@ -264,8 +279,11 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             deliveries=tuple(opened.deliveries()),
             labels=_label_counts(opened),
             answers=_shown_answers(opened),
-            before=_one_per_prompt(_of_reference(opened), shown),
-            after=_one_per_prompt(_of_newest(opened), shown),
+            before=before,
+            after=after,
+            drawn_alike=alike,
+            scorecard=cards(opened),
+            held_out_trials=trials_in(opened),
             ledger=tuple(entry.about(bounds) for entry in read_ledger(opened)),
             prompt_of_draw={answer.id: answer.prompt.id for answer in drawn},
             prompt_texts={answer.prompt.id: answer.prompt.text for answer in drawn},
@@ -341,6 +359,23 @@ def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[Labe
             answer = LabelledAnswer(row.prompt, row.text, int(row.unsafe), row.labels)
             by_round.setdefault(row.round, []).append(answer)
     return by_round
+
+
+def _before_and_after(journal: JournalReader, most: int) -> tuple[tuple[Response, ...], tuple[Response, ...], bool]:
+    """Answers of the reference and of the newest policy, and whether both were drawn alike: the scorecard's are."""
+    before = journal.samples(0, ASKED)
+    after = next((own for entry in reversed(journal.policies) for own in [_asked(journal, entry)] if own), [])
+    if not before:
+        return _one_per_prompt(_of_reference(journal), most), _one_per_prompt(_of_newest(journal), most), False
+    prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
+    kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
+    return kept[0], kept[1], True
+
+
+def _asked(journal: JournalReader, policy: PolicyVersion) -> list[Response]:
+    """The policy's answers to the scorecard's prompts."""
+    (number,) = {entry.round for entry in journal.versions() if entry.version.number == policy.number}
+    return [one for one in journal.samples(number, ASKED) if one.policy_version == policy.number]
 
 
 def _of_reference(journal: JournalReader) -> list[Response]:

@@ -8,13 +8,16 @@ from typing import Any
 import yaml
 
 from pddpo_ray.loop.reachable import PHASE as REACHABLE
+from pddpo_ray.records import by_prompt
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
+from pddpo_ray.report.scorecard_section import scorecard
 from pddpo_ray.report.scorer_section import scorers
 from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
 from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
+from pddpo_ray.text.templates import without_markup
 from pddpo_ray.theory.cost_estimate import interval_warning
 
 Section = tuple[str, str, Callable[[RunData], str]]
@@ -80,9 +83,12 @@ def limits(run: RunData) -> str:
             ]
         )
     headings = ["limit on", "limit", "last estimate, 95 % interval", "next λ", "λ*", "exact, last", "exact, mixture"]
-    note = (
-        "<p>λ is what one unit of the measure is worth in units of the reward; that of the best possible policy is λ*. "
-        "The gap counts the violations of all limits.</p>"
+    if run.without_truth:
+        headings, rows = headings[:4], [row[:4] for row in rows]
+    note = "<p>λ is what one unit of the measure is worth in units of the reward" + (
+        ".</p>"
+        if run.without_truth
+        else "; that of the best possible policy is λ*. The gap counts the violations of all limits.</p>"
     )
     return note + table(headings, rows) + _audits(run) + _reachable(run) + _prices(run)
 
@@ -143,21 +149,27 @@ def _prices(run: RunData) -> str:
 
 def answers(run: RunData) -> str:
     """The same prompts answered by the reference and by the newest policy."""
-    after = {response.prompt.id: response for response in run.after}
-    before = {response.prompt.id: response for response in run.before}
+    before, after = by_prompt(run.before), by_prompt(run.after)
     cards = []
     for key in sorted({*before, *after}):
-        prompt = (after.get(key) or before[key]).prompt
+        prompt = (after.get(key) or before[key])[0].prompt
         parts = [f'<p><span class="who">prompt {escape(key)}</span>{escape(prompt.text) or escape(key)}</p>']
-        for who, answer in (("before (reference)", before.get(key)), ("after", after.get(key))):
-            if answer is not None:
+        for who, answers in (("before (reference)", before.get(key, [])), ("after", after.get(key, []))):
+            for answer in answers:
                 version = f"{who}, policy version {number(answer.policy_version, 'policy_version')}"
-                parts.append(f'<p><span class="who">{version}</span><bdi>{escape(answer.text)}</bdi></p>')
+                said = escape(without_markup(answer.text))
+                parts.append(f'<p><span class="who">{version}</span><bdi>{said}</bdi></p>')
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""
-    note = "<p>The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand.</p>"
-    return f'{note}<div class="answers">{"".join(cards)}</div>'
+    note = (
+        "The scorecard's prompts, in its order: both policies answer with the same decoding and the same seeds, so that"
+        " what differs is what was learned. None is chosen by hand; marks of chat templates are left out."
+        if run.drawn_alike
+        else "The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand. The"
+        " two were drawn with different decodings: the reference's serve exploration."
+    )
+    return f'<p>{note}</p><div class="answers">{"".join(cards)}</div>'
 
 
 def deliveries(run: RunData) -> str:
@@ -173,8 +185,13 @@ def deliveries(run: RunData) -> str:
 
 
 def theory(run: RunData) -> str:
-    """Distance to the theorem's bound, its premises, and what more labels would buy."""
-    return f"{_rate(run)}<h3>Premises</h3>{_premises(run)}<h3>Labels</h3>{_budget(run)}"
+    """Distance to the theorem's bound and its premises; empty where no truth is known to hold them against."""
+    return "" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}"
+
+
+def labels(run: RunData) -> str:
+    """Labels so far, and the width of the cost's interval with more of them."""
+    return _budget(run)
 
 
 def rounds(run: RunData) -> str:
@@ -187,6 +204,8 @@ def result(run: RunData) -> str:
     """result.json, number by number."""
     rows = []
     for key, value in run.result.items():
+        if key == "scorecard" or (value is None and run.without_truth):
+            continue  # shown above; or nobody knows it
         below = value.items() if isinstance(value, dict) else [("", value)]
         for name, item in below:
             full = f"{key}.{name}" if name else key
@@ -206,12 +225,14 @@ SECTIONS: tuple[Section, ...] = (
     ("charts", "The run in pictures", charts),
     ("points", "Policies compared", endpoints),
     ("limits", "Limits", limits),
+    ("scorecard", "Is it better, and by whose word?", scorecard),
     ("scorers", "Can the reward and cost models be trusted?", scorers),
     ("certificates", "Is the limit kept?", certificates),
     ("answers", "Answers before and after", answers),
     ("deliveries", "Did every engine sample from the trained weights?", deliveries),
     ("people", "People in the loop", people),
     ("theory", "What the theorem says about this run", theory),
+    ("labels", "What more labels would buy", labels),
     ("rounds", "Round by round", rounds),
     ("result", "result.json", result),
     ("recipe", "Recipe", recipe),

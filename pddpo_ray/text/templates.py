@@ -5,6 +5,7 @@ Each writes the beginning of sequence once, if there is one, and after the assis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -93,3 +94,17 @@ def for_reading(messages: Sequence[Message]) -> str:
     if len(messages) == 1:
         return messages[0].content
     return "\n\n".join(f"{message.role.capitalize()}: {message.content}" for message in messages)
+
+
+MARKS = re.compile(
+    r"<\|[^|<>\n]{1,40}\|>(?:(?:system|user|assistant)\n)?|\[/?INST\]|</?s>"
+    r"|(?:^|\n)\s*(?:Human|Assistant|USER|ASSISTANT|### Instruction|### Response):"
+)
+
+
+def without_markup(answer: str) -> str:
+    """An answer for reading, without marks of chat templates that its model wrote into it.
+
+    without_markup("Soak it.<|im_end|>") = "Soak it."
+    """
+    return MARKS.sub("\n", answer).strip()
