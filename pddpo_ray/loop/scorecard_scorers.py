@@ -20,7 +20,6 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.loop.labellers import ScoredFeedbackController
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.scorecard_cards import HELD_OUT, SCORERS, trials_of
@@ -86,12 +85,8 @@ def _trained(kind: Kind, config: Config, backends: Backends, asked: Sequence[Pro
     """On held-out pairs of prompts that the scorecard does not ask; a share of those prompts judges it."""
     theirs = {prompt.id for prompt in asked}
     labelled = [item for item in backends.held_out if item.pair.prompt.id not in theirs]
-    settings = config.scorers
-    fit = with_steps(settings.fit, round((1.0 - settings.held_out) * len(labelled)))
     seed = seed_of(config.seed, "scorecard", kind)
-    order = ScorerOrder(
-        kind, backends.reference, fit, seed, ridge=settings.ridge, held_out=settings.held_out, by_prompt=True
-    )
+    order = ScorerOrder.of(kind, backends.reference, config.scorers, seed, len(labelled), by_prompt=True)
     recall = backends.recall or (lambda what, compute: compute())
     made = order.trained(labelled, backends.offline_unsafe, backends.store, recall)
     right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}

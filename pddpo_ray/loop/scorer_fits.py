@@ -85,20 +85,10 @@ class ScorerTraining:
     def _train(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], kinds: Sequence[Kind]
     ) -> dict[str, dict[str, Any]]:
-        rows = round((1.0 - self._settings.held_out - self._settings.calibration) * len(labelled))
-        fit = with_steps(self._settings.fit, rows)
         made_by_kind: dict[str, dict[str, Any]] = {}
         for kind in kinds:
-            order = ScorerOrder(
-                kind,
-                self._reference,
-                fit,
-                seed_of(self._seed, "scorer", kind),
-                ridge=self._settings.ridge,
-                held_out=self._settings.held_out,
-                by_prompt=self._by_prompt,
-                ways=self._settings,
-            )
+            seed = seed_of(self._seed, "scorer", kind)
+            order = ScorerOrder.of(kind, self._reference, self._settings, seed, len(labelled), self._by_prompt)
             made = order.trained(labelled, unsafe, self._store, self._recall)
             self._journal.add_metrics({f"scorer/{kind}_{name}": value for name, value in made["metrics"].items()})
             right = {name: made["metrics"][f"held_out_{name}"] for name in ("right", "trials")}
@@ -137,6 +127,29 @@ class ScorerOrder:
     """Whether whole prompts are held out, and count once each."""
     ways: ScorerFit = WHOLE
     """Which weights are trained, and how."""
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        reference: PolicyVersion,
+        settings: ScorerTrainingConfig,
+        seed: int,
+        pairs: int,
+        by_prompt: bool,
+    ) -> ScorerOrder:
+        """The recipe's, for so many pairs."""
+        rows = round((1.0 - settings.held_out - settings.calibration) * pairs)
+        return cls(
+            kind,
+            reference,
+            with_steps(settings.fit, rows),
+            seed,
+            ridge=settings.ridge,
+            held_out=settings.held_out,
+            by_prompt=by_prompt,
+            ways=settings,
+        )
 
     def trained(
         self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool], store: ArtifactStore, recall: Recall
