@@ -34,7 +34,7 @@ help:
 	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
 	@echo "make chaos    tests that kill things at random"
-	@echo "make real     a real pretrained model the whole way, then aligned on real data (two hours on two cores)"
+	@echo "make real     a real pretrained model the whole way, then aligned on real data (planned for two hours)"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"

@@ -31,7 +31,7 @@ from typing import Any
 STEPS = ("model", "scorers", "train", "evaluate", "table")
 METHODS = ("o-pd-dpo", "pd-dpo")
 ROUNDS = 3
-ROWS, JUDGE_ROWS = 1200, 500
+ROWS, JUDGE_ROWS = 2200, 600
 """Rows that a scorer learns from and is judged by, drawn by seed."""
 QUESTIONS = 60
 TOKENS = 48

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ def check_limits(config: Config, journal: Journal) -> None:
     for name, trials in known_trials(journal).items():
         if name in named:
             logger.info("score model of %s: %s", name, trials)
-    stop_or_warn(config.scorers.at_chance, journal)
+    stop_or_warn(config.scorers.at_chance, journal, named, ADVICE_OF_LIMIT)
 
 
 def of_limit(name: str) -> str:
@@ -91,11 +91,15 @@ def of_limit(name: str) -> str:
     return f"limit {name}"
 
 
-def stop_or_warn(wanted: Literal["hold", "stop"], journal: JournalReader) -> None:
-    """Says which models are at chance. Raises UserError where the recipe wants the run to end then."""
-    for line in at_chance(journal).values():
+def stop_or_warn(
+    wanted: Literal["hold", "stop"], journal: JournalReader, names: Collection[str] = KINDS, advice: str = ADVICE
+) -> None:
+    """Says which of these models are at chance. Raises UserError where the recipe wants the run to end then."""
+    for name, line in at_chance(journal).items():
+        if name not in names:
+            continue
         if wanted == "stop":
-            raise UserError(f"{line}: {ADVICE}")
+            raise UserError(f"{line}: {advice}")
         logger.warning("%s", line)
 
 
