@@ -113,6 +113,8 @@ def test_tables_are_made_from_what_is_there(
     assert "+0.300 (-0.197 to +0.797)" in said
     assert "| twin | wide | 3 | +0.000 (+0.000 to +0.000) | +0.000 (+0.000 to +0.000) | +0.300 (" in said
     assert "| twin | wide | shipped | 10 | 20 | 1.0 |" in said
+    # of the eight sign patterns of three differences two are as extreme; Holm counts all eight registered cells
+    assert "| 0.2478, Holm 1.0000 | 1.0000, Holm 1.0000 |" in said
 
 
 def test_the_best_alternative_is_the_one_with_the_smallest_gap_on_the_tuning_worlds() -> None:
@@ -124,3 +126,14 @@ def test_the_best_alternative_is_the_one_with_the_smallest_gap_on_the_tuning_wor
         for cell in ("deep", "wide")
     }
     assert best_of(found) == "max_info"
+
+
+def test_a_corner_on_the_network_is_the_demos_recipe_at_the_cells_setting() -> None:
+    wanted = registered()["network"]
+    assert not set(phase.seeds_between(wanted["seeds"])) & {seed for _, _, seed in registered_worlds()}
+    made = [phase.network_config(cell, 1020, arm) for cell in wanted["cells"] for arm in wanted["arms"]]
+    chosen = [(one.explore.bonus, one.explore.picks, one.rollout.candidates, one.beta) for one in made]
+    assert chosen[:3] == [("off", 24, 32, 0.2), ("proposals", 24, 32, 0.2), ("elliptical", 24, 32, 0.2)]
+    assert chosen[5] == ("elliptical", 2, 128, 0.1)
+    assert {one.algorithm for one in made} == {"o-pd-dpo"}
+    assert {one.policies for one in made} == {"language models"}
