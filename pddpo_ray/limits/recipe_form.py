@@ -28,11 +28,18 @@ def in_stage_order(stated: Sequence[StatedLimit]) -> tuple[StatedLimit, ...]:
     return tuple(sorted(stated, key=lambda one: one.limit.quantity.kind != "logit"))
 
 
+def stated_of(recipe: Mapping[str, Any]) -> tuple[StatedLimit, ...]:
+    """The stated limits of a recipe in the run's order; () where it has the form of version 0.1."""
+    if not recipe.get("limits"):
+        return ()
+    document = {key: recipe[key] for key in ("limits", "prompts") if recipe.get(key)}
+    return in_stage_order(stated_limits(document, "recipe"))
+
+
 def typed_limits(recipe: Mapping[str, Any]) -> tuple[Limit, ...]:
     """Every limit of a recipe in the run's order, the first being the one whose metrics have no name in front."""
     if recipe.get("limits"):
-        document = {key: recipe[key] for key in ("limits", "prompts") if recipe.get(key)}
-        return tuple(one.limit for one in in_stage_order(stated_limits(document, "recipe")))
+        return tuple(one.limit for one in stated_of(recipe))
     quantity = _quantity(recipe)
     return tuple(Limit(name, Amount(quantity, bound)) for name, bound in _thresholds(recipe).items())
 

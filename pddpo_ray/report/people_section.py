@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pddpo_ray.limits.recipe_form import stated_of
 from pddpo_ray.report.run_data import RunData
 from pddpo_ray.report.text import ends, number, seconds, table
 
 PURPOSES = {"safety": "safe or unsafe", "compare": "pairs"}
+PHASES = {
+    "measure-answers": "the round's answers",
+    "measure-pairs": "explored pairs",
+    "measure-offline": "offline pairs",
+}
 ASK_PEOPLE = ("people", "mixed")
 
 
 def people(run: RunData) -> str:
     """Label budget and agreement, round by round; empty where nobody was asked."""
     settings = run.recipe.get("feedback") or {}
-    if settings.get("kind") not in ASK_PEOPLE:
+    of_limits = _of_limits(run)
+    if settings.get("kind") not in ASK_PEOPLE and not of_limits:
         return ""
-    labels = _total(run, "safety_labels"), _total(run, "compare_labels")
+    labels = _total(run, "safety_labels"), _total(run, "compare_labels"), _sum(run, of_limits, "labels")
     if not any(labels):
         return "<p>People are asked, but no batch is complete yet.</p>"
     return _budget(run, settings, *labels) + _agreement(run) + _batches(run) + _model(run)
+
+
+def _of_limits(run: RunData) -> dict[str, str]:
+    """Batches of limits that people measure or audit, by their purpose, with what they are called here."""
+    asked = [one.limit.name for one in stated_of(run.recipe) if one.asks_people]
+    return {f"{phase}-{name}": f"{name}, {what}" for name in asked for phase, what in PHASES.items()}
+
+
+def _sum(run: RunData, purposes: Iterable[str], name: str) -> float:
+    return sum(_total(run, f"{purpose}_{name}") for purpose in purposes)
 
 
 def _total(run: RunData, name: str) -> float:
     return sum(values.get(f"people/{name}", 0.0) for values in run.metrics.values())
 
 
-def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: float) -> str:
+def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: float, limits: float) -> str:
     """Labels asked and used so far, and a person's time for them."""
-    planned = (safety + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
-    worked = _total(run, "safety_worked_seconds") + _total(run, "compare_worked_seconds")
-    waited = _total(run, "safety_waited_seconds") + _total(run, "compare_waited_seconds")
+    planned = (safety + limits + 2 * pairs) * float(settings.get("minutes_per_label", 0.0)) / 60.0
+    everything = [*PURPOSES, *_of_limits(run)]
+    worked, waited = (_sum(run, everything, f"{what}_seconds") for what in ("worked", "waited"))
     rows = [
         ["safe-or-unsafe labels", number(safety, "people_safety_labels")],
+        ["labels for limits", number(limits, "people_limit_labels")],
         ["pairs compared (helpfulness, harm, and safety of both)", number(pairs, "people_pairs")],
         ["refusals (skipped, flagged, cannot tell)", number(_refusals(run), "people_refusals")],
         [
@@ -51,11 +69,11 @@ def _budget(run: RunData, settings: Mapping[str, Any], safety: float, pairs: flo
 
 
 def _missing(run: RunData) -> float:
-    return _total(run, "safety_missing") + _total(run, "compare_missing")
+    return _sum(run, [*PURPOSES, *_of_limits(run)], "missing")
 
 
 def _refusals(run: RunData) -> float:
-    return _total(run, "safety_refusals") + _total(run, "compare_refusals")
+    return _sum(run, [*PURPOSES, *_of_limits(run)], "refusals")
 
 
 def _agreement(run: RunData) -> str:
@@ -91,7 +109,7 @@ def _agreement_on_pairs(run: RunData) -> str:
 def _batches(run: RunData) -> str:
     rows = []
     for round_, values in sorted(run.metrics.items()):
-        for purpose, words in PURPOSES.items():
+        for purpose, words in {**PURPOSES, **_of_limits(run)}.items():
             mine = {
                 name.removeprefix(f"people/{purpose}_"): value
                 for name, value in values.items()

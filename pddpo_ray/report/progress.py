@@ -51,6 +51,7 @@ BEFORE: Mapping[str, str] = {
     "offline": "offline pairs are taken in or labelled",
     "scorer-gate": "reward and cost model are held against labels",
     "scorer-gate-limits": "score models of limits are looked at",
+    "machine-measure-offline": "machines measure the offline answers, before people do",
     "measure-offline": "the offline answers are measured for the limits",
     "measure": "answers are measured",
     "reachable": "what the limits leave reachable is worked out",

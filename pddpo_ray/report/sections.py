@@ -127,7 +127,7 @@ def _audits(run: RunData) -> str:
     said = [audit["text"] for limit in run.limits if (audit := run.stated(limit, "audit"))]
     lines = "".join(f"<li>{escape(text)}</li>" for text in said)
     return (
-        f"<p>By people's labels of the same answers, for which the estimates are corrected:</p><ul>{lines}</ul>"
+        f"<p>By people's labels of the same answers, which the estimates are corrected by:</p><ul>{lines}</ul>"
         if said
         else ""
     )

@@ -26,6 +26,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
+from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit
@@ -191,6 +192,10 @@ def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplo
     assert audit_said["answers"] == audit_said["asked"] == 12
     assert "endpoint says yes" in audit_said["text"]
     assert any("round 2, rude: endpoint says yes" in record.getMessage() for record in caplog.records)
+    page = build_report(folder).read_text(encoding="utf-8")
+    assert "rude: endpoint says yes" in page
+    assert "labels for limits" in page
+    assert "rude, the round&#x27;s answers" in page or "rude, the round's answers" in page
     # the policy learns from the machine's numbers, corrected or not
     assert set(machine[~np.isnan(machine)]) <= {0.0, 1.0}
 
