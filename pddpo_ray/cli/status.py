@@ -34,6 +34,7 @@ def status(
     rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
     rows += [(one["batch"], _line(one)) for one in told["batches"]]
     rows += [("needed", one["lacking"]) for one in told["batches"] if one["lacking"]]
+    rows += [("flag", f"{handle}: {', '.join(names)}") for handle, names in told["flags"].items()]
     if any(one["situation"] != "stopped" for one in told["batches"]):
         rows.append(("page", told["page"] or f"not served: `pddpo annotate --run {run}`"))
     print_columns([*rows, *((("next", told["next"]),) if told["next"] else ())])
@@ -42,6 +43,7 @@ def status(
 def about(stored: FoundRun, store: Store) -> dict[str, Any]:
     """What the command says, for programs."""
     from deploy.annotation.listening import served_at
+    from pddpo_ray.annotation.quality import Quality
     from pddpo_ray.annotation.rounds import Rounds
     from pddpo_ray.journal.lock import is_driven
     from pddpo_ray.journal.reading import JournalReader
@@ -61,6 +63,7 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
         "rounds": stored.config.rounds,
         "missing": missing,
         "batches": [_batch(store, stored, one) for one in batches],
+        "flags": Quality(store).flagged(),
         "page": served_at(stored.database),
         "next": _next(stored, batches, driven=driven, finished=finished),
     }

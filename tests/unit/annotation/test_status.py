@@ -49,7 +49,7 @@ def test_a_parked_run_says_what_is_missing_who_is_needed_and_where(
     assert first["missing"] == {"safety": 24, "pair": 4}
     assert {one["batch"] for one in first["batches"]} == {"1/safety", "1/compare"}
     assert "3 more people are needed" in next(one["lacking"] for one in first["batches"] if one["kind"] == "safety")
-    assert first["page"] is None
+    assert (first["page"], first["flags"]) == (None, {})
     engine = open_database(folder / "journal.sqlite")
     queue = FreshQueue(engine, now_ms=now_ms())
     queue.store.run = run_of(folder)
@@ -59,6 +59,10 @@ def test_a_parked_run_says_what_is_missing_who_is_needed_and_where(
     queue.answers.answer(ana, "first-answer", held.id, Submission("label", {"safety": "safe"}))
     with sole_server(engine, "http://127.0.0.1:8790/"):
         printed = status(folder, capsys)
+        quick = queue.person("quick")
+        while isinstance(asked := queue.leases.lease(quick), Lease) and asked.kind == "safety":
+            queue.answers.answer(quick, f"quick-{asked.id}"[:60], asked.id, Submission("label", {"safety": "safe"}))
+        assert told(folder, capsys)["flags"] == {"quick": ["speed"]}
         assert told(folder, capsys)["page"] == "http://127.0.0.1:8790/"
     assert served_at(str(folder / "journal.sqlite")) is None
     engine.dispose()
