@@ -18,9 +18,9 @@ from deploy.serving.tracing import Traces
 from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
+from pddpo_ray.annotation.webhook import send
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.notify.webhook import send
 from pddpo_ray.serving.alarms import Watched, released_weights
 from pddpo_ray.serving.catalog import Catalog, ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope

@@ -21,13 +21,13 @@ from scipy.special import expit
 from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, QueueConfig, WorldScores
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.notify.tell import Teller
 from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people

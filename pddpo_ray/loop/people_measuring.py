@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import MeasuredCosts
 from pddpo_ray.journal import Journal
@@ -28,7 +29,6 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.loop.measuring import Tokens, cost_of_value
 from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
-from pddpo_ray.notify.tell import Teller
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval

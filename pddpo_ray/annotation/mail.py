@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 
-logger = logging.getLogger("pddpo_ray.notify")
+logger = logging.getLogger("pddpo_ray.annotation")
 
 ANSWER_S = 10.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from pddpo_ray.annotation.mail import MailServer, send_mail
+from pddpo_ray.annotation.webhook import post, send
 from pddpo_ray.config import TellConfig
 from pddpo_ray.errors import UserError
-from pddpo_ray.notify.mail import MailServer, send_mail
-from pddpo_ray.notify.webhook import post, send
 
 EVENTS = {
     "waiting": "a run waits for people",

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-logger = logging.getLogger("pddpo_ray.notify")
+logger = logging.getLogger("pddpo_ray.annotation")
 
 TRIES, BETWEEN_S, ANSWER_S = 3, 2.0, 10.0
 

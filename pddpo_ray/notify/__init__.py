@@ -1,1 +1,0 @@
-"""Messages to people who are not at the machine: webhooks and mail."""
