@@ -479,12 +479,14 @@ def _check_texts(config: Config, origins: Origins) -> None:
 
 def _check_scorers(config: Config, origins: Origins) -> None:
     """Reward and cost models that the recipe names are there, or can only be the hub's."""
-    if not isinstance(config.feedback, ModelFeedback):
-        return
-    for kind, given in (("reward", config.feedback.reward), ("cost", config.feedback.cost)):
+    card = config.scorecard.scorers
+    named = {("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")}
+    if isinstance(config.feedback, ModelFeedback):
+        named |= {("feedback", kind): getattr(config.feedback, kind) for kind in ("reward", "cost")}
+    for keys, given in named.items():
         if given is not None and not Path(given.path).is_dir() and not is_hub_name(given.path):
-            origin = _origin_of(("feedback", kind), origins)
+            origin, key = _origin_of(keys, origins), ".".join(keys)
             raise UserError(
-                f"{f'{origin}: ' if origin else ''}feedback.{kind}.path: there is no folder {given.path}; `pddpo scorer"
-                f" train FILES --kind {kind} --base MODEL --out {given.path}` makes it, or name another one"
+                f"{f'{origin}: ' if origin else ''}{key}.path: there is no folder {given.path}; `pddpo scorer train"
+                f" FILES --kind {keys[-1]} --base MODEL --out {given.path}` makes it, or name another one"
             )
