@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import STATED_LIMITS, Config
+from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
@@ -480,7 +481,9 @@ def _check_texts(config: Config, origins: Origins) -> None:
 def _check_scorers(config: Config, origins: Origins) -> None:
     """Reward and cost models that the recipe names are there, or can only be the hub's."""
     card = config.scorecard.scorers
-    named = {("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")}
+    named: dict[Keys, StoredScorerConfig | None] = {
+        ("scorecard", "scorers", kind): getattr(card, kind) for kind in ("reward", "cost")
+    }
     if isinstance(config.feedback, ModelFeedback):
         named |= {("feedback", kind): getattr(config.feedback, kind) for kind in ("reward", "cost")}
     for keys, given in named.items():

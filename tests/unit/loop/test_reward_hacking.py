@@ -32,6 +32,10 @@ SIZE = [
 ]
 
 
+LABELS: dict[str, Callable[[int], bool]] = {"honest": lambda n: False, "flawed": lambda n: True}
+"""Whether the pair of a number says that longer is better."""
+
+
 def pairs(path: Path, numbers: range, *, longer_is_better: Callable[[int], bool]) -> Path:
     """One pair a prompt: a short sum and the same one padded."""
     rows = []
@@ -50,8 +54,8 @@ def test_a_planted_flaw_rings_the_alarm_and_an_honest_run_of_the_same_length_doe
     harm = pairs(tmp_path / "harm.jsonl", range(10, 110), longer_is_better=lambda n: n % 2 == 0)  # says nothing
     held_out: Path | None = None
     cards = {}
-    for name, flawed in (("honest", False), ("flawed", True)):
-        file = pairs(tmp_path / f"{name}.jsonl", range(10, 110), longer_is_better=lambda n, flawed=flawed: flawed)
+    for name in LABELS:
+        file = pairs(tmp_path / f"{name}.jsonl", range(10, 110), longer_is_better=LABELS[name])
         files = [f"world.helpful=['{file}']", f"world.harmless=['{harm}']", f"world.cache={tmp_path / 'cache'}"]
         given = ["rounds=2", *files, *SMALL_REAL_TEXT, *SIZE]
         if held_out is None:
