@@ -241,7 +241,7 @@ def test_fifty_policies_take_the_space_of_their_weights() -> None:
 
 
 def test_scorers_that_are_trained_are_stored_beside_the_versions() -> None:
-    shape, given = ModelShape(1_000_000, 100, 10, 1_000, 0, 50), "feedback={kind: model, reward: {path: a}}"
+    shape, given = ModelShape(1_000_000, 100, 10, 1_000, 0, 50), "feedback={kind: model, reward: {path: hub/a}}"
     plain = stored_bytes(load("text-world"), shape)
     assert stored_bytes(load("text-world-scorers", ["cluster={mode: in-process}", "rounds=1"]), shape) == 4e6 * 5
     assert stored_bytes(load("text-world", [given]), shape) - plain == 4e6
