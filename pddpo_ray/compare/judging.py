@@ -17,8 +17,10 @@ from pddpo_ray.config import Config
 from pddpo_ray.data.real_text import PreparedRealText
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
-from pddpo_ray.loop.scorer_fits import KINDS, Kind, ScorerOrder, stored_scorer
-from pddpo_ray.records import Array, Decoding, LabelledPair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.loop.prompts import spread
+from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
+from pddpo_ray.records import Array, Decoding, PolicyVersion, Response, Verdict
+from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.seeds import seed_of
@@ -33,7 +35,7 @@ class HeldOutJudge:
         assert backends.recall is not None
         self._settings, self._config, self._prepared = settings, config, prepared
         self._backends, self._recall = backends, backends.recall
-        self._questions = _questions(prepared.held_out, settings.questions)
+        self._questions = spread([item.pair.prompt for item in prepared.held_out], settings.questions)
         self._models = {kind: self._trained(kind) for kind in KINDS}
         self._scorer = ModelScorer(*(self._opened(kind) for kind in KINDS))
 
@@ -141,10 +143,3 @@ def _agreed(sides: Sequence[float], verdicts: Sequence[Verdict], positive: Verdi
 
 
 DECIDED = (Verdict.FIRST, Verdict.SECOND)
-
-
-def _questions(pairs: Sequence[LabelledPair], count: int) -> list[Prompt]:
-    """Different prompts of the pairs, spread over them."""
-    different = list({item.pair.prompt.id: item.pair.prompt for item in pairs}.values())
-    chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
-    return [different[index] for index in chosen]

@@ -14,7 +14,7 @@ from pddpo_ray.contracts import Critics, Scorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.fitting import TrainerController
 from pddpo_ray.loop.sampling import RolloutController
-from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, KINDS, ScorerTraining
+from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, ScorerTraining
 from pddpo_ray.loop.scorer_gate import held_multiplier, stop_or_warn
 from pddpo_ray.records import (
     Array,
@@ -27,7 +27,7 @@ from pddpo_ray.records import (
     Prompt,
     Response,
 )
-from pddpo_ray.scoring.held_out import compared_answers, parts_of, rows_of
+from pddpo_ray.scoring.held_out import KINDS, compared_answers, parts_of, rows_of
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.cost_estimate import mean_with_error

@@ -126,3 +126,10 @@ class Turns:
             self._turns.append((self._names[chosen], int(self._counts[chosen])))
             self._counts[chosen] += 1
         return self._turns[position]
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """At most so many different prompts, spread over them."""
+    different = list({prompt.id: prompt for prompt in prompts}.values())
+    chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
+    return [different[index] for index in chosen]

@@ -21,6 +21,7 @@ from pddpo_ray.contracts import Trainer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.prompts import spread
 from pddpo_ray.loop.sampling import RolloutController, Wanted
 from pddpo_ray.loop.scorecard_cards import ASKED, BENIGN, PHASE, as_metrics, divergence, trials_in
 from pddpo_ray.loop.scorecard_figures import (
@@ -58,13 +59,6 @@ def wanted_of(config: Config, backends: Backends) -> list[Wanted]:
         return []
     benign = [Wanted(BENIGN, backends.benign, 1, alike=True)] if backends.benign else []
     return [Wanted(ASKED, asked, config.scorecard.answers, alike=True), *benign]
-
-
-def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most so many different prompts, spread over them."""
-    different = list({prompt.id: prompt for prompt in prompts}.values())
-    chosen = np.unique(np.linspace(0, len(different) - 1, min(count, len(different))).round().astype(int))
-    return [different[index] for index in chosen]
 
 
 class Scorecard:

@@ -7,16 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.scoring.held_out import Kind, Trials
+from pddpo_ray.scoring.held_out import KINDS, Kind, Trials
 from pddpo_ray.theory.reward_hacking import Divergence
 
 PHASE, SCORERS, ASKED, BENIGN = "scorecard", "scorecard-scorers", "scorecard", "scorecard-benign"
 """The phases of a round's figures and of its scorers; purposes of its answers."""
 HELD_OUT = "held_out"
 """In the payload of the scorers' phase, by kind: how often each was right (`Trials`)."""
-
-
-KINDS: tuple[Kind, ...] = ("reward", "cost")
 
 
 def trials_of(payload: Mapping[str, Any]) -> dict[Kind, Trials]:

@@ -23,9 +23,9 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labellers import ScoredFeedbackController
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.scorecard_cards import HELD_OUT, SCORERS, trials_of
-from pddpo_ray.loop.scorer_fits import KINDS, Kind, ScorerOrder, given_scorer, stored_scorer
+from pddpo_ray.loop.scorer_fits import ScorerOrder, given_scorer, stored_scorer
 from pddpo_ray.records import Array, LabelledPair, Prompt, Response
-from pddpo_ray.scoring.held_out import REPORT, Text, Trials, compared_on, comparisons, rows_of
+from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.theory.seeds import seed_of

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, ModelFeedback, ScorerFit, ScorerTrainingConfig, StoredScorerConfig
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.records import LabelledPair, PolicyVersion
+from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer, ModelScorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Recall, key_of
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 MakeScorer = Callable[[], AnswerScorer]
 OpenScorer = Callable[[str, MakeScorer], AnswerScorer]
 """(name, maker) -> the scorer, here or in an actor of its own."""
-Kind = Literal["reward", "cost"]
-KINDS: tuple[Kind, ...] = ("reward", "cost")
 OF_FEEDBACK, OF_METHOD = "score-models", "method-models"
 """Phases that train: the models that label, and those that a method itself asks for."""
 FITTED = "scorers"

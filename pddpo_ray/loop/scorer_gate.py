@@ -22,9 +22,9 @@ import numpy as np
 from pddpo_ray.config import Config, ModelFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
-from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, KINDS, OF_FEEDBACK, OF_METHOD, Kind
+from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, OF_FEEDBACK, OF_METHOD
 from pddpo_ray.records import LabelledPair, Response
-from pddpo_ray.scoring.held_out import REPORT, Trials, compared_answers
+from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Trials, compared_answers
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.score_spread import ScoreSpread, spread_of
 from pddpo_ray.theory.seeds import seed_of

@@ -22,6 +22,7 @@ Text = tuple[tuple[int, ...], tuple[int, ...]]
 Comparison = tuple[Text, Text]
 """(text that should score higher, the other one)"""
 Kind = Literal["reward", "cost"]
+KINDS: tuple[Kind, ...] = ("reward", "cost")
 REPORT = "scorer.json"
 """In the folder of a model that `pddpo scorer train` made: what was held out from it and how good it is there."""
 
