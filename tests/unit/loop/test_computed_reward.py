@@ -216,6 +216,8 @@ def test_a_source_that_never_answers_ends_the_run_with_its_name(tmp_path: Path) 
 
 
 def test_pairs_in_files_are_the_comparisons_of_real_text(tmp_path: Path) -> None:
+    for name in ("mine.jsonl", "other.jsonl"):
+        (tmp_path / name).touch()
     recipe = {"extends": "real-text", "reward": {"pairs": ["mine.jsonl"]}}
     (tmp_path / "pairs.yaml").write_text(json.dumps(recipe))
     config = load(str(tmp_path / "pairs.yaml"))
@@ -224,7 +226,7 @@ def test_pairs_in_files_are_the_comparisons_of_real_text(tmp_path: Path) -> None
     with pytest.raises(UserError, match="files of real text"):
         load("text-world", ["reward={pairs: [mine.jsonl]}"])
     with pytest.raises(UserError, match="the same files; name them once"):
-        load(str(tmp_path / "pairs.yaml"), ["world.helpful=[other.jsonl]"])
+        load(str(tmp_path / "pairs.yaml"), [f"world.helpful=[{tmp_path / 'other.jsonl'}]"])
 
 
 def test_a_layers_source_takes_the_place_of_the_one_below_and_what_is_asked_is_laid_over_it(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_th
             assert connected.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
         engine.dispose()
     assert triggers[0] == triggers[1]
-    assert len(triggers[0]) == 8, "an update and a deletion are forbidden in each of four tables"
+    assert len(triggers[0]) == 10, "an update and a deletion are forbidden in each of five tables"
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
 
 
