@@ -23,6 +23,11 @@ def many(cache: Path) -> Config:
     return load("real-text", [f"world.cache={cache}", *SMALL_REAL_TEXT, *sizes])
 
 
+def purpose_of(sample: str) -> str:
+    """What an answer was drawn for, by its identity: round, purpose, position and number."""
+    return sample.partition("-")[2].rsplit("-", 2)[0]
+
+
 @pytest.mark.slow
 def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unbroken(tmp_path: Path) -> None:
     class PowerCut(BaseException):
@@ -40,8 +45,8 @@ def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unb
     assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
 
     with read_journal(tmp_path / "whole" / "run" / JOURNAL, "run") as journal:
-        before = {sample.id.split("-")[1] for sample in journal.samples(0)}
-        assert before <= {"calibration", "offline", "helpful", "harmless", "scorers"}
+        before = {purpose_of(sample.id) for sample in journal.samples(0)}
+        assert before <= {"calibration", "offline", "helpful", "harmless", "scorers", "scorecard", "scorecard-benign"}
         assert len(journal.samples(0, "calibration")) == 20
         met: set[str] = set()
         for number in (1, 2):
@@ -56,7 +61,7 @@ def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unb
             assert len(proposals) == 3 * config.rollout.candidates // 2
             assert {answer.policy_version for answer in (*baseline, *proposals)} == {0}
         assert len(met) <= 6
-        drawn = {number: Counter(sample.id.split("-")[1] for sample in journal.samples(number)) for number in (0, 1)}
+        drawn = {number: Counter(purpose_of(sample.id) for sample in journal.samples(number)) for number in (0, 1)}
     planned = work(config)
     assert drawn[0]["calibration"] == planned["before"]["answers"]["calibration"]
     assert drawn[1] == planned["first_round"]["answers"], "no prompt comes twice in the first round"
@@ -76,7 +81,7 @@ def test_the_xpo_term_has_baseline_answers_from_its_first_fit_on(tmp_path: Path)
     )
     run_recipe(config, tmp_path / "run")
     with read_journal(tmp_path / "run" / JOURNAL) as journal:
-        drawn = Counter(sample.id.split("-")[1] for sample in journal.samples(0))
+        drawn = Counter(purpose_of(sample.id) for sample in journal.samples(0))
         later = {answer.prompt.id for answer in journal.samples(1, "baseline")}
         first = {answer.prompt.id for answer in journal.samples(0, "baseline")}
     planned = work(config)["before"]["answers"]
