@@ -6,6 +6,8 @@ PDDPO_SCREENSHOTS=docs/images keeps the pictures that the documentation shows.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +86,18 @@ def stored(service: FreshService) -> list[Any]:
         return list(connection.execute(select(answer).order_by(answer.c.seq)))
 
 
+def until(page: Page, condition: Callable[[], bool], what: str = "") -> None:
+    """Until it holds, for twenty seconds: a busy machine is no fault of the page. Playwright's own waiting for a script
+    is forbidden by the page's content policy."""
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline, what
+        page.wait_for_timeout(50)
+
+
 def wait_for_answers(screen: Screen, service: FreshService, count: int) -> list[Any]:
-    for _ in range(400):  # twenty seconds: a busy machine is no fault of the page
-        rows = stored(service)
-        if len(rows) >= count:
-            return rows
-        screen.page.wait_for_timeout(50)
-    raise AssertionError(f"{len(stored(service))} answers, expected {count}")
+    until(screen.page, lambda: len(stored(service)) >= count, f"{count} answers expected")
+    return stored(service)
 
 
 HEADINGS = "[...document.querySelectorAll('h1')].filter(e => e.offsetParent).map(e => e.textContent.trim())"

@@ -28,6 +28,7 @@ from tests.browser.screen import (
     pairs,
     safety,
     stored,
+    until,
     wait_for_answers,
 )
 from tests.unit.annotation.test_rendering import HOSTILE
@@ -343,6 +344,7 @@ def test_the_prompt_is_hidden_like_the_answers_and_consent_is_kept_on_the_server
     service.queue.rounds.open(1, "safety", safety(["one"]), labels_each=1)
     page = screen.page
     page.goto(screen.url)
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert page.evaluate(HEADINGS) == ["Sign in"]
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(page.locator("#task")).to_be_visible()
@@ -442,8 +444,8 @@ def test_two_long_answers_scroll_together_and_their_differences_are_marked(
     screen.keys("r")
     share = "id => (one => one.scrollTop / (one.scrollHeight - one.clientHeight))(document.getElementById(id))"
     page.evaluate("document.getElementById('left').scrollTop = 700")
-    page.wait_for_function("document.getElementById('right').scrollTop > 0")
-    assert abs(page.evaluate(share, "left") - page.evaluate(share, "right")) < 0.02
+    until(page, lambda: abs(page.evaluate(share, "left") - page.evaluate(share, "right")) < 0.02)
+    assert page.evaluate("document.getElementById('right').scrollTop") > 0
     screen.keys("l")
     before = page.evaluate("document.getElementById('right').scrollTop")
     page.evaluate("document.getElementById('left').scrollTop = 0")

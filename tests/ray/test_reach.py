@@ -55,6 +55,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.full
 def test_small_runs_on_ray_enter_what_the_page_names(notes: Path, tmp_path: Path) -> None:
     runs = {name: ["tabular", *TABLE, WORLD, *ON_TABLES[name]] for name in NAMED}
     runs |= {name: ["tabular", *TABLE, WORLD, *own, "rounds=2"] for name, own in CHOICES.items()}
