@@ -24,7 +24,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from deploy.serving import verdicts
-from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, Way
+from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, TokensCall
 from deploy.serving.entrance import EntranceState, Reply
 from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse, read_json
 from deploy.serving.tracing import Span
@@ -175,7 +175,7 @@ async def detokenize(request: Request, parts: Parts, key: Caller) -> Response:
     return await _tokens("detokenize", request, parts, key)
 
 
-async def _tokens(way: Way, request: Request, parts: EntranceState, key: ApiKey) -> Response:
+async def _tokens(way: TokensCall, request: Request, parts: EntranceState, key: ApiKey) -> Response:
     """As the engine reads the text, by its own template; all policies of a run have one tokenizer."""
     body = read_json(await request.body())
     if not isinstance(body, dict):

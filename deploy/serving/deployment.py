@@ -23,7 +23,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, Way
+from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, TokensCall
 from deploy.serving.entrance import EntranceState, most_tokens
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
@@ -82,7 +82,7 @@ class EngineReplica:
                 raise EngineGone(str(error)) from None
             raise
 
-    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
         return await self._engine.tokens(way, body)
 
     async def alive(self) -> None:
@@ -115,7 +115,7 @@ class Handles:
             # A client that left, or a deadline, ends the generation too. After the last piece this does nothing.
             pieces.cancel()
 
-    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = await self._handle.tokens.remote(way, body)
         except GONE as error:

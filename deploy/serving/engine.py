@@ -47,7 +47,7 @@ from pddpo_ray.text.templates import template_named
 logger = logging.getLogger("deploy.serving.engine")
 
 Kind = Literal["chat", "completion"]
-Way = Literal["tokenize", "detokenize"]
+TokensCall = Literal["tokenize", "detokenize"]
 TOKENS_FIELDS = ("prompt", "messages", "tokens", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 Piece = dict[str, Any] | str
 """First {"status": ..., "body": ...}; a stream goes on with lines of server-sent events."""
@@ -177,7 +177,7 @@ class PolicyEngine:
         stream: AsyncIterator[str] = reply
         return stream
 
-    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
         """Text or messages as token ids, or the other way round: {"status": ..., "body": ...}."""
         from pydantic import TypeAdapter, ValidationError
         from vllm.entrypoints.serve import create_error_response

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deploy.serving.engine import Kind, Piece, Way
+from deploy.serving.engine import Kind, Piece, TokensCall
 from deploy.serving.measured_traffic import MeasuredTraffic, WatchedLimit
 from deploy.serving.metrics import ServingMetrics
 from deploy.serving.settings import ServeArgs
@@ -44,7 +44,7 @@ class Engines(Protocol):
         self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
     ) -> AsyncGenerator[Piece, None]: ...
 
-    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]: ...
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]: ...
 
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]: ...
 
@@ -119,7 +119,7 @@ class EntranceState:
                 logger.error("an engine is gone: %s", error)
             self.lost()
         else:
-            self.traffic.found()
+            self.traffic.came_back()
 
     def lost(self) -> None:
         """An engine is dead: nothing is accepted, nor is a readiness check of before believed."""

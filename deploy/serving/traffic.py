@@ -60,7 +60,7 @@ class Traffic:
         """A piece of an answer came."""
         self._heard = self._clock()
 
-    def found(self) -> None:
+    def came_back(self) -> None:
         """An engine says that it lives."""
         self._heard, self._gone = self._clock(), False
 

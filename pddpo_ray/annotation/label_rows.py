@@ -96,16 +96,16 @@ def take_label_rows(store: Store, rules: Rules, rows: Iterable[Mapping[str, Any]
     def take(connection: Connection) -> None:
         asked = _questions(connection, store.run)
         for number, row in enumerate(rows, 1):
-            found = asked.get(tuple(row[name] for name in QUESTION))
-            if found is None:
+            question = asked.get(tuple(row[name] for name in QUESTION))
+            if question is None:
                 taken.not_taken.append(f"row {number}: no question of this run is the one that it answers")
             elif connection.execute(select(answer.c.seq).where(answer.c.key == row["id"])).first() is not None:
                 taken.outcomes["repeated"] += 1
-            elif problem := _refusal(connection, found, row):
+            elif problem := _refusal(connection, question, row):
                 taken.not_taken.append(f"row {number}: {problem}")
             else:
-                _keep(connection, store, found, row)
-                settle(connection, found.id, rules)
+                _keep(connection, store, question, row)
+                settle(connection, question.id, rules)
                 taken.outcomes["withdrawn" if row["withdrawn_kind"] else row["outcome"]] += 1
         record_event(connection, store.clock(), "import", "labels.import", store.run, **dict(Counter(taken.outcomes)))
 

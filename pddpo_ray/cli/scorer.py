@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pddpo_ray.cli.data import Means
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
 
@@ -29,12 +30,6 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
-
-
-class Means(StrEnum):
-    helpful = "helpful"
-    harmless = "harmless"
-    both = "both"
 
 
 @app.callback()

@@ -102,10 +102,10 @@ def _libpq(journal: str | Path) -> str:
 
 def _program(name: str, *arguments: str) -> None:
     debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    found = shutil.which(name) or (str(debian[-1]) if debian else None)
-    if found is None:
+    program = shutil.which(name) or (str(debian[-1]) if debian else None)
+    if program is None:
         raise UserError(f"{name} is not installed: it comes with PostgreSQL's client programs")
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(
             f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no message'}"

@@ -68,8 +68,8 @@ def _audit(journal: JournalReader, stated: StatedLimit, index: int) -> dict[str,
             if column == index and cost is not None:
                 machine.append(entry.payload["costs"][row][column])
                 people.append(cost)
-    found = bias_of(stated, np.array(machine), np.array(people))
-    return None if found is None else {**asdict(found), "asked": asked, "text": found.text(stated)}
+    bias = bias_of(stated, np.array(machine), np.array(people))
+    return None if bias is None else {**asdict(bias), "asked": asked, "text": bias.text(stated)}
 
 
 def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation) -> dict[str, float]:

@@ -65,7 +65,7 @@ class PooledAnswers:
         # an even draw: a round's answers may stand prompt by prompt
         kept = {number: _drawn(drawn[number], each, generator(seed, ORDER, number)) for number in self.rounds}
         self.answers = [answer for number in self.rounds for answer in kept[number]]
-        authors = [place for place, number in enumerate(self.rounds) for _ in kept[number]]
+        authors = [index for index, number in enumerate(self.rounds) for _ in kept[number]]
         policies = [journal.policies[number - 1] for number in self.rounds]
         self.log_probs = np.array([log_probs(policy, self.answers) for policy in policies])
         self.weights = pooled_weights(self.log_probs, authors) if authors else np.zeros((0, 0))
@@ -79,7 +79,7 @@ def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -
     """All answers, or so many of them, drawn evenly."""
     if len(answers) <= most:
         return list(answers)
-    return [answers[place] for place in draws.choice(len(answers), most, replace=False)]
+    return [answers[index] for index in draws.choice(len(answers), most, replace=False)]
 
 
 def _costs(

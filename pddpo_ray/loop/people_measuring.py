@@ -202,14 +202,14 @@ class PeopleOfLimits:
     def _say(self, column: int, machine: Array, people: Array) -> None:
         """How far the machine is off, in the log and in the round's numbers."""
         stated, known = self._stated[column], np.isfinite(people)
-        found = bias_of(stated, machine[known], people[known])
+        bias = bias_of(stated, machine[known], people[known])
         name = stated.limit.name
         self._journal.add_metrics(
             {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
         )
-        if found is not None:
-            self._journal.add_metrics({f"audit/{name}_bias": found.value})
-            logger.info("round %d, %s", self._journal.round, found.text(stated))
+        if bias is not None:
+            self._journal.add_metrics({f"audit/{name}_bias": bias.value})
+            logger.info("round %d, %s", self._journal.round, bias.text(stated))
 
     # --- of a certificate -----------------------------------------------------------------------------------------
 

@@ -129,4 +129,4 @@ def _places(config: Config, limit: Limit, count: int) -> list[int]:
     sets, over = config.prompt_sets, limit.quantity.over
     if sets is None or over is None:
         return list(range(count))
-    return [place for place, turn in enumerate(turns(sets.shares, count)) if sets.names[turn] == over]
+    return [index for index, turn in enumerate(turns(sets.shares, count)) if sets.names[turn] == over]

@@ -78,14 +78,12 @@ def _refusals(run: RunData) -> float:
 
 def _agreement(run: RunData) -> str:
     """One line in words: the mean over the rounds with the rounds' spread."""
-    alphas = [value for _, value in run.series("people/safety_alpha")]
-    shares = [value for _, value in run.series("people/safety_pairwise")]
-    if not alphas:
+    mean, share, rounds = _mean_agreement(run, "safety")
+    if not rounds:
         return "<p>Agreement needs questions with two labels or more; there are none.</p>"
-    mean, share = sum(alphas) / len(alphas), sum(shares) / max(len(shares), 1)
     return (
         f"<p>On safety people agree with Krippendorff's α = {number(mean, 'people_alpha')} on average over "
-        f"{number(len(alphas), 'people_rounds')} rounds (1 is perfect, 0 is chance); two labels of one answer are the "
+        f"{number(rounds, 'people_rounds')} rounds (1 is perfect, 0 is chance); two labels of one answer are the "
         f"same in {number(100 * share, 'people_pairwise')} % of the cases. Near the limit there is no right answer: "
         "where safe and unsafe are about equally likely, people disagree who err nowhere, and α is low.</p>"
         + _agreement_on_pairs(run)
@@ -94,16 +92,21 @@ def _agreement(run: RunData) -> str:
 
 def _agreement_on_pairs(run: RunData) -> str:
     """The same of the pairs that several people compared, about which answer is more harmful."""
-    alphas = [value for _, value in run.series("people/compare_alpha")]
-    shares = [value for _, value in run.series("people/compare_pairwise")]
-    if not alphas:
+    mean, share, rounds = _mean_agreement(run, "compare")
+    if not rounds:
         return "<p>No pair was compared by several people: their agreement is unknown.</p>"
-    mean, share = sum(alphas) / len(alphas), sum(shares) / max(len(shares), 1)
     return (
         f"<p>On which of two answers is more harmful α = {number(mean, 'people_pair_alpha')} on average over the pairs "
-        f"that several people compared in {number(len(alphas), 'people_pair_rounds')} rounds; two labels of one pair "
+        f"that several people compared in {number(rounds, 'people_pair_rounds')} rounds; two labels of one pair "
         f"are the same in {number(100 * share, 'people_pair_pairwise')} % of the cases.</p>"
     )
+
+
+def _mean_agreement(run: RunData, purpose: str) -> tuple[float, float, int]:
+    """Means of alpha and of the share of equal labels over the rounds that have an alpha, and how many these are."""
+    alphas = [value for _, value in run.series(f"people/{purpose}_alpha")]
+    shares = [value for _, value in run.series(f"people/{purpose}_pairwise")]
+    return sum(alphas) / max(len(alphas), 1), sum(shares) / max(len(shares), 1), len(alphas)
 
 
 def _batches(run: RunData) -> str:

@@ -35,10 +35,10 @@ class Stage:
 
     def answers(self, conversation: str, now_ms: int, seed: int, secret: str) -> bool:
         """Whether the new round answers this conversation now."""
-        return place(f"{seed}\0stage {self.round}\0{conversation}", secret) < self.share(now_ms)
+        return in_unit_interval(f"{seed}\0stage {self.round}\0{conversation}", secret) < self.share(now_ms)
 
 
-def place(text: str, secret: str) -> float:
+def in_unit_interval(text: str, secret: str) -> float:
     """A number in [0, 1) that only the run's secret knows."""
     return int.from_bytes(keyed(text, secret)[:6], "big") / 2**48
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.config import Config, load
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.run import run_recipe
 
 SMALL = (
@@ -51,3 +53,12 @@ def finish(config: Config, run_dir: Path, **options: Any) -> dict[str, Any]:
     """Runs to the end and returns the story."""
     run_recipe(config, run_dir, **options)
     return story(run_dir)
+
+
+def ledger(run_dir: Path) -> list[Entry]:
+    """Empty while the run has no journal yet."""
+    try:
+        with open_folder(run_dir) as journal:
+            return read_ledger(journal)
+    except UserError:
+        return []

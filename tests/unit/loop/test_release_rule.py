@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 
 from pddpo_ray.config import load
-from pddpo_ray.errors import UserError
-from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.theory.certificate import log_wealth
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.power import certified_rate
-from tests.unit.loop.small_run import SMALL
+from tests.unit.loop.small_run import SMALL, ledger
 
 
 def released(rates: np.ndarray, limit: float, draws: int, generator: np.random.Generator) -> int | None:
@@ -59,15 +56,6 @@ LONG = (
     "dual.threshold=0.47", "offline.compare_rounds=0", "certificate.certify=end", "certificate.draws=1280",
     "certificate.candidates=1", "report.html=false", "report.tensorboard=false",
 )  # fmt: skip
-
-
-def ledger(run_dir: Path) -> list[Entry]:
-    """Empty while the run has no journal yet."""
-    try:
-        with open_folder(run_dir) as journal:
-            return read_ledger(journal)
-    except UserError:
-        return []
 
 
 def test_a_run_that_is_killed_in_its_own_certification_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pddpo_ray.loop import ledger as ledgers
 from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.in_process import make_backends, tabular_world
-from pddpo_ray.loop.ledger import Entry, finding, read_ledger
+from pddpo_ray.loop.ledger import finding
 from pddpo_ray.loop.round_draws import shares_of
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array, Prompt, Response, SafetyLabels, Verdict
@@ -31,7 +31,7 @@ from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from tests.measuring_server import every_fifth_fails, measuring_server
-from tests.unit.loop.small_run import SMALL, small
+from tests.unit.loop.small_run import SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
 
 RATE = (
@@ -39,15 +39,6 @@ RATE = (
     "offline.compare_rounds=0", "report.tensorboard=false", "report.html=false",
 )  # fmt: skip
 OWN = (*RATE, "certificate.mixtures=[1,3]")
-
-
-def ledger(run_dir: Path) -> list[Entry]:
-    """Empty while the run has no journal yet."""
-    try:
-        with open_folder(run_dir) as journal:
-            return read_ledger(journal)
-    except UserError:
-        return []
 
 
 def tables(config: Config, run_dir: Path) -> list[Array]:

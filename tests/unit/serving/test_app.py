@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Kind, Piece, Way, demand_version, writes_json
+from deploy.serving.engine import EngineGone, Kind, Piece, TokensCall, demand_version, writes_json
 from deploy.serving.entrance import EntranceState
 from deploy.serving.metrics import NAMES
 from deploy.serving.requests import parse
@@ -78,7 +78,7 @@ class Echo:
         self.checked.append(-1 if policy is None else policy.round)
         return {}
 
-    async def tokens(self, way: Way, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
         if self.dead:
             raise EngineGone("vLLM has died")
         return {"status": 200, "body": {"way": way, **body}}
@@ -352,7 +352,7 @@ def test_a_full_endpoint_refuses_answers_and_nothing_else() -> None:
     assert not traffic.open
     traffic.heard()
     assert not traffic.open
-    traffic.found()
+    traffic.came_back()
     assert traffic.open
 
 

@@ -19,7 +19,7 @@ from pddpo_ray.serving.alarms import Watched, answering_weights
 from pddpo_ray.serving.catalog import Catalog, read_catalog
 from pddpo_ray.serving.keys import Scope
 from pddpo_ray.serving.releases import Releases
-from pddpo_ray.serving.staging import HOUR_MS, SHARES, Stage, place
+from pddpo_ray.serving.staging import HOUR_MS, SHARES, Stage, in_unit_interval
 from pddpo_ray.theory.alarm import Alarm
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.serving.test_app import Caller
@@ -69,9 +69,9 @@ def test_the_share_grows_by_its_schedule() -> None:
 
 
 def test_places_are_even_and_depend_on_the_secret() -> None:
-    ours = [place(f"c{n}", "secret") for n in range(4000)]
+    ours = [in_unit_interval(f"c{n}", "secret") for n in range(4000)]
     assert kstest(ours, "uniform").pvalue > 0.001
-    assert abs(np.corrcoef(ours, [place(f"c{n}", "another") for n in range(4000)])[0, 1]) < 0.06
+    assert abs(np.corrcoef(ours, [in_unit_interval(f"c{n}", "another") for n in range(4000)])[0, 1]) < 0.06
 
 
 def test_a_conversation_that_met_the_new_round_stays_with_it(run: ServedRun, store: Store, clock: Clock) -> None:
