@@ -17,6 +17,7 @@ from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.machine import Machine, inspect_machine
+from pddpo_ray.storage.whole_files import explain_disk
 
 SPOKEN = (
     "pddpo_ray.annotation",  # what a run waits for
@@ -74,19 +75,24 @@ def train(
     machine = inspect_machine()
     check_resources(config, machine)
     quieten_libraries(machine)
-    if resume:
-        look_before_resuming(config, run_dir, new_id=new_id)
-    elif new_id:
-        raise UserError("--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run")
-    typer.echo(f"{run_dir}: {'goes on' if resume else 'begins'}", err=True)
-    with ExitStack() as stack:
-        if annotate or simulate:
-            from pddpo_ray.cli.crowd import crowd_beside
+    with explain_disk(run_dir):
+        if resume:
+            look_before_resuming(config, run_dir, new_id=new_id)
+        elif new_id:
+            raise UserError(
+                "--new-id makes a copied run a run of its own: add --resume and the copy's folder with --run"
+            )
+        typer.echo(f"{run_dir}: {'goes on' if resume else 'begins'}", err=True)
+        with ExitStack() as stack:
+            if annotate or simulate:
+                from pddpo_ray.cli.crowd import crowd_beside
 
-            url = stack.enter_context(crowd_beside(config, run_dir, port=annotate_port, people=simulate, error=error))
-            typer.echo(f"label at {url}/   lead's page: {url}/lead", err=as_json)
-        result = execute(config, run_dir, resume=resume, quiet=as_json)
-    page = write_report(config, run_dir)
+                url = stack.enter_context(
+                    crowd_beside(config, run_dir, port=annotate_port, people=simulate, error=error)
+                )
+                typer.echo(f"label at {url}/   lead's page: {url}/lead", err=as_json)
+            result = execute(config, run_dir, resume=resume, quiet=as_json)
+        page = write_report(config, run_dir)
     if as_json:
         print_json({"run": str(run_dir), **result})
     else:

@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.journal.schema import metadata
 from pddpo_ray.storage.whole_files import refuse_password
 
@@ -38,6 +39,7 @@ def open_database(url_or_path: str | Path) -> Engine:
     url = database_url(url_or_path)
     if url.get_backend_name() == "sqlite":
         if url.database and url.database != ":memory:":
+            demand_local(Path(url.database))
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
         _make_sqlite_durable(engine)

@@ -51,7 +51,7 @@ from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_o
 from pddpo_ray.loop.round_draws import add_draws_of_round, enter_mixtures
 from pddpo_ray.loop.scorecard_cards import cards
 from pddpo_ray.records import LabelledPair
-from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_full_disk, write_json
+from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")
@@ -139,15 +139,16 @@ def run_recipe(
     """Runs a recipe to its end, from the beginning or from where its journal stops, and returns `result.json`.
 
     Raises UserError if the folder holds a run already (or, with `resume`, none, or one of another recipe), RunError if
-    a delivery check or a deadline fails on the way.
+    a delivery check or a deadline fails on the way or the disk is full.
     """
     run_dir, name = Path(run_dir).absolute(), Path(run_dir).absolute().name
     fixed = config.fixed_settings()
-    run_id, shared = resumed_run(config, run_dir) if resume else (new_run(config, run_dir), fixed)
+    with explain_disk(run_dir):
+        run_id, shared = resumed_run(config, run_dir) if resume else (new_run(config, run_dir), fixed)
     tell: Progress = progress or (lambda event: None)
     with (
         _left_as_it_was(run_dir, resume) as begun,
-        explain_full_disk(run_dir),
+        explain_disk(run_dir),
         _open_journal(config, run_dir, run_id, name, shared, tell) as journal,
     ):
         recipe = config.model_dump(mode="json")

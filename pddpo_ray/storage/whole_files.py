@@ -125,27 +125,66 @@ def refuse_password(url: str) -> None:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
-def explain_full_disk(path: Path) -> Iterator[None]:
-    """Turns what file systems and SQLite say about a full disk into a RunError that says what to do."""
+def explain_disk(path: Path) -> Iterator[None]:
+    """Turns what file systems and SQLite say about a full or a read-only disk into an error that says what to do.
+
+    Raises RunError for a full disk, UserError for a run folder that may not be written.
+    """
     try:
         yield
     except Exception as error:
-        if not is_full(error):
-            raise
-        raise RunError(
-            f"no space is left for {path}: make room and go on with --resume, finished phases are kept"
-        ) from error
+        if is_full(error, path):
+            raise RunError(
+                f"no space is left for {path}: make room and go on with --resume, finished phases are kept"
+            ) from error
+        if is_closed(error, path):
+            raise UserError(
+                f"{path} cannot be written by this user: mount it for writing or change its owner, or name another run"
+                " folder with --run"
+            ) from error
+        raise
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, says that a disk or a quota is full."""
-    from sqlalchemy.exc import OperationalError
+def is_full(error: BaseException, path: Path) -> bool:
+    """Whether an error, or one that caused it, says that a disk or a quota is full; `path` lies on that disk.
 
+    SQLite says "disk I/O error" where no room is left for the index of its write-ahead log.
+    """
     if isinstance(error, OSError) and error.errno in FULL:
         return True
-    if isinstance(error, OperationalError) and "disk is full" in str(error.orig):
+    said = _said_by_database(error)
+    if "disk is full" in said or ("disk I/O error" in said and _room(path) == 0):
         return True
-    return error.__cause__ is not None and is_full(error.__cause__)
+    return error.__cause__ is not None and is_full(error.__cause__, path)
+
+
+def is_closed(error: BaseException, path: Path) -> bool:
+    """Whether an error, or one that caused it, says that `path` or what lies in it may not be written."""
+    if isinstance(error, OSError) and error.errno in CLOSED:
+        return error.filename is not None and _touches(Path(os.fsdecode(error.filename)), path)
+    said = _said_by_database(error)
+    if "readonly database" in said or ("unable to open" in said and path.is_dir() and not os.access(path, os.W_OK)):
+        return True
+    return error.__cause__ is not None and is_closed(error.__cause__, path)
+
+
+def _touches(file: Path, folder: Path) -> bool:
+    """Whether a file is the folder, lies in it, or is one in which the folder would have been made."""
+    file, folder = file.absolute(), folder.absolute()
+    return file.is_relative_to(folder) or folder.is_relative_to(file)
+
+
+def _said_by_database(error: BaseException) -> str:
+    from sqlalchemy.exc import OperationalError
+
+    return str(error.orig) if isinstance(error, OperationalError) else ""
+
+
+def _room(path: Path) -> int:
+    """Bytes that an ordinary user may still write on the disk of a path, which need not exist."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free

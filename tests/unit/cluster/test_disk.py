@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
-from pddpo_ray.storage.whole_files import explain_full_disk
+from pddpo_ray.storage.whole_files import explain_disk
 from tests.traces import trace
 
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
+SHORT = [*SMALL, "rounds=1"]
 
 
 @pytest.fixture
@@ -72,11 +74,45 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(small
     ],
 )
 def test_whoever_says_that_a_disk_is_full_is_understood(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no space is left"), explain_full_disk(tmp_path):
+    with pytest.raises(RunError, match="no space is left"), explain_disk(tmp_path):
         raise error
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     for error in (FileNotFoundError("x"), OperationalError("INSERT", {}, Exception("database is locked"))):
-        with pytest.raises(type(error)), explain_full_disk(tmp_path):
+        with pytest.raises(type(error)), explain_disk(tmp_path):
             raise error
+
+
+def one_line(capsys: pytest.CaptureFixture[str], run_dir: Path, *more: str) -> tuple[int, str]:
+    """Exit code of `pddpo train` and the last thing that it said on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "tabular", *SHORT, "report.html=false", "--run", str(run_dir), *more])
+    assert isinstance(ended.value.code, int)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) <= 2, lines  # that the run begins or goes on, and the message
+    return ended.value.code, lines[-1]
+
+
+def test_to_resume_on_a_full_disk_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where no room is left for SQLite's own index, of which it says "disk I/O error"."""
+    run_recipe(load("tabular", SHORT), small_disk / "run")
+    fill_up(small_disk)
+    code, said = one_line(capsys, small_disk / "run", "--resume")
+    assert code == 1
+    assert f"no space is left for {small_disk / 'run'}: make room" in said
+
+
+def test_a_run_folder_that_cannot_be_written_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_recipe(load("tabular", SHORT), small_disk / "run")
+    assert mount("-o", "remount,ro", str(small_disk))
+    for more in (["--resume"], []):
+        code, said = one_line(capsys, small_disk / ("run" if more else "another"), *more)
+        assert (code, "cannot be written by this user" in said) == (2, True), said
+
+
+def test_what_may_not_be_written_elsewhere_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), explain_disk(tmp_path / "run"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/token")
+    with pytest.raises(UserError, match="cannot be written"), explain_disk(tmp_path / "run"):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / "artifacts"))
