@@ -63,6 +63,8 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", f"{API}/people"): ADMINS,
     ("PATCH", f"{API}/people/{{person_id}}"): ADMINS,
     ("POST", f"{API}/people/{{person_id}}/token"): ADMINS,
+    ("GET", f"{API}/people/{{person_id}}/data"): ADMINS,
+    ("POST", f"{API}/people/{{person_id}}/erase"): ADMINS,
     ("PUT", f"{API}/guidelines"): ADMINS,
     ("GET", f"{API}/gold"): ADMINS,
     ("POST", f"{API}/gold"): ADMINS,

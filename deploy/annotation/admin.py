@@ -6,12 +6,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import (
+    ErasureBody,
     GoldBody,
     GuidelinesBody,
     InvitationBody,
@@ -75,6 +77,19 @@ def change(person_id: PersonId, body: PersonChange, parts: Parts, person: Caller
 def rotate(person_id: PersonId, parts: Parts, person: Caller) -> dict[str, str]:
     """A new token, shown this once; the old one ends."""
     return {"token": parts.people.rotate(person_id, by=person.id)}
+
+
+@router.get("/people/{person_id}/data")
+def data_of(person_id: PersonId, parts: Parts, person: Caller) -> JSONResponse:
+    """All that is stored about a person, as a file for them."""
+    named = {"Content-Disposition": f'attachment; filename="data-{person_id[:16]}.json"'}
+    return JSONResponse(parts.personal_data.of(person_id), headers=named)
+
+
+@router.post("/people/{person_id}/erase")
+def erase(person_id: PersonId, body: ErasureBody, parts: Parts, person: Caller) -> dict[str, Any]:
+    """Erases what names a person; their labels stay under the pseudonym."""
+    return asdict(parts.personal_data.erase(person_id, by=person.id, reason=body.reason))
 
 
 @router.put("/guidelines")

@@ -23,6 +23,7 @@ from pddpo_ray.annotation.invitations import Invitations
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.notice import Consents
 from pddpo_ray.annotation.people import Campaign, People, Person
+from pddpo_ray.annotation.personal_data import PersonalData
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
@@ -62,6 +63,7 @@ class QueueService:
     controls: Controls
     adjudications: Adjudications
     flag_decisions: FlagDecisions
+    personal_data: PersonalData
     quality: Quality
     worklog: WorkLog
     rules: Rules
@@ -90,6 +92,7 @@ class QueueService:
             controls=Controls(store),
             adjudications=Adjudications(store),
             flag_decisions=FlagDecisions(store, rules),
+            personal_data=PersonalData(store, rules),
             quality=Quality(store, idle_s=rules.idle_s),
             worklog=WorkLog(store, idle_s=rules.idle_s),
             rules=rules,

@@ -130,6 +130,10 @@ class VoidBody(Strict):
     reason: str = Field(min_length=1, max_length=500)
 
 
+class ErasureBody(Strict):
+    reason: str = Field(min_length=1, max_length=500)
+
+
 class FreezeBody(Strict):
     accept_missing: bool = False
 

@@ -13,6 +13,7 @@ import typer
 
 from pddpo_ray.cli.decide import decide
 from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.personal_data import data_of, erase
 from pddpo_ray.cli.recipe_of_run import find_run, queue_of
 from pddpo_ray.errors import UserError
 
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from pddpo_ray.annotation.connectors import Connector
 
 app = typer.Typer(
-    help="Labels of people: decisions, files, other annotation tools.", no_args_is_help=True, add_completion=False,
-    pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Labels of people: decisions, files, other annotation tools, a person's data.", no_args_is_help=True,
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 
 app.command("decide")(decide)
+app.command("data-of")(data_of)
+app.command("erase")(erase)
 
 LABELS = "labels"
 """Format that loses nothing: one row per answer."""

@@ -1,7 +1,8 @@
 """Tables of the annotation queue, in the same database as the journal. Times are UTC milliseconds.
 
-`answer`, `withdrawal`, `snapshot`, `adjudication` and `audit_event` are append-only, held by triggers. Who counts is a
-row of `seat`: its keys make "at most `needed` people, all distinct" a rule of the database and not only of the program.
+`answer`, `withdrawal`, `snapshot`, `adjudication` and `audit_event` are append-only, held by triggers; only what a
+person wrote or was called can be emptied (`ERASABLE`). Who counts is a row of `seat`: its keys make "at most `needed`
+people, all distinct" a rule of the database and not only of the program.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ annotator = table(
     Column("created_ms", BigInteger, nullable=False),
     Column("held", Boolean, nullable=False, server_default=text("false")),
     Column("harmful_cap", Integer, nullable=False, server_default=text("150")),
+    Column("languages", String(200), nullable=False, server_default=""),
 )
-"""`held`: a lead looks at the person's answers, which count no more until then. `harmful_cap`: so many answers that a
-person calls unsafe in a day are enough; after them come mild questions alone.
+"""`languages`: codes with commas between, none for who did not say; they are asked in every language. `held`: a lead
+looks at the person's answers, which count no more until then. `harmful_cap`: so many answers that a person calls unsafe
+in a day are enough; after them come mild questions alone.
 
 People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
 
@@ -76,6 +79,8 @@ invitation = table(
     Column("by", String(64), nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
     Column("used_ms", BigInteger),
+    Column("harmful_cap", Integer, nullable=False, server_default=text("150")),
+    Column("languages", String(200), nullable=False, server_default=""),
 )
 """Links that make one account each."""
 
@@ -147,6 +152,8 @@ task = table(
     Column("priority", Float, nullable=False),
     Column("gold", JSON(none_as_null=True)),
     Column("asks", Text),
+    Column("language", String(8)),
+    Column("turns", JSON(none_as_null=True)),
     Column("needed", Integer, nullable=False),
     Column("seats", Integer, nullable=False),
     Column("leased", Integer, nullable=False),
@@ -157,11 +164,12 @@ task = table(
     UniqueConstraint("id", "needed", name="uq_task_needed"),
     CheckConstraint("seats >= 0 AND leased >= 0 AND seats + leased <= needed", name="ck_task_capacity"),
     Index("ix_task_state", "question_round", "state"),
-    Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk"),
+    Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk", "language"),
 )
-"""One question; `asks` is its text where a limit has one of its own. `seats` and `leased` count rows of the tables
-below; `state` is open, satisfied, blocked or dropped (it is asked no more, and its batch does without the labels that
-it lacks).
+"""One question; `asks` is its text where a limit has one of its own, `language` the code of the language that one has
+to know for it (null: everybody is asked), `turns` the role and text of each turn where its prompt is a conversation.
+`seats` and `leased` count rows of the tables below; `state` is open, satisfied, blocked or dropped (it is asked no
+more, and its batch does without the labels that it lacks).
 
 `ix_task_offer`, read backwards, has the questions in the order in which they are offered, with all that the choice
 asks of them.
@@ -254,21 +262,42 @@ audit_event = table(
 APPEND_ONLY = (answer, withdrawal, snapshot, audit_event, adjudication)
 
 
-def _forbid_changes(table: Table) -> None:
-    """Rows of this table can be added, never changed or removed, whatever program asks."""
+ERASED = {"erased": True}
+"""What is left of the data of an audit event that named a person."""
+ERASABLE = {
+    "answer": {"note": "''"},
+    "audit_event": {"object": "''", "data": "'{\"erased\": true}'"},
+}
+"""The one change that an append-only row allows: all of these columns at once, to these values."""
+
+
+def append_only(table: Table, dialect: str) -> list[str]:
+    """Statements after which rows of this table can be added, and never changed (but for `ERASABLE`) or removed,
+    whatever program asks."""
     name = table.name
-    for change in ("update", "delete"):
-        trigger = f"CREATE TRIGGER {name}_no_{change} BEFORE {change.upper()} ON {name}"
-        refusal = DDL(f"{trigger} BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END")
-        event.listen(table, "after_create", refusal.execute_if(dialect="sqlite"))
-    for statement in (
+    emptied, kept = ERASABLE.get(name, {}), [column.name for column in table.columns]
+    kept = [column for column in kept if column not in emptied]
+    if dialect == "sqlite":
+        same = [f"NEW.{column} IS OLD.{column}" for column in kept]
+        same += [f"NEW.{column} = {value}" for column, value in emptied.items()]
+        unless = {"update": f" WHEN NOT ({' AND '.join(same)})" if emptied else "", "delete": ""}
+        return [
+            f"CREATE TRIGGER {name}_no_{change} BEFORE {change.upper()} ON {name}{unless[change]}"
+            f" BEGIN SELECT RAISE(ABORT, '{name} is append-only'); END"
+            for change in unless
+        ]
+    same = [f"NEW.{column}::text IS NOT DISTINCT FROM OLD.{column}::text" for column in kept]
+    same += [f"NEW.{column}::text = {value}" for column, value in emptied.items()]
+    allowed = f" IF TG_OP = 'UPDATE' AND {' AND '.join(same)} THEN RETURN NEW; END IF;" if emptied else ""
+    return [
         f"CREATE FUNCTION {name}_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
-        f" $$ BEGIN RAISE EXCEPTION '{name} is append-only'; END $$",
+        f" $$ BEGIN{allowed} RAISE EXCEPTION '{name} is append-only'; END $$",
         f"CREATE TRIGGER {name}_no_change BEFORE UPDATE OR DELETE ON {name}"
         f" FOR EACH ROW EXECUTE FUNCTION {name}_is_append_only()",
-    ):
-        event.listen(table, "after_create", DDL(statement).execute_if(dialect="postgresql"))
+    ]
 
 
 for _table in APPEND_ONLY:
-    _forbid_changes(_table)
+    for _dialect in ("sqlite", "postgresql"):
+        for _statement in append_only(_table, _dialect):
+            event.listen(_table, "after_create", DDL(_statement).execute_if(dialect=_dialect))

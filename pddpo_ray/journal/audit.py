@@ -8,11 +8,21 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from pddpo_ray.journal.annotation_schema import answer, audit_event, lease, question_round, seat, task, withdrawal
+from pddpo_ray.journal.annotation_schema import (
+    ERASED,
+    answer,
+    audit_event,
+    lease,
+    question_round,
+    seat,
+    task,
+    withdrawal,
+)
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 
 GENESIS = "0" * 64
+ERASURE = "person.erase"
 
 
 def record_event(connection: Connection, at_ms: int, actor: str, action: str, object_: str, **data: Any) -> None:
@@ -28,16 +38,23 @@ def record_event(connection: Connection, at_ms: int, actor: str, action: str, ob
 
 
 def broken_links(store: Store) -> list[int]:
-    """Numbers of log entries that do not follow from the one before; empty for a log that nobody touched."""
+    """Numbers of log entries that do not follow from the one before; empty for a log that nobody touched.
+
+    An entry that was emptied because it named a person is sound if a later, sound entry (`person.erase`) says so.
+    """
     with reading(store.engine) as connection:
         rows = connection.execute(select(audit_event).order_by(audit_event.c.seq)).all()
-    broken, previous = [], GENESIS
+    broken, emptied, previous = [], set(), GENESIS
     for row in rows:
         expected = _digest(row.at_ms, row.actor, row.action, row.object, row.data, previous)
-        if row.previous != previous or row.sha256 != expected:
+        if row.previous != previous:
             broken.append(row.seq)
+        elif row.sha256 != expected:
+            (emptied.add if row.data == ERASED else broken.append)(row.seq)
+        elif row.action == ERASURE:
+            emptied -= {seq for seq in row.data["events"] if seq < row.seq}
         previous = row.sha256
-    return broken
+    return sorted({*broken, *emptied})
 
 
 def _digest(at_ms: int, actor: str, action: str, object_: str, data: Any, previous: str) -> str:

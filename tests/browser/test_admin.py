@@ -11,8 +11,10 @@ from playwright.sync_api import expect
 
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.people import Campaign, Role
+from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
 from tests.browser.screen import LOW_CONTRAST, Screen
+from tests.unit.annotation.test_personal_data import NAME, worked
 
 pytestmark = pytest.mark.browser
 
@@ -67,3 +69,26 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#accounts").scroll_into_view_if_needed()
     screen.picture(f"lead-admin-{width}")
+
+
+def test_an_admin_hands_out_what_is_stored_about_a_person_and_erases_it(service: FreshService, screen: Screen) -> None:
+    person, _, _ = worked(service.queue)
+    page = screen.page
+    screen.sign_in(service.tokens[Role.ADMIN])
+    page.goto(f"{screen.url}/lead")
+    row = page.locator("#accounts tr", has_text=NAME)
+    with page.expect_download() as download:
+        row.get_by_role("button", name="Data").click()
+    assert json.loads(Path(download.value.path()).read_text())["account"]["handle"] == NAME
+    row.get_by_role("button", name="Erase").click()
+    page.get_by_label("Their name, to be sure").fill("somebody else")
+    page.get_by_label("Why (kept in the audit log; do not name them)").fill("asked for it")
+    assert page.evaluate(LOW_CONTRAST) == []
+    page.locator("#erase").get_by_role("button", name="Erase").click()
+    expect(page.locator("#erase-problem")).to_contain_text(NAME)
+    page.get_by_label("Their name, to be sure").fill(NAME)
+    page.locator("#erase").get_by_role("button", name="Erase").click()
+    expect(page.locator("#new-token")).to_contain_text("1 answers stay, under erased")
+    expect(page.locator("#accounts")).not_to_contain_text(NAME)
+    assert NAME not in json.dumps(PersonalData(service.queue.store, service.queue.rules).of(person.id))
+    assert screen.clean()

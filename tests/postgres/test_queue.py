@@ -11,11 +11,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.queue_rules import Outcome, Rules
-from pddpo_ray.journal.annotation_schema import answer, seat
+from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, seat
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from tests.annotation_crowd import crowd_keeps_every_promise
 from tests.annotation_queue import FreshQueue, create_run, safety_questions
+from tests.unit.annotation.test_personal_data import erased_keeps_its_promises
 
 pytestmark = pytest.mark.postgres
 
@@ -79,4 +80,15 @@ def test_ten_at_once_no_question_twice_and_an_expired_lease_wakes_up(database: s
     assert not isinstance(again, NoQuestion)
     assert {one.id for one in again} >= {one.id for one in first} - {one.id for one in rest}
     assert imbalances(queue.store) == []
+    engine.dispose()
+
+
+def test_erasing_a_person_keeps_the_same_promises(database: str) -> None:
+    engine = open_database(database)
+    create_run(engine)
+    erased_keeps_its_promises(FreshQueue(engine))
+    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
+        connection.execute(update(answer).values(note="other words"))
+    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
+        connection.execute(update(audit_event).values(object="", data=ERASED, actor="x"))
     engine.dispose()

@@ -29,10 +29,32 @@ function account(one) {
   const buttons = make("span", { class: "actions" },
     button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
     button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
+    button("Data", () => { location.href = `/api/v1/people/${one.id}/data`; }), // a download: the page stays
+    button("Erase", () => askToErase(one)),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
   const dose = make("input", { type: "number", min: 0, max: 100000, value: one.harmful_cap, class: "short", "aria-label": `Unsafe answers a day of ${one.handle}` });
   dose.addEventListener("change", () => act(() => change({ harmful_cap: Number(dose.value) })));
   return row(one.handle, one.role, String(one.daily_cap), dose, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+}
+
+// What names a person cannot come back: the name is typed again before anything is erased.
+function askToErase(one) {
+  $("erase").dataset.person = one.id;
+  $("erase").dataset.handle = one.handle;
+  $("erase-title").textContent = `Erase what names ${one.handle}?`;
+  for (const id of ["erase-name", "erase-reason"]) $(id).value = "";
+  $("erase-problem").textContent = "";
+  $("erase").showModal();
+}
+
+async function eraseNow() {
+  const { person, handle } = $("erase").dataset;
+  if ($("erase-name").value.trim() !== handle) throw new Error(`Type the name as it is shown: ${handle}`);
+  const done = await call("POST", `/people/${person}/erase`, { reason: $("erase-reason").value.trim() });
+  $("erase").close();
+  const mentions = done.mentions.length ? ` Reasons in the audit log that hold the name stay: entries ${done.mentions.join(", ")}.` : "";
+  $("new-token").textContent = `${done.answers} answers stay, under ${done.name}; ${done.notes} comments are gone.${mentions}`;
+  await refreshAdmin();
 }
 
 function control(one) {
@@ -86,6 +108,11 @@ export async function showAdmin() {
     token(handle, (await call("POST", "/people", { handle, role })).token);
     $("handle").value = "";
   }));
+  $("erase-back").addEventListener("click", () => $("erase").close());
+  $("erase-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    eraseNow().catch((problem) => { $("erase-problem").textContent = problem.message; });
+  });
   onSubmit("gold-import", importGold);
   onSubmit("guidelines-form", async () => {
     const { version } = await call("PUT", "/guidelines", { markdown: $("guidelines-markdown").value });
