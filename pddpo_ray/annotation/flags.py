@@ -1,9 +1,9 @@
 """Flags about people, with a stated error rate however often a lead looks. Pure: no database.
 
 A flag is a bet. It starts at 1; under the flag's null, which honest people fulfil, each answer multiplies it by a
-number whose mean is at most 1. So by Ville's inequality the chance that it ever reaches 1/alpha is at most alpha. Four
-flags share `CHANCE`: somebody who fulfils all four nulls is flagged in at most one of a hundred runs, whatever the
-number of answers or of looks.
+number whose mean is at most 1. So by Ville's inequality the chance that it ever reaches 1/alpha is at most alpha. The
+four alphas add up to one in a hundred: somebody who fulfils all four nulls is flagged in at most so many runs, whatever
+the number of answers or of looks.
 
 | flag | null | a trial |
 |---|---|---|
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CHANCE = 0.01
-"""Of a false flag, over all flags about one person in one run."""
-NAMES = ("agreement", "controls", "side", "speed")
-BAR = math.log(len(NAMES) / CHANCE)
+CHANCES = {"agreement": 0.0085, "controls": 0.0005, "side": 0.0005, "speed": 0.0005}
+"""Of a false flag about one person in one run. Agreement has the most of it: where only few people label a question it
+says least per answer, while the others find within some ten answers whom they look for at any of these chances."""
+BARS = {name: -math.log(chance) for name, chance in CHANCES.items()}
 """A bet whose logarithm is higher raises its flag."""
 
 CONTROL_ERROR, CONTROL_STAKES = 0.25, (0.5, 0.75, 0.95)
 SIDE_SHARE, SIDE_STAKES = 2 / 3, (0.95,)
 HASTY_SHARE, HASTY_STAKES = 0.2, (0.5, 0.9)
-OUTLIER = 2.0
+OUTLIER = 2.5
 """How strongly the agreement bet is on the label that differs most from the others, per answer that differs."""
 CHARACTERS_A_SECOND = 150.0
 """Nobody reads faster than this, some 25 words; a second is the least for any answer."""
@@ -62,7 +62,7 @@ class Record:
 
 
 def flags(person: str, record: Record) -> list[Flag]:
-    """The flags that are up, in the order of `NAMES`."""
+    """The flags that are up, in the order of `CHANCES`."""
     (wrong, controls), (left, sides), (hasty, answers) = record.controls, record.left, record.hasty
     differs, expected, shared = disagreement(record.questions, person)
     known = share_bet(wrong, controls, CONTROL_ERROR, CONTROL_STAKES)
@@ -84,7 +84,7 @@ def flags(person: str, record: Record) -> list[Flag]:
             f"{hasty} of {answers} answers sent before they can have been read",
         ),
     }  # fmt: skip
-    return [Flag(name, bets[name][1]) for name in NAMES if bets[name][0] >= BAR]
+    return [Flag(name, bets[name][1]) for name, bar in BARS.items() if bets[name][0] >= bar]
 
 
 def share_bet(successes: int, trials: int, null: float, stakes: Sequence[float]) -> float:

@@ -44,13 +44,18 @@ def broken_links(store: Store) -> list[int]:
     """
     with reading(store.engine) as connection:
         rows = connection.execute(select(audit_event).order_by(audit_event.c.seq)).all()
-    broken, emptied, previous = [], set(), GENESIS
+    broken: list[int] = []
+    emptied: set[int] = set()
+    previous = GENESIS
     for row in rows:
         expected = _digest(row.at_ms, row.actor, row.action, row.object, row.data, previous)
         if row.previous != previous:
             broken.append(row.seq)
         elif row.sha256 != expected:
-            (emptied.add if row.data == ERASED else broken.append)(row.seq)
+            if row.data == ERASED:
+                emptied.add(row.seq)
+            else:
+                broken.append(row.seq)
         elif row.action == ERASURE:
             emptied -= {seq for seq in row.data["events"] if seq < row.seq}
         previous = row.sha256

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from pddpo_ray.annotation.flags import (
-    BAR,
-    CHANCE,
+    BARS,
+    CHANCES,
     CONTROL_ERROR,
     CONTROL_STAKES,
     HASTY_SHARE,
     HASTY_STAKES,
-    NAMES,
     SIDE_SHARE,
     SIDE_STAKES,
     Labels,
@@ -42,11 +41,12 @@ def test_the_mean_factor_of_exchangeable_labels_is_one(said: tuple[str, ...]) ->
 
 
 def test_two_people_who_differ_do_not_say_who_is_wrong_and_a_third_one_does() -> None:
-    """With three, differing in one answer of one: weights e^2, e^1, e^1; the outlier's factor is 3e/(e + 2)."""
+    """With three, differing in one answer of one: weights w^2, w, w with w = exp(2.5 / 2); the outlier's factor is
+    3w/(w + 2)."""
     pair: Labels = {"a": {"x": 0}, "b": {"x": 1}}
     assert agreement_bet(pair, "a") == pytest.approx(0.0)
     three: Labels = {**pair, "c": {"x": 1}}
-    assert math.exp(agreement_bet(three, "a")) == pytest.approx(3 * math.e / (math.e + 2))
+    assert math.exp(agreement_bet(three, "a")) == pytest.approx(3 * math.exp(1.25) / (math.exp(1.25) + 2))
     assert agreement_bet(three, "b") < 0
     own, average, questions = disagreement([three], "a")
     assert (own, questions) == (1.0, 1)
@@ -111,18 +111,33 @@ def test_who_tosses_a_coin_is_found_within_sixty_answers() -> None:
     assert found([pairs(n, error=0.1, coins=1) for n in runs]) >= 0.95
 
 
+def test_three_labels_a_question_find_most_coin_tossers_and_no_bet_could_find_all() -> None:
+    """The tosser is the odd one of three in .5 (.9^2 + .1^2) of the questions, another one is in 2 * .9 * .1, so with
+    the best stake .41/.59 a question gains .16 nats in the mean: sixty gain 9.6, with a standard deviation of 4.2, and
+    4.8 raise the flag."""
+    odd, other = 0.5 * (0.81 + 0.01), 0.18
+    stake = odd / (odd + other)
+    gains = np.log([3 * stake, 3 * (1 - stake) / 2])
+    mean = odd * gains[0] + other * gains[1]
+    deviation = math.sqrt(ANSWERS * (odd * gains[0] ** 2 + other * gains[1] ** 2 - mean**2))
+    assert (ANSWERS * mean, deviation) == pytest.approx((9.6, 4.2), abs=0.1)
+    records = [safety(n, error=0.1, coins=1, votes=3) for n in range(200)]
+    ever = [np.max(np.cumsum([agreement_bet(one, "p0") for one in record.questions])) for record in records]
+    assert np.mean(np.array(ever) >= BARS["agreement"]) >= 0.88
+
+
 def test_honest_people_are_flagged_in_at_most_one_of_a_hundred_runs_at_any_of_sixty_looks() -> None:
     """After every answer somebody looks; also where people err more, and beside somebody who tosses a coin."""
 
     def ever(record: Record, person: str) -> bool:
-        return bool(np.max(np.cumsum([agreement_bet(one, person) for one in record.questions])) >= BAR)
+        return bool(np.max(np.cumsum([agreement_bet(one, person) for one in record.questions])) >= BARS["agreement"])
 
     assert ever(safety(0, error=0.1, coins=1, votes=5), "p0")
     runs = range(200)
     for error in (0.1, 0.3):
-        assert np.mean([ever(safety(n, error=error, coins=0, votes=5), "p0") for n in runs]) <= CHANCE
-    assert np.mean([ever(safety(n, error=0.1, coins=1, votes=5), "p7") for n in runs]) <= CHANCE
-    assert found([pairs(n, error=0.05, coins=0) for n in runs]) <= CHANCE
+        assert np.mean([ever(safety(n, error=error, coins=0, votes=5), "p0") for n in runs]) <= sum(CHANCES.values())
+    assert np.mean([ever(safety(n, error=0.1, coins=1, votes=5), "p7") for n in runs]) <= sum(CHANCES.values())
+    assert found([pairs(n, error=0.05, coins=0) for n in runs]) <= sum(CHANCES.values())
 
 
 def test_each_flag_rises_alone_and_says_what_was_seen() -> None:
@@ -138,7 +153,7 @@ def test_each_flag_rises_alone_and_says_what_was_seen() -> None:
     assert said["controls"].evidence == "9 of 10 controls wrong"
     assert said["side"].evidence == "59 of 60 times the right answer"
     assert said["speed"].evidence == "50 of 60 answers sent before they can have been read"
-    assert math.exp(-BAR) * len(NAMES) == pytest.approx(CHANCE)
+    assert sum(math.exp(-bar) for bar in BARS.values()) == pytest.approx(0.01)
 
 
 def test_nobody_reads_fifty_words_in_a_second() -> None:

@@ -10,6 +10,7 @@ from scipy.special import expit
 from scipy.stats import binomtest
 
 from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.simulation import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
@@ -72,3 +73,11 @@ def test_accounts_of_an_earlier_simulation_work_again_and_a_wrong_token_is_one_l
         with pytest.raises(UserError, match="sign in first"):
             enlist(url, "wrong", 1, "sim")
     assert service.queue.rounds.all()[0].complete
+
+
+def test_people_made_of_code_are_flagged_as_too_fast_and_as_nothing_else(service: FreshService) -> None:
+    service.queue.rounds.open(1, "safety", safety_questions(12), labels_each=1)
+    with serving(service.app) as url:
+        crowd = enlist(url, service.tokens[Role.ADMIN], 1, "sim")
+        simulate(url, crowd, [Manner()], lambda *_: (0.0, 0.0), seed=0, idle_s=0.3)
+    assert Quality(service.queue.store).flagged() == {"sim-000": ["speed"]}
