@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,27 @@ def test_the_shipped_recipe_of_a_certified_release_ends_with_one_that_is_true(tm
     number = result["outcome"]["round"]
     with open_folder(run) as journal:
         assert journal.metrics()[number]["exact/g_policy"] < 0
+    assert "labels in the journal" in verified(run / FILE)["verified"]
+
+
+@pytest.mark.full
+def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(tmp_path: Path) -> None:
+    """The recipe itself with fits of a few steps, which keep a limit that the reference nearly keeps; exact truth."""
+    fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
+    engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
+    fewer = ("rounds=2", "feedback.responses=64", "offline.pairs=48", "explore.calibration=96", "explore.rank=16")
+    own = ("limits.unsafe.at_most=70 %", "certificate.batch=100", "explore.prompts=8", "explore.picks=2")
+    config = load("text-world-certified", [engine, *fits, *fewer, *own, "report.tensorboard=false", "report.html=false"])
+    run = tmp_path / "run"
+    result = run_recipe(config, run)
+    assert result["outcome"]["by"] == "rule"
+    assert "below the limit 70 %" in result["outcome"]["headline"]
+    number = result["outcome"]["round"]
+    with open_folder(run) as journal:
+        assert journal.metrics()[number]["exact/g_policy"] < 0
+        released = journal.policies[number - 1]
+    written = json.loads((run / FILE).read_text())
+    assert written["candidate"]["versions"][0]["sha256"] == released.sha256
     assert "labels in the journal" in verified(run / FILE)["verified"]
 
 
