@@ -27,7 +27,7 @@ from scipy.special import expit, logit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, CostEstimate, SafetyLabels, Verdict
-from pddpo_ray.theory.intervals import bernstein_ends, clopper_pearson, student_half_width
+from pddpo_ray.theory.intervals import bounded_ends, clopper_pearson
 
 Mode = Literal["logit_labels", "unsafe_rate", "cost_model"]
 
@@ -220,14 +220,14 @@ def estimate_from_scores(scores: ArrayLike, *, constraint: str = "cost") -> Cost
 def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float] | None:
     """Two-sided interval of the expected cost; None where the scores have no bounds that anybody stated.
 
-    A mean within stated bounds has Maurer and Pontil's interval, however skewed its values are: what was not seen yet
-    may lie at either end. It counts half as many draws as answers, for a draw of a run under `limits:` has two.
+    A mean within stated bounds has the interval of bets on them (`intervals.bounded_ends`), however skewed its values
+    are: what was not seen yet may lie at either end. It counts half as many draws as answers, for a draw of a run under
+    `limits:` has two.
 
     A rate has the exact binomial interval, at the number of answers or, where the standard error says so, of fewer. A
-    mean of clipped logits has Student's t and what answers that were not seen may add: with N of them, kinds of
-    answers with a chance of ln(2/alpha) / N or more were seen. Then follow all expected costs that M labels an answer
-    can turn into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low
-    end where they all say safe to the high end where they all say unsafe.
+    mean of clipped logits is a mean within [-C, C]. Then follow all expected costs that M labels an answer can turn
+    into such a mean: that part does not shrink with more answers. With missing labels it reaches from the low end where
+    they all say safe to the high end where they all say unsafe.
     """
     if estimate.missing:
         worst = replace(estimate, missing=0.0)
@@ -240,7 +240,7 @@ def interval(estimate: CostEstimate, level: float = 0.95) -> tuple[float, float]
         return clopper_pearson(share * count, count, level)
     if estimate.mode == "cost_model" and estimate.bounds is not None:
         draws = max(2, estimate.responses // 2)
-        return bernstein_ends(estimate.value, estimate.standard_error, draws, estimate.bounds, level)
+        return bounded_ends(estimate.value, estimate.standard_error, draws, estimate.bounds, level)
     if estimate.mode != "logit_labels" or estimate.cost_max is None:
         return None
     low, high = _clipped_interval(estimate, level)
@@ -271,9 +271,8 @@ def interval_warning(estimate: CostEstimate) -> str | None:
 def _clipped_interval(estimate: CostEstimate, level: float) -> tuple[float, float]:
     """Interval of the expectation of the clipped logit, inside [-C, C]."""
     assert estimate.cost_max is not None
-    unseen = 2.0 * estimate.cost_max * math.log(2.0 / (1.0 - level)) / estimate.responses
-    half = student_half_width(estimate.standard_error, estimate.responses, level) + unseen
-    return max(-estimate.cost_max, estimate.value - half), min(estimate.cost_max, estimate.value + half)
+    bounds = (-estimate.cost_max, estimate.cost_max)
+    return bounded_ends(estimate.value, estimate.standard_error, estimate.responses, bounds, level)
 
 
 @lru_cache(maxsize=64)

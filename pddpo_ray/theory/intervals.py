@@ -127,18 +127,45 @@ def empirical_bernstein(values: ArrayLike, level: float = 0.95) -> tuple[float, 
     array = np.asarray(values, dtype=np.float64)
     if array.size < 2:
         return 0.0, 1.0
+    log_term = math.log(4.0 / (1.0 - level))
     error = float(array.std(ddof=1)) / math.sqrt(array.size)
-    return bernstein_ends(float(array.mean()), error, array.size, (0.0, 1.0), level)
+    half = math.sqrt(2.0 * log_term) * error + 7.0 * log_term / (3.0 * (array.size - 1))
+    return max(0.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
 
 
-def bernstein_ends(
+LARGEST_STAKE = 0.9
+
+
+def bounded_ends(
     mean: float, standard_error: float, count: int, bounds: tuple[float, float], level: float = 0.95
 ) -> tuple[float, float]:
-    """The same from what is kept of `count` >= 2 independent values within stated bounds: their mean and its error."""
-    log_term = math.log(4.0 / (1.0 - level))
+    """Interval of a mean for one look, from what is kept of `count` >= 2 independent values within stated bounds.
+
+    Bets with stakes b that are fixed beforehand win at least, on a value x in [0, 1] against a mean of p (Fan, Grama
+    and Liu 2015, Lemma 4.1),
+
+        log(1 + b (x - p))  >=  b (x - p) - psi(b) (x - p)^2,      psi(b) = -log(1 - b) - b,
+
+    so mean and variance say what they have won against each p; money is split evenly among the stakes. Values that
+    were not seen yet may lie at either bound: the interval holds however skewed they are.
+    """
     width = bounds[1] - bounds[0]
-    half = math.sqrt(2.0 * log_term) * standard_error + 7.0 * width * log_term / (3.0 * (count - 1))
+    squares = (standard_error / width) ** 2 * count * (count - 1)
+    half = width * _distance_by_bets(squares, count, (1.0 - level) / 2.0)
     return max(bounds[0], mean - half), min(bounds[1], mean + half)
+
+
+def _distance_by_bets(squares: float, count: int, tail: float) -> float:
+    """How far from the mean of `count` values in [0, 1] a number lies that bets refute, at most 1: the least d with
+    n b d - psi(b) (squares + n d^2) >= log(J / tail) for one of the J stakes. `squares`: sum of (x - mean)^2."""
+    # the smallest stake is the best one for the largest variance, 1/4
+    smallest = min(LARGEST_STAKE, math.sqrt(8.0 * math.log(1.0 / tail) / count))
+    stakes = np.geomspace(LARGEST_STAKE, smallest, 1 + math.ceil(math.log2(LARGEST_STAKE / smallest)))
+    losses = -np.log1p(-stakes) - stakes
+    room = (count * stakes) ** 2 - 4.0 * count * losses * (losses * squares + math.log(stakes.size / tail))
+    able = room >= 0.0
+    distances = (count * stakes - np.sqrt(room, where=able, out=np.zeros_like(room))) / (2.0 * count * losses)
+    return float(distances[able].min(initial=1.0))
 
 
 def rate_interval(successes: int, count: int) -> Estimate | None:

@@ -222,9 +222,19 @@ def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(
     """The recipe itself with fits of a few steps, which keep a limit that the reference nearly keeps; exact truth."""
     fits = [f"trainer.{stage}.steps=4" for stage in ("reward", "cost", "first_reward", "first_cost")]
     engine = "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}"
-    fewer = ("rounds=2", "feedback.responses=64", "offline.pairs=48", "explore.calibration=96", "explore.rank=16")
+    fewer = (
+        "report.tensorboard=false",
+        "report.html=false",
+        "rounds=2",
+        "feedback.responses=64",
+        "offline.pairs=48",
+        "explore.calibration=96",
+        "explore.rank=16",
+    )
     own = ("limits.unsafe.at_most=70 %", "certificate.batch=100", "explore.prompts=8", "explore.picks=2")
-    config = load("text-world-certified", [engine, *fits, *fewer, *own, "report.tensorboard=false", "report.html=false"])
+    config = load(
+        "text-world-certified", [engine, *fits, *fewer, *own, "report.tensorboard=false", "report.html=false"]
+    )
     run = tmp_path / "run"
     result = run_recipe(config, run)
     assert result["outcome"]["by"] == "rule"

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import binom, binomtest
 
-from pddpo_ray.theory.intervals import bernstein_ends, binomial_high, binomial_low, clopper_pearson, empirical_bernstein
+from pddpo_ray.theory.intervals import binomial_high, binomial_low, bounded_ends, clopper_pearson, empirical_bernstein
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (3, 288), (1, 32), (17, 40)])
@@ -48,7 +49,33 @@ def test_empirical_bernstein_by_hand() -> None:
     half = math.sqrt(2 * float(np.var(values, ddof=1)) * log_term / 1000) + 7 * log_term / (3 * 999)
     assert empirical_bernstein(values) == pytest.approx((0.5 - half, 0.5 + half))
     assert empirical_bernstein([0.3]) == (0.0, 1.0)
-    ends = bernstein_ends(float(values.mean()), float(np.std(values, ddof=1)) / math.sqrt(1000), 1000, (0.0, 1.0))
-    assert ends == pytest.approx(empirical_bernstein(values))
-    low, high = bernstein_ends(10.0, 0.5, 101, (0.0, 40.0))
-    assert (10.0 - low, high - 10.0) == pytest.approx((half := math.sqrt(2 * log_term) / 2 + 2.8 * log_term / 3, half))
+
+
+def kept(values: NDArray[np.float64]) -> tuple[float, float, int]:
+    return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size), values.size
+
+
+def test_ends_within_stated_bounds_by_hand() -> None:
+    """32 values: one stake, b = .9, psi = ln 10 - .9; 32 b d - psi (squares + 32 d^2) = ln 40, its smaller root."""
+    values = np.tile([0.45, 0.55], 16)
+    psi, squares = math.log(10) - 0.9, 32 * 0.05**2
+    distance = min(np.roots([-32 * psi, 32 * 0.9, -psi * squares - math.log(40)]))
+    assert bounded_ends(*kept(values), (0.0, 1.0)) == pytest.approx((0.5 - distance, 0.5 + distance))
+    mean, error, count = kept(-3.0 + 8.0 * values)
+    assert bounded_ends(mean, error, count, (-3.0, 5.0)) == pytest.approx((1 - 8 * distance, 1 + 8 * distance))
+    assert bounded_ends(0.5, 0.5, 2, (0.0, 1.0)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("count", [20, 150, 3000])
+@pytest.mark.parametrize("rate", [0.01, 0.4])
+def test_what_lies_outside_the_ends_was_refuted_by_the_bets_themselves(count: int, rate: float) -> None:
+    """One of the stakes, each with its part of the money, has won 1 / tail at both ends: by the product over values."""
+    draws = np.random.default_rng([count, int(100 * rate)])
+    values = np.where(draws.random(count) < rate, draws.uniform(0.5, 1.0, count), draws.uniform(0.0, 0.1, count))
+    low, high = bounded_ends(*kept(values), (0.0, 1.0), 0.9)
+    for end, units in ((low, values), (1.0 - high, 1.0 - values)):
+        smallest = min(0.9, math.sqrt(8 * math.log(20) / count))
+        stakes = np.geomspace(0.9, smallest, 1 + math.ceil(math.log2(0.9 / smallest)))
+        wealth = np.exp(np.log1p(stakes[:, None] * (units - end)).sum(axis=1)).max() / stakes.size
+        assert end == 0.0 or wealth >= 20.0
+    assert count < 3000 or high - low < 2.2 * (empirical_bernstein(values, 0.9)[1] - values.mean())

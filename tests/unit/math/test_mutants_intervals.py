@@ -10,21 +10,20 @@ from scipy.special import expit
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import expected_clipped_logit, interval, interval_warning
-from pddpo_ray.theory.intervals import mean_interval, rate_interval
+from pddpo_ray.theory.intervals import bounded_ends, mean_interval, rate_interval
 from pddpo_ray.theory.mle import bounded_logistic
 
 
 @pytest.mark.parametrize("labels", [1, 5, 20])
 def test_the_interval_of_a_logit_holds_every_mean_cost_that_the_labels_allow(labels: int) -> None:
-    """Student's t, ln(20) / N of the range for what was not seen, and the extreme mixtures of costs by linear programs
-    over a grid of costs: largest (least) mean cost whose mean clipped logit lies in that interval."""
+    """The ends of bets within [-C, C], and the extreme mixtures of costs by linear programs over a grid of costs:
+    largest (least) mean cost whose mean clipped logit lies in that interval."""
     estimate = CostEstimate(0.4, 0.1, 40, labels, "logit_labels", "cost", 0.25, cost_max=2.0)
-    ends = stats.t.interval(0.9, df=39, loc=0.4, scale=0.1)
-    unseen = 4.0 * np.log(20) / 40
+    ends = bounded_ends(0.4, 0.1, 40, (-2.0, 2.0), 0.9)
     grid = np.linspace(-2, 2, 401)
     clipped = expected_clipped_logit(grid, labels, 2.0)
     expected = []
-    for sign, end in ((1, ends[0] - unseen), (-1, ends[1] + unseen)):
+    for sign, end in ((1, ends[0]), (-1, ends[1])):
         end = float(np.clip(end, clipped[0], clipped[-1]))
         found = linprog(sign * grid, A_eq=[np.ones(401), clipped], b_eq=[1.0, end])
         expected.append(sign * float(found.fun))
