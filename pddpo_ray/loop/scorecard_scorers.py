@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.config import Config, StoredScorerConfig
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.loop.backends import Backends
@@ -27,6 +27,7 @@ from pddpo_ray.loop.scorer_fits import ScorerOrder, given_scorer, stored_scorer
 from pddpo_ray.records import Array, LabelledPair, Prompt, Response
 from pddpo_ray.scoring.held_out import KINDS, REPORT, Kind, Text, Trials, compared_on, comparisons, rows_of
 from pddpo_ray.scoring.interface import AnswerScorer
+from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by, opening_of
 from pddpo_ray.scoring.limit_sources import source_in_run
 from pddpo_ray.theory.seeds import seed_of
 
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 COMPARED = 400
 """Comparisons with labels at most, of a scorer that says nothing of itself."""
+NOBODY = (
+    "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo scorer"
+    " train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
+)
 FREE_SOURCES = ("rule", "regex", "json_schema", "function", "classifier", "score_model")
 """Sources of a computed reward that cost nothing but time: a judge or a service is not asked for a scorecard."""
 Score = Callable[[Sequence[Response]], Array]
@@ -61,6 +66,7 @@ def held_out_scores(config: Config, journal: Journal, backends: Backends, asked:
     stated = {kind: getattr(config.scorecard.scorers, kind) for kind in KINDS}
     wanted = [kind for kind in KINDS if stated[kind] is not None or config.scorecard.train]
     if not wanted:
+        logger.warning("scorecard: %s", NOBODY)
         return {}
     known = journal.once(SCORERS, lambda: {kind: _made(kind, config, journal, backends, asked) for kind in wanted})
     for kind, trials in trials_of(known).items():
@@ -75,10 +81,35 @@ def _made(kind: Kind, config: Config, journal: Journal, backends: Backends, aske
         return _trained(kind, config, backends, asked)
     report = Path(given.path) / REPORT
     if report.is_file():
+        _demand_others(kind, given.path, config, journal, backends, asked)
         return {"scorer": given.path, HELD_OUT: json.loads(report.read_text(encoding="utf-8"))[HELD_OUT]}
     labelled = list(backends.held_out) or [entry.labelled for entry in journal.pairs(0)]
     trials = _compared(kind, partial(given_scorer, given, config.model.dtype), labelled, backends, config)
     return {"scorer": given.path, HELD_OUT: trials.as_metrics()}
+
+
+def _demand_others(
+    kind: Kind, path: str, config: Config, journal: Journal, backends: Backends, asked: Sequence[Prompt]
+) -> None:
+    """Raises UserError where the scorer learned from prompts of the run or of the run's own scorer."""
+    learned = learned_by(path)
+    if learned is None:
+        logger.warning("scorecard: %s does not say which prompts its %s model learned from", path, kind)
+        return
+    offline = [entry.labelled.pair.prompt for entry in journal.pairs(0)]
+    theirs = {
+        "that the scorecard asks": hashes_of(map(opening_of, asked)),
+        "of the run": hashes_of(map(opening_of, (*backends.prompts, *offline))),
+    }
+    own: StoredScorerConfig | None = getattr(config.feedback, kind, None)
+    if own is not None:
+        theirs[f"that the run's own {kind} model learned from"] = sorted(learned_by(own.path) or ())
+    for whose, prompts in theirs.items():
+        if shared := learned.intersection(prompts):
+            raise UserError(
+                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(prompts)} prompts {whose}, so it"
+                " is no held-out scorer: train it on other prompts (`pddpo scorer train` with other files)"
+            )
 
 
 def _trained(kind: Kind, config: Config, backends: Backends, asked: Sequence[Prompt]) -> dict[str, Any]:

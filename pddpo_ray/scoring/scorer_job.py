@@ -24,6 +24,7 @@ from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.errors import UserError
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.scoring.held_out import REPORT, Part, ScoreRow, parts_of
+from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of
 from pddpo_ray.scoring.scorer_training import Say, ScorerRows, judged, make_scorer, write_scorer
 from pddpo_ray.scoring.stored_scorers import check_template, cut, encoded
 from pddpo_ray.storage.checkpoints import checkpoint_folder
@@ -70,6 +71,7 @@ def train_from_files(job: ScorerJob, out: Path, *, resume: bool, say: Say) -> di
         "fit": made.fit,
         "calibration": made.calibration,
         "held_out": judged(made.model, job.kind, split.judge, job, seed=job.seed),
+        LEARNED: hashes_of(row.group or "" for row in (*split.fit, *split.calibrate)),
     }
     if out.is_dir():
         out.rmdir()
@@ -94,10 +96,19 @@ def _begun(job: ScorerJob, out: Path, resume: bool) -> Path:
     if not resume:
         raise UserError(f"{work} holds a training that was begun: add --resume to go on with it, or remove it")
     before = json.loads(note.read_text())
+    # a job of a version before lacks the settings that came since: it was begun with their defaults
+    before["job"] = {**_defaults(), **before["job"]}
     if before != this:
-        changed = [key for key in this["job"] if before["job"].get(key) != this["job"][key]] or ["the files' content"]
+        settings = dict.fromkeys([*this["job"], *before["job"]])
+        changed = [key for key in settings if before["job"].get(key) != this["job"].get(key)] or ["the files' content"]
         raise UserError(f"--resume: {work} was begun with another {', '.join(changed)}; remove it to begin anew")
     return work
+
+
+def _defaults() -> dict[str, Any]:
+    """Of every setting that has one."""
+    job = ScorerJob(kind="cost", files=("",), base="")
+    return job.model_dump(mode="json", exclude={"kind", "files", "base", *FREE})
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import Config, load
+from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
@@ -21,6 +23,8 @@ from pddpo_ray.plan.work import work
 from pddpo_ray.records import Response
 from pddpo_ray.report.build import build_report
 from pddpo_ray.report.run_data import read_run
+from pddpo_ray.scoring.held_out import REPORT
+from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.small_real_text import SMALL_REAL_TEXT
 
@@ -170,3 +174,18 @@ def test_the_runs_own_scorer_is_no_held_out_one() -> None:
     own = ["feedback.reward={path: models/reward}", "scorecard.scorers={reward: models/reward}"]
     with pytest.raises(UserError, match="is the run's own reward model"):
         load("real-text", own)
+
+
+@pytest.mark.slow
+def test_a_scorer_that_learned_from_the_runs_prompts_is_no_held_out_one(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, _ = whole
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    config = small(folder / "cache", "scorecard.train=false", f"scorecard.scorers.reward={theirs}")
+    prompts = prepare_real_text(config).prompts
+    known = {"held_out": {"right": 90, "trials": 100}, LEARNED: hashes_of(opening_of(one) for one in prompts[:3])}
+    (theirs / REPORT).write_text(json.dumps(known))
+    with pytest.raises(UserError, match=r"learned from 3 of the \d+ prompts of the run, .* train it on other prompts"):
+        run_recipe(config, tmp_path / "run")

@@ -17,7 +17,11 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
+from pddpo_ray.config import ScorerJob
+from pddpo_ray.errors import UserError
 from pddpo_ray.scoring.fit_checkpoints import FILE
+from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by
+from pddpo_ray.scoring.scorer_job import _begun
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from tests.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
 from tests.tiny_language_model import save_policy
@@ -121,3 +125,33 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(tmp_path: Path, p
         np.testing.assert_allclose(ours[name], tensor, atol=1e-5, err_msg=name)
     assert resumed["held_out"]["right"] == whole["held_out"]["right"]
     assert whole["held_out"]["better_than_chance"]
+
+
+def test_a_training_begun_before_a_setting_came_goes_on(tmp_path: Path) -> None:
+    """The note of a version before has no `template`, say: it was begun with its default."""
+    file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 5))
+    job = ScorerJob(kind="cost", files=(str(file),), base="somewhere")
+    work = _begun(job, tmp_path / "out", resume=False)
+    note = work / "job.json"
+    begun = json.loads(note.read_text())
+    del begun["job"]["template"]
+    note.write_text(json.dumps(begun))
+    assert _begun(job, tmp_path / "out", resume=True) == work
+    with pytest.raises(UserError, match="begun with another template;"):
+        _begun(job.model_copy(update={"template": TEMPLATE}), tmp_path / "out", resume=True)
+    note.write_text(json.dumps({**begun, "job": {**begun["job"], "gone": 1}}))
+    with pytest.raises(UserError, match="begun with another gone;"):
+        _begun(job, tmp_path / "out", resume=True)
+
+
+@pytest.mark.slow
+def test_a_scorer_says_which_prompts_it_learned_from_and_none_that_judge_it(tmp_path: Path) -> None:
+    rows = [{**row, "prompt": f"Word{60 + index % 20}  word{index}"} for index, row in enumerate(rows_of_words(60, 6))]
+    report = trained(options(tmp_path, write_rows(tmp_path / "pairs.jsonl", rows), "cost"))
+    learned = learned_by(tmp_path / "cost")
+    assert learned is not None
+    assert len(learned) == report["rows"]["fit"] + report["rows"]["calibrate"] < 60
+    every = hashes_of(str(row["prompt"]).lower() for row in rows)
+    assert learned < set(every), "case and white space do not matter"
+    assert len(set(every) - learned) == report["rows"]["judge"]
+    assert learned_by(tmp_path) is None
