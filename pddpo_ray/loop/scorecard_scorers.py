@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 COMPARED = 400
 """Comparisons with labels at most, of a scorer that says nothing of itself."""
 NOBODY = (
-    "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo scorer"
-    " train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
+    "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo"
+    " scorer train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
 )
 FREE_SOURCES = ("rule", "regex", "json_schema", "function", "classifier", "score_model")
 """Sources of a computed reward that cost nothing but time: a judge or a service is not asked for a scorecard."""
@@ -107,8 +107,8 @@ def _demand_others(
     for whose, prompts in theirs.items():
         if shared := learned.intersection(prompts):
             raise UserError(
-                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(prompts)} prompts {whose}, so it"
-                " is no held-out scorer: train it on other prompts (`pddpo scorer train` with other files)"
+                f"scorecard.scorers.{kind}: {path} learned from {len(shared)} of the {len(prompts)} prompts {whose}, so"
+                " it is no held-out scorer: train it on other prompts (`pddpo scorer train` with other files)"
             )
 
 
