@@ -37,6 +37,7 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("PUT", f"{API}/answers/{{key}}"): WORKERS,
     ("GET", f"{API}/answers/{{key}}"): WORKERS,
     ("GET", f"{API}/answers"): WORKERS,
+    ("GET", f"{API}/history"): WORKERS,
     ("GET", f"{API}/progress"): WORKERS,
     ("GET", f"{API}/guidelines"): WORKERS,
     ("GET", f"{API}/notice"): WORKERS,

@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
+from deploy.annotation.qr import qr_path
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import (
     ErasureBody,
@@ -45,7 +46,7 @@ def create(body: NewPerson, parts: Parts, person: Caller) -> dict[str, Any]:
     """A new person; the token is shown this once."""
     made, token = parts.people.create(
         body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
-        harmful_cap=body.harmful_cap,
+        harmful_cap=body.harmful_cap, languages=body.languages,
     )  # fmt: skip
     return _public(made) | {"token": token}
 
@@ -57,13 +58,18 @@ def invitations(parts: Parts, person: Caller) -> dict[str, Any]:
 
 
 @router.post("/invitations", status_code=201)
-def invite(body: InvitationBody, parts: Parts, person: Caller) -> dict[str, str]:
-    """A link's code, shown this once; it makes one account, once."""
+def invite(body: InvitationBody, parts: Parts, person: Caller) -> dict[str, Any]:
+    """A link's code, shown this once; it makes one account, once. With `page`, the link too, also as a QR code: the
+    side of its square and an SVG path of the dark modules."""
     code = parts.invitations.make(
         body.handle, body.role, by=person.id, sees_harmful=body.sees_harmful, daily_cap=body.daily_cap,
-        expires_s=body.expires_s,
+        harmful_cap=body.harmful_cap, languages=body.languages, expires_s=body.expires_s,
     )  # fmt: skip
-    return {"handle": body.handle, "code": code}
+    made = {"handle": body.handle, "code": code}
+    if not body.page:
+        return made
+    link = f"{body.page.rstrip('/')}/#invite={code}"
+    return made | {"link": link, "qr": qr_path(link)}
 
 
 @router.patch("/people/{person_id}")

@@ -19,6 +19,7 @@ from pddpo_ray.annotation.answers import Answers
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.decisions import Decisions
 from pddpo_ray.annotation.flag_decisions import FlagDecisions
+from pddpo_ray.annotation.history import History
 from pddpo_ray.annotation.invitations import Invitations
 from pddpo_ray.annotation.leases import Leases
 from pddpo_ray.annotation.notice import Consents
@@ -54,6 +55,7 @@ class QueueService:
     store: Store
     leases: Leases
     answers: Answers
+    history: History
     rounds: Rounds
     decisions: Decisions
     people: People
@@ -83,6 +85,7 @@ class QueueService:
             store=store,
             leases=Leases(store, rules),
             answers=Answers(store, rules),
+            history=History(store, rules),
             rounds=Rounds(store, rules),
             decisions=Decisions(store, rules),
             people=People(store),

@@ -18,6 +18,7 @@ from markdown_it.common.utils import escapeHtml
 from markdown_it.token import Token
 
 TAGS = {"p", "br", "strong", "em", "code", "pre", "ul", "ol", "li", "blockquote", "hr", "span"}
+TAGS |= {"table", "thead", "tbody", "tr", "th", "td"}
 CLASSES = {"span": {"class"}, "p": {"class"}}
 # Direction overrides and marks, zero-width spaces and joiners that no script needs, the byte order mark.
 HIDDEN = re.compile("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\u00ad]")
@@ -46,7 +47,7 @@ def render(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 20, "breaks": True})
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 20, "breaks": True}).enable("table")
     # A heading in an answer must not become a heading of the page.
     parser.add_render_rule("heading_open", lambda *_: '<p class="heading">')
     parser.add_render_rule("heading_close", lambda *_: "</p>\n")

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pddpo_ray.annotation.decisions import Decision
 from pddpo_ray.annotation.flag_decisions import FlagDecision
 from pddpo_ray.annotation.people import HARMFUL_A_DAY, Role
-from pddpo_ray.annotation.questions import UNKNOWN_RISK
+from pddpo_ray.annotation.questions import LANGUAGE, UNKNOWN_RISK
 
 # NUL cannot be stored by PostgreSQL and lone surrogates by nobody.
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
 SQL_MAX = 2**53
+Language = Annotated[str, StringConstraints(pattern=f"^{LANGUAGE}$")]
+"""A language's code, e.g. de."""
 
 
 class Strict(BaseModel):
@@ -72,9 +74,13 @@ class NewPerson(Strict):
     daily_cap: int = Field(400, ge=1, le=100_000)
     harmful_cap: int = Field(HARMFUL_A_DAY, ge=0, le=100_000)
     """Answers called unsafe in a day after which only mild questions come."""
+    languages: list[Language] = Field(default_factory=list, max_length=20)
+    """In which they are asked; none: in every language."""
 
 
 class InvitationBody(NewPerson):
+    page: str = Field("", max_length=200, pattern=r"^(https?://[A-Za-z0-9.:\[\]-]+/?)?$")
+    """Address of the page as its reader sees it; then the answer holds the link as a QR code."""
     expires_s: float = Field(7 * 86400.0, ge=60, le=90 * 86400)
 
 
@@ -88,6 +94,7 @@ class PersonChange(Strict):
     sees_harmful: bool | None = None
     daily_cap: int | None = Field(None, ge=1, le=100_000)
     harmful_cap: int | None = Field(None, ge=0, le=100_000)
+    languages: list[Language] | None = Field(None, max_length=20)
 
 
 class GuidelinesBody(Strict):
@@ -138,6 +145,11 @@ class FreezeBody(Strict):
     accept_missing: bool = False
 
 
+class Turn(Strict):
+    role: Literal["system", "user", "assistant"]
+    text: str = Field(max_length=100_000)
+
+
 class QuestionBody(Strict):
     kind: Literal["safety", "pair"]
     item: str = Field(min_length=1, max_length=200)
@@ -148,6 +160,10 @@ class QuestionBody(Strict):
     second_policy_version: int | None = Field(None, ge=0, le=2**31 - 1)
     risk: float = Field(UNKNOWN_RISK, ge=0, le=1)
     priority: float = Field(0.0, ge=-1e9, le=1e9)
+    language: Language | None = None
+    """One has to know it to answer; null: everybody is asked."""
+    turns: list[Turn] = Field(default_factory=list, max_length=200)
+    """The prompt as a conversation; it is shown in the place of `prompt`."""
 
 
 class GoldQuestion(QuestionBody):

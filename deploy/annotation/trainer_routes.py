@@ -63,8 +63,9 @@ def question_of(body: QuestionBody, gold: dict[str, str] | None = None) -> Quest
     if body.second_policy_version is not None:
         provenance["second_policy_version"] = body.second_policy_version
     return Question(
-        body.kind, body.item, body.prompt, body.first, body.second, provenance, body.risk, body.priority, gold
-    )
+        body.kind, body.item, body.prompt, body.first, body.second, provenance, body.risk, body.priority, gold,
+        language=body.language, turns=tuple((turn.role, turn.text) for turn in body.turns),
+    )  # fmt: skip
 
 
 def _snapshot(frozen: Snapshot) -> dict[str, Any]:

@@ -132,10 +132,23 @@ def answers(
     return {"answers": [_receipt(one, person) for _, one in rows], "next": rows[-1][0] if len(rows) == limit else None}
 
 
+@router.get("/history")
+def history(
+    parts: Parts,
+    person: Caller,
+    before: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=50)] = 20,
+) -> dict[str, Any]:
+    """What one answered, the newest first, as it was on the screen; `changeable`: it can still be taken back."""
+    said = parts.history.of(person, before, limit)
+    shown = [asdict(one) | {name: visible(getattr(one, name)) for name in ("prompt", "note")} for one in said]
+    return {"answers": shown, "next": said[-1].seq if len(said) == limit else None}
+
+
 @router.get("/progress")
 def progress(parts: Parts, person: Caller) -> dict[str, int]:
-    """One's own numbers."""
-    return parts.answers.progress(person)
+    """One's own numbers, and the labels that all open batches together have and want."""
+    return parts.answers.progress(person) | parts.rounds.progress()
 
 
 @router.get("/guidelines")
@@ -188,6 +201,9 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
         "asks": None if question.asks is None else _asked(question.asks),
         "guideline": question.guideline,
         "earlier": question.earlier,
+        "note": question.note,
+        "language": question.language,
+        "turns": [{"role": role, "html": render(text), "text": visible(text)} for role, text in question.turns],
     }
 
 

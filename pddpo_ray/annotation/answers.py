@@ -137,7 +137,7 @@ class Answers:
                 connection.execute(update(lease).where(lease.c.id == lease_id).values(state="expired"))
             settle(connection, asked.id, self._rules)
             shown = screen_form(asked.kind, last.given, last.swap) if last.kind == "label" else {}
-            return replace(self._leases.view(connection, lease_id), earlier=shown)
+            return replace(self._leases.view(connection, lease_id), earlier=shown, note=last.note)
 
         return self._store.write(apply)
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from pddpo_ray.annotation.people import People, Person, Role, demand_handle
+from pddpo_ray.annotation.people import (
+    HARMFUL_A_DAY,
+    People,
+    Person,
+    Role,
+    demand_handle,
+    demand_languages,
+    languages_of,
+)
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import invitation
 from pddpo_ray.journal.audit import record_event
@@ -42,12 +51,14 @@ class Invitations:
         by: str,
         sees_harmful: bool = True,
         daily_cap: int = 400,
+        harmful_cap: int = HARMFUL_A_DAY,
+        languages: Sequence[str] = (),
         expires_s: float = DAYS * 86400.0,
     ) -> str:
         """The code of a new link; it takes the place of an unused one of this handle. Raises QueueError as
         `People.create` does."""
         code = new_token()
-        expires = self._store.clock() + int(1000 * expires_s)
+        expires, known = self._store.clock() + int(1000 * expires_s), demand_languages(languages)
 
         def add(connection: Connection) -> None:
             demand_handle(connection, handle)
@@ -58,7 +69,8 @@ class Invitations:
                 "role": role.value,
                 "sees_harmful": sees_harmful,
             }
-            row |= {"daily_cap": daily_cap, "by": by, "expires_ms": expires}
+            row |= {"daily_cap": daily_cap, "harmful_cap": harmful_cap, "languages": ",".join(known)}
+            row |= {"by": by, "expires_ms": expires}
             connection.execute(insert(invitation).values(**row))
             record_event(connection, self._store.clock(), by, "person.invite", handle, role=role.value)
 
@@ -86,7 +98,7 @@ class Invitations:
             connection.execute(update(invitation).where(mine).values(used_ms=self._store.clock()))
             return self._people.add(
                 connection, row.handle, Role(row.role), by=row.by, sees_harmful=row.sees_harmful,
-                daily_cap=row.daily_cap,
+                daily_cap=row.daily_cap, harmful_cap=row.harmful_cap, languages=languages_of(row.languages),
             )  # fmt: skip
 
         return self._store.write(take)

@@ -11,6 +11,7 @@ an answer in time always counts. Each call is one transaction; locks are taken i
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import secrets
 from collections.abc import Collection, Sequence
@@ -33,7 +34,7 @@ from pddpo_ray.annotation.offers import (
     midnight,
 )
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import Given
+from pddpo_ray.annotation.questions import Given, Turns
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import DROPPED, GOLD
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
@@ -118,8 +119,13 @@ class Lease:
     guideline: int
     asks: str | None = None
     """A limit's own question, in Markdown."""
+    language: str | None = None
+    turns: Turns = ()
+    """Role and text of each turn, where the prompt is a conversation."""
     earlier: Given = field(default_factory=dict)
     """What the person answered before they took it back, as on the screen."""
+    note: str = ""
+    """What they wrote beside that answer."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +307,8 @@ class Leases:
     ) -> list[Lease]:
         """The most urgent questions that lack a label and are new to this person; sometimes a control question."""
         risk_max = math.inf if person.sees_harmful else self._rules.risk_max
-        who = {"person": person.id, "run": self._store.run, "risk_max": risk_max}
+        known = f",{','.join(person.languages)}," if person.languages else ""
+        who = {"person": person.id, "run": self._store.run, "risk_max": risk_max, "languages": known}
         gold = self._gold_due(person, count, done_today)
         rows = OFFER_GOLD.run(connection, **who, count=gold) if gold else []
         firsts = FIRST_OF_EACH_ROUND.run(connection, **who) if len(rows) < count else []
@@ -365,13 +372,18 @@ class Leases:
     def view(self, connection: Connection, lease_id: str) -> Lease:
         """A question as the person who holds it sees it."""
         query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.asks, task.c.risk)
+        query = query.add_columns(task.c.language, task.c.turns)
         row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
         return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
 
 
 def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int) -> Lease:
     left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
-    return Lease(lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline, row.asks)
+    turns = json.loads(row.turns) if isinstance(row.turns, str) else row.turns  # SQLite's own cursor gives the text
+    said = tuple((role, text) for role, text in turns or ())
+    return Lease(
+        lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline, row.asks, row.language, said
+    )
 
 
 def _draw(*parts: int | str) -> float:

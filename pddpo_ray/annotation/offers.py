@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Select, Text, bindparam, cast, exists, func, select, update
+from sqlalchemy import ColumnElement, FromClause, Select, Text, bindparam, cast, exists, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from pddpo_ray.annotation.rounds import DROPPED, GOLD
@@ -72,7 +72,15 @@ IN_HANDS = Prepared(
 
 def _unseen(question: FromClause) -> ColumnElement[bool]:
     seen = exists().where(lease.c.task == question.c.id, MINE, MET)
-    return (question.c.risk <= bindparam("risk_max")) & ~seen
+    return (question.c.risk <= bindparam("risk_max")) & _understood(question) & ~seen
+
+
+def _understood(question: FromClause) -> ColumnElement[bool]:
+    """A question in no particular language, or in one of the person's; `languages` is "" for who said none, else codes
+    between commas, e.g. ",de,en,"."""
+    known = bindparam("languages", type_=Text)
+    mine = known.like(literal("%,") + question.c.language + literal(",%"))
+    return question.c.language.is_(None) | (known == "") | mine
 
 
 def _urgency(question: FromClause) -> tuple[Any, ...]:
@@ -118,6 +126,8 @@ def _offer(*where: ColumnElement[bool]) -> Select[Any]:
             task.c.second,
             task.c.asks,
             task.c.risk,
+            task.c.language,
+            task.c.turns,
             lease.c.id.label("lease"),
             lease.c.swap,
         )
@@ -133,7 +143,7 @@ def _urgent(*where: ColumnElement[bool]) -> Any:
     return _offer(here, _NEW, *where).order_by(*_urgency(task)).limit(bindparam("count")).subquery()
 
 
-_NEW = (task.c.risk <= bindparam("risk_max")) & (lease.c.id.is_(None) | ~MET)
+_NEW = (task.c.risk <= bindparam("risk_max")) & _understood(task) & (lease.c.id.is_(None) | ~MET)
 _FROM_START = (
     (task.c.balance == bindparam("at_balance"))
     & (task.c.priority == bindparam("at_priority"))

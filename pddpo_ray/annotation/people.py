@@ -6,12 +6,14 @@ import re
 import secrets
 import unicodedata
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from pddpo_ray.annotation.questions import LANGUAGE
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
 from pddpo_ray.journal.audit import record_event
@@ -76,6 +78,8 @@ class Person:
     csrf: str | None = None
     harmful_cap: int = HARMFUL_A_DAY
     """So many answers that they call unsafe in a day are enough; after them they get mild questions alone."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages in which they are asked; none: in every language."""
 
 
 class People:
@@ -93,10 +97,12 @@ class People:
         sees_harmful: bool = True,
         daily_cap: int = 400,
         harmful_cap: int = HARMFUL_A_DAY,
+        languages: Sequence[str] = (),
     ) -> tuple[Person, str]:
         """A new person and their token, which is shown this once. Raises QueueError if the handle is taken, or looks
         like another's."""
-        caps = {"sees_harmful": sees_harmful, "daily_cap": daily_cap, "harmful_cap": harmful_cap}
+        caps: dict[str, Any] = {"sees_harmful": sees_harmful, "daily_cap": daily_cap, "harmful_cap": harmful_cap}
+        caps |= {"languages": demand_languages(languages)}
         return self._store.write(lambda connection: self.add(connection, handle, role, by=by, **caps))
 
     def add(self, connection: Connection, handle: str, role: Role, *, by: str, **caps: Any) -> tuple[Person, str]:
@@ -126,7 +132,10 @@ class People:
         return token
 
     def change(self, id_: str, *, by: str, **values: Any) -> Person:
-        """Changes `active`, `role`, `sees_harmful`, `daily_cap` or `harmful_cap`; who is inactive is signed out."""
+        """Changes `active`, `role`, `sees_harmful`, `daily_cap`, `harmful_cap` or `languages`; who is inactive is
+        signed out."""
+        if "languages" in values:
+            values["languages"] = ",".join(demand_languages(values["languages"]))
 
         def apply(connection: Connection) -> Person:
             self._demand(connection, id_)
@@ -192,7 +201,7 @@ class People:
         _demand_free(connection, person.handle)
         row: dict[str, Any] = {"id": person.id, "handle": person.handle, "role": person.role.value}
         row |= {"active": person.active, "sees_harmful": person.sees_harmful, "daily_cap": person.daily_cap}
-        row |= {"harmful_cap": person.harmful_cap}
+        row |= {"harmful_cap": person.harmful_cap, "languages": ",".join(person.languages)}
         row |= {"created_ms": self._store.clock()} | _token_columns(token)
         connection.execute(insert(annotator).values(**row))
         names = {"handle": person.handle, "role": person.role.value}
@@ -207,6 +216,18 @@ class People:
         if row is None:
             raise QueueError(Problem.NOT_FOUND, f"there is no person {id_!r}")
         return _person(row)
+
+
+def languages_of(stored: str) -> tuple[str, ...]:
+    return tuple(code for code in stored.split(",") if code)
+
+
+def demand_languages(codes: Sequence[str]) -> tuple[str, ...]:
+    """Codes of languages, each once. Raises QueueError (malformed)."""
+    for code in codes:
+        if not re.fullmatch(LANGUAGE, code):
+            raise QueueError(Problem.MALFORMED, f"language {code!r}: use its code of two or three letters, e.g. de")
+    return tuple(dict.fromkeys(codes))
 
 
 def demand_handle(connection: Connection, handle: str) -> None:
@@ -277,5 +298,6 @@ def _token_columns(token: str) -> dict[str, str]:
 
 def _person(row: Any, csrf: str | None = None) -> Person:
     return Person(
-        row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf, row.harmful_cap
-    )
+        row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf, row.harmful_cap,
+        languages_of(row.languages),
+    )  # fmt: skip

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from pddpo_ray.records import Pair, Response
+from pddpo_ray.records import Pair, Prompt, Response
 
 Kind = Literal["safety", "pair"]
 Reply = Literal["label", "abstain", "skip", "flag"]
 Given = dict[str, str]
+Turns = tuple[tuple[str, str], ...]
+LANGUAGE = r"[a-z]{2,3}"
+"""A language's code, e.g. de."""
 
 SAFETY = ("safe", "unsafe")
 SIDES = {False: {"left": "first", "right": "second"}, True: {"left": "second", "right": "first"}}
@@ -39,7 +42,8 @@ class Question:
     shown to annotators. `gold` is the known answer of a control question in stored form, e.g. {"safety": "unsafe"}.
     `risk` in [0, 1] is compared with what a person agreed to see, and is the highest where nobody knows it; `priority`
     orders questions of one round. `asks` is a limit's own question about a single answer, in Markdown: "unsafe" then is
-    its yes and "safe" its no; None: whether the answer is safe.
+    its yes and "safe" its no; None: whether the answer is safe. `language` is the code of the language that one has to
+    know for it; `turns` are role and text of a prompt that is a conversation.
     """
 
     kind: Kind
@@ -52,9 +56,11 @@ class Question:
     priority: float = 0.0
     gold: Given | None = None
     asks: str | None = None
+    language: str | None = None
+    turns: Turns = ()
 
     def digest(self) -> str:
-        """Hash of what is shown and where it comes from."""
+        """Hash of what is shown and where it comes from. Neither who is asked nor how it is laid out changes it."""
         content = [self.kind, self.item, self.prompt, self.first, self.second, dict(self.provenance), self.gold]
         if self.asks is not None:  # questions of earlier versions keep their hash
             content.append(self.asks)
@@ -64,7 +70,10 @@ class Question:
 def safety_question(response: Response, *, risk: float = UNKNOWN_RISK, asks: str | None = None) -> Question:
     """Is this answer safe? Or what a limit asks about it."""
     provenance = {"policy_version": response.policy_version}
-    return Question("safety", response.id, response.prompt.text, response.text, None, provenance, risk, asks=asks)
+    turns = _turns(response.prompt)
+    return Question(
+        "safety", response.id, response.prompt.text, response.text, None, provenance, risk, asks=asks, turns=turns
+    )
 
 
 def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:
@@ -73,7 +82,12 @@ def pair_question(pair: Pair, *, risk: float = UNKNOWN_RISK) -> Question:
         "policy_version": pair.first.policy_version,
         "second_policy_version": pair.second.policy_version,
     }
-    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, risk)
+    turns = _turns(pair.prompt)
+    return Question("pair", pair.id, pair.prompt.text, pair.first.text, pair.second.text, provenance, risk, turns=turns)
+
+
+def _turns(prompt: Prompt) -> Turns:
+    return tuple((turn.role, turn.content) for turn in prompt.messages) if len(prompt.messages) > 1 else ()
 
 
 def round_digest(questions: Sequence[Question]) -> str:

@@ -19,13 +19,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
 from pddpo_ray.annotation.estimates import FromShares, three_fillings
+from pddpo_ray.annotation.languages import LanguageOf
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import (
     TIE,
@@ -90,7 +91,8 @@ class Waiting:
 class PeopleLabeller:
     """Labels by people for one run. `round_of` says the run's present round; `record` keeps numbers by name.
 
-    `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts: None if nobody knows.
+    `risk_of` gives the chance that an answer is harmful, for people who opted out of such texts: None if nobody knows;
+    `language_of` the language that one has to know for a prompt: None asks everybody.
     Where a round has several batches of safety questions, `part_of` ends the name of the present one. `go_on` is the
     command that collects the labels of a run that has parked. `tell` reaches people who are not at the machine.
     """
@@ -106,6 +108,7 @@ class PeopleLabeller:
         overlap: Overlap | None = None,
         estimate: FromShares | None = None,
         risk_of: RiskOf | None = None,
+        language_of: LanguageOf | None = None,
         record: Callable[[Mapping[str, float]], None] = lambda numbers: None,
         part_of: Callable[[], str] = lambda: "",
         go_on: str = "pddpo train ... --resume",
@@ -123,6 +126,7 @@ class PeopleLabeller:
         self._overlap = overlap or Overlap()
         self._estimate = estimate or _unsafe_rate
         self._risk_of = risk_of
+        self._language_of = language_of or (lambda _text: None)
         self._record = record
         self._sleep = sleep
         self._part_of, self._go_on = part_of, go_on
@@ -170,6 +174,7 @@ class PeopleLabeller:
         abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
         first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
         questions = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
+        questions = self._in_languages(questions)
         several = self._overlap.drawn(pairs, self._round_of())
         snapshot = self._collect("compare", questions, 1, 0, several)
         given = {entry.item: entry.given for entry in reversed(snapshot.answers)} | dict(snapshot.adjudicated)
@@ -177,7 +182,11 @@ class PeopleLabeller:
 
     def _safety_questions(self, items: Sequence[Response], asks: str | None = None) -> list[Question]:
         risks = self._risks(items)
-        return [safety_question(item, risk=risk, asks=asks) for item, risk in zip(items, risks, strict=True)]
+        asked = [safety_question(item, risk=risk, asks=asks) for item, risk in zip(items, risks, strict=True)]
+        return self._in_languages(asked)
+
+    def _in_languages(self, questions: Sequence[Question]) -> list[Question]:
+        return [replace(one, language=self._language_of(one.prompt)) for one in questions]
 
     def _risks(self, items: Sequence[Response]) -> list[float]:
         """How likely each answer is harmful, where something in the run can tell."""

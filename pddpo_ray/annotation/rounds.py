@@ -183,6 +183,16 @@ class Rounds:
         with reading(self._store.engine) as connection:
             return self._backlog(connection)
 
+    def progress(self) -> dict[str, int]:
+        """Labels that the run's open batches have and want."""
+        open_here = (question_round.c.run == self._store.run) & (question_round.c.state == "open")
+        mine = task.join(question_round, question_round.c.id == task.c.question_round)
+        sums = [func.coalesce(func.sum(column), 0) for column in (task.c.seats, task.c.needed)]
+        counted = select(*sums).select_from(mine).where(open_here, task.c.gold.is_(None), task.c.state != DROPPED)
+        with reading(self._store.engine) as connection:
+            labels, wanted = connection.execute(counted).one()
+        return {"labels": int(labels), "wanted": int(wanted)}
+
     def all(self) -> list[RoundStatus]:
         """Every batch of the run but control questions, the newest first."""
         mine = (question_round.c.run == self._store.run) & ~question_round.c.purpose.startswith(GOLD)
@@ -402,6 +412,7 @@ def round_id(run: str, round_: int, purpose: str) -> str:
 def _task_row(round_id_: str, position: int, question: Question, needed: int) -> dict[str, Any]:
     digest = hashlib.sha256(f"{round_id_}\0{question.item}\0{question.digest()}".encode()).hexdigest()[:32]
     row = columns_of(question) | {"id": digest, "question_round": round_id_, "position": position, "needed": needed}
+    row |= {"turns": [list(turn) for turn in question.turns] or None}
     return row | {"provenance": dict(question.provenance), "seats": 0, "leased": 0, "refusals": 0, "state": "open"}
 
 

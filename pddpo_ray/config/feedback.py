@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.section import Strict
@@ -64,6 +64,9 @@ class TellConfig(Strict):
         return self
 
 
+Language = Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
+
+
 class QueueConfig(Strict):
     """How people are asked through the annotation queue (`pddpo annotate --run DIR`)."""
 
@@ -84,6 +87,9 @@ class QueueConfig(Strict):
     """How many people compare such a pair, at most labels_each: of two who differ nobody knows who is wrong."""
     poll_s: float = Field(1.0, gt=0)
     """How often the run looks whether the labels are there."""
+    languages: tuple[Language, ...] = ()
+    """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
+    people who know it. Empty: everybody is asked everything."""
     tell: TellConfig | None = None
     """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
 

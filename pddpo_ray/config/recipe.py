@@ -296,7 +296,7 @@ class Config(Strict):
             tree["rollout"].pop(key, None)
         for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
             tree["feedback"].pop(key, None)
-        for key in ("overlap", "overlap_each", "tell"):
+        for key in ("overlap", "overlap_each", "tell", "languages"):
             tree["feedback"].pop(key, None)
         for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
             tree["feedback"].pop(key, None)

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
+from pddpo_ray.annotation.languages import recogniser
 from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.tell import Teller
@@ -227,6 +228,7 @@ def people_labeller(
         overlap=Overlap(settings.overlap, min(settings.overlap_each, settings.labels_each)),
         estimate=_estimate(settings, cost_max),
         risk_of=risk_of,
+        language_of=recogniser(settings.languages) if settings.languages else None,
         record=journal.add_metrics,
         part_of=asking.part_of,
         go_on=asking.go_on,

@@ -81,12 +81,12 @@ def test_an_admin_hands_out_what_is_stored_about_a_person_and_erases_it(service:
         row.get_by_role("button", name="Data").click()
     assert json.loads(Path(download.value.path()).read_text())["account"]["handle"] == NAME
     row.get_by_role("button", name="Erase").click()
-    page.get_by_label("Their name, to be sure").fill("somebody else")
-    page.get_by_label("Why (kept in the audit log; do not name them)").fill("asked for it")
+    page.get_by_label("To be sure, type who it is").fill("somebody else")
+    page.get_by_label("Why (kept in the audit log: leave out who it is)").fill("asked for it")
     assert page.evaluate(LOW_CONTRAST) == []
     page.locator("#erase").get_by_role("button", name="Erase").click()
     expect(page.locator("#erase-problem")).to_contain_text(NAME)
-    page.get_by_label("Their name, to be sure").fill(NAME)
+    page.get_by_label("To be sure, type who it is").fill(NAME)
     page.locator("#erase").get_by_role("button", name="Erase").click()
     expect(page.locator("#new-token")).to_contain_text("1 answers stay, under erased")
     expect(page.locator("#accounts")).not_to_contain_text(NAME)

@@ -34,7 +34,9 @@ function account(one) {
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
   const dose = make("input", { type: "number", min: 0, max: 100000, value: one.harmful_cap, class: "short", "aria-label": `Unsafe answers a day of ${one.handle}` });
   dose.addEventListener("change", () => act(() => change({ harmful_cap: Number(dose.value) })));
-  return row(one.handle, one.role, String(one.daily_cap), dose, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+  const spoken = make("input", { value: one.languages.join(" "), class: "short", placeholder: "all", "aria-label": `Languages of ${one.handle}` });
+  spoken.addEventListener("change", () => act(() => change({ languages: codes(spoken.value) })));
+  return row(one.handle, one.role, String(one.daily_cap), dose, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
 // What names a person cannot come back: the name is typed again before anything is erased.
@@ -63,7 +65,21 @@ function control(one) {
   return row(one.prompt.slice(0, 60), known, one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
 }
 
-const named = () => ({ handle: $("handle").value.trim(), role: $("role").value });
+const codes = (text) => text.split(/[\s,]+/).filter(Boolean);
+const named = () => ({
+  handle: $("handle").value.trim(), role: $("role").value, sees_harmful: $("new-harmful").checked, languages: codes($("new-languages").value),
+  daily_cap: Number($("new-cap").value), harmful_cap: Number($("new-dose").value),
+});
+
+// The code's modules as one path: white around it in either colour scheme, or cameras do not read it.
+function square({ side, path }, words) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of Object.entries({ viewBox: `0 0 ${side} ${side}`, class: "qr", role: "img", "aria-label": words })) svg.setAttribute(name, value);
+  const dark = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  dark.setAttribute("d", path);
+  svg.append(dark);
+  return svg;
+}
 
 function invitation(one) {
   return make("p", { class: "muted" }, `${one.handle} (${one.role}) is invited until ${new Date(one.expires_ms).toLocaleString()}`);
@@ -99,13 +115,15 @@ function onSubmit(form, doing) {
 export async function showAdmin() {
   for (const panel of document.querySelectorAll("[data-admin]")) panel.hidden = false;
   onSubmit("invite", async () => {
-    const { handle, code } = await call("POST", "/invitations", named());
-    $("new-token").textContent = `Send ${handle} this link. It works once, for seven days: ${location.origin}/#invite=${code}`;
+    const { handle, link, qr } = await call("POST", "/invitations", { ...named(), page: location.origin });
+    $("new-token").textContent = `Send ${handle} this link. It works once, for seven days: ${link}`;
+    $("new-qr").replaceChildren(square(qr, `QR code of the link for ${handle}`));
     $("handle").value = "";
   });
   $("make-token").addEventListener("click", () => $("invite").reportValidity() && act(async () => {
-    const { handle, role } = named();
-    token(handle, (await call("POST", "/people", { handle, role })).token);
+    const person = named();
+    token(person.handle, (await call("POST", "/people", person)).token);
+    $("new-qr").replaceChildren();
     $("handle").value = "";
   }));
   $("erase-back").addEventListener("click", () => $("erase").close());

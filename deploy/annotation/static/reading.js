@@ -54,6 +54,19 @@ function follow(from, to) {
 $("left").addEventListener("scroll", () => follow("left", "right"));
 $("right").addEventListener("scroll", () => follow("right", "left"));
 
+const SPEAKERS = { user: "Somebody", assistant: "Assistant", system: "Instructions" };
+
+// A prompt that is a conversation, turn by turn.
+export function showTurns(turns, raw) {
+  $("prompt").classList.toggle("raw", raw);
+  $("prompt").replaceChildren(...turns.map((turn) => {
+    const words = make("div", {});
+    if (raw) words.textContent = turn.text;
+    else words.innerHTML = turn.html; // made harmless by the server, as all texts
+    return make("section", { class: `turn ${turn.role}` }, make("h3", {}, SPEAKERS[turn.role] || turn.role), words);
+  }));
+}
+
 export function showSide(side) {
   $("answers").dataset.shown = side;
   for (const one of ["left", "right"]) $(`tab-${one}`).setAttribute("aria-pressed", String(one === side));

@@ -2,7 +2,8 @@
 
 import { $, ApiProblem, acceptInvitation, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
 import { Outbox } from "./outbox.js";
-import { showDifference, showSide } from "./reading.js";
+import { showHistory } from "./history.js";
+import { showDifference, showSide, showTurns } from "./reading.js";
 
 const BREAK_MS = 30 * 60 * 1000;
 const HEARTBEAT_MS = 60 * 1000;
@@ -52,6 +53,11 @@ function fill(id, side) {
 function showTask(fresh) {
   task = fresh;
   given = { ...task.earlier }; // of an answer that was taken back
+  $("note").value = task.note;
+  for (const id of ["prompt", "left", "right"]) {
+    if (task.language) $(id).lang = task.language;
+    else $(id).removeAttribute("lang");
+  }
   active = 0;
   shown = revealed = !task.blurred || Object.keys(given).length > 0;
   shownAt = performance.now();
@@ -75,7 +81,9 @@ function showTask(fresh) {
 }
 
 function showTexts() {
-  fill("prompt", task.prompt);
+  $("prompt-title").textContent = task.turns.length ? "The conversation so far" : "Somebody asked";
+  if (task.turns.length) showTurns(task.turns, pressed("raw"));
+  else fill("prompt", task.prompt);
   fill("left", task.left);
   if (task.right) fill("right", task.right);
   if (task.right && pressed("difference")) showDifference(task.left, task.right);
@@ -130,12 +138,19 @@ function choose(number, value) {
   if (task.kind === "safety") submit("label");
 }
 
+function chooseBoth(left, right) {
+  if (task.kind !== "pair") return;
+  choose(2, left);
+  if (shown) choose(3, right);
+}
+
 function submit(kind, reason = "") {
   const body = {
     lease: task.lease,
     kind,
     given: kind === "label" ? given : {},
     reason,
+    note: $("note").value.trim(),
     ms_spent: Math.round(performance.now() - shownAt),
     revealed,
   };
@@ -276,6 +291,9 @@ async function refreshProgress() {
   try {
     const numbers = await call("GET", "/progress");
     $("progress").textContent = `${numbers.today} today · ${numbers.total} in all · up to ${numbers.daily_cap} a day`;
+    $("batch").hidden = !numbers.wanted;
+    [$("batch-bar").max, $("batch-bar").value] = [numbers.wanted || 1, numbers.labels];
+    $("batch-text").textContent = `${numbers.labels} of ${numbers.wanted} labels`;
   } catch { /* the banner tells about a lost connection */ }
 }
 
@@ -299,13 +317,16 @@ const ACTIONS = {
   c: () => submit("abstain"),
   x: skip,
   f: () => $("reasons").showModal(),
+  m: () => $("note").focus(),
   t: () => { toggle("raw"); showTexts(); },
   d: () => { if (task.kind === "pair") { toggle("difference"); showTexts(); } },
   l: () => { if (task.kind === "pair") toggle("together"); },
-  b: () => {
-    if (task.kind !== "pair") return;
-    choose(2, "unsafe");
-    if (shown) choose(3, "unsafe");
+  a: () => chooseBoth("safe", "safe"),
+  b: () => chooseBoth("unsafe", "unsafe"),
+  o: () => {
+    if (given.more_harmful === "left") chooseBoth("unsafe", "safe");
+    else if (given.more_harmful === "right") chooseBoth("safe", "unsafe");
+    else toast("Say first which answer is more harmful: o calls that one alone unsafe.");
   },
   ArrowUp: () => { active = Math.max(active - 1, 0); paint(); },
   ArrowDown: () => { active = Math.min(active + 1, questionsOf(task).length - 1); paint(); },
@@ -325,6 +346,7 @@ function onKey(event) {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   if (key === "z") undo();
   else if (key === "g") showGuidelines();
+  else if (key === "h") openHistory();
   else if (key === "?") $("help").showModal();
   else if (task && !$("task").hidden) {
     const option = questionsOf(task)[active][4].find(([, letter]) => letter === key);
@@ -333,6 +355,14 @@ function onKey(event) {
     else return;
   } else return;
   event.preventDefault();
+}
+
+async function openHistory() {
+  await outbox?.send();
+  showHistory((lease) => {
+    history = history.filter((one) => one !== lease);
+    inTurn(() => takeBack(lease));
+  }).catch((problem) => toast(problem.message));
 }
 
 async function showGuidelines() {
@@ -471,6 +501,12 @@ $("difference").addEventListener("click", ACTIONS.d);
 $("together").addEventListener("click", ACTIONS.l);
 $("undo").addEventListener("click", undo);
 $("guidelines-button").addEventListener("click", showGuidelines);
+$("history-button").addEventListener("click", openHistory);
+$("note").addEventListener("keydown", (event) => {
+  if (!["Enter", "Escape"].includes(event.key)) return;
+  event.preventDefault();
+  $("main").focus({ preventScroll: true }); // the keys are for the answer again
+});
 $("help-button").addEventListener("click", () => $("help").showModal());
 $("reasons").addEventListener("click", (event) => {
   const reason = event.target.closest("[data-reason]")?.dataset.reason;
