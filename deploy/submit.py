@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -23,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pddpo_ray.config import Config, to_yaml
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import StoppedError, UserError
 
 RECIPE = "pddpo-recipe.yaml"
 """The resolved recipe inside the package."""
@@ -37,6 +38,8 @@ MIB = 2**20
 MAX_MIB = 100
 """Ray refuses packages above some hundreds of MiB with an unclear error; code is far below this."""
 SECRET_WORDS = re.compile(r"(?i)token|secret|passw|api_?key|credential")
+STOP_S = 60
+"""Seconds that a job has to end after it was told to; Ray's own three are too few to give engines back."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -103,7 +106,7 @@ def build_package(config: Config, folder: Path, staging: Path, *, max_mib: float
 
 def environment(variables: Sequence[str], secrets: Sequence[str]) -> dict[str, str]:
     """`NAME=VALUE` pairs and names of secrets as the job's environment. Raises UserError for a secret by value."""
-    result = {"PYTHONUNBUFFERED": "1"}
+    result = {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
     for text in variables:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
@@ -122,12 +125,12 @@ def environment(variables: Sequence[str], secrets: Sequence[str]) -> dict[str, s
     return result
 
 
-def entrypoint(run: PurePosixPath, *, resume: bool) -> str:
+def entrypoint(run: PurePosixPath, *, resume: bool, go_on: bool = False) -> str:
     """The job's command. Raises UserError unless the run folder is absolute: the job's own folder is a copy."""
     if not run.is_absolute():
         raise UserError(f"--run {run}: give an absolute path that every node sees; a job's own folder is a copy")
     command = ["python", "-m", "pddpo_ray", "train", RECIPE, "--run", str(run)]
-    return shlex.join([*command, *(["--resume"] if resume else [])])
+    return shlex.join([*command, *(["--resume"] if resume else []), *(["--go-on"] if go_on else [])])
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------------
@@ -156,20 +159,18 @@ def submit(
     *,
     run: PurePosixPath,
     resume: bool = False,
+    go_on: bool = False,
     variables: Sequence[str] = (),
     secrets: Sequence[str] = (),
 ) -> Job:
     """Submit, or find the job of this run that is still going: two drivers would fight for one journal."""
-    command = entrypoint(run, resume=resume)
+    command = entrypoint(run, resume=resume, go_on=go_on)
     env_vars = environment(variables, secrets)
-    prefix = submission_prefix(run)
-    earlier = [job for job in client.list_jobs() if (job.submission_id or "").startswith(prefix)]
-    for job in earlier:
-        if _status(job) not in ENDED:
-            return Job(job.submission_id, job.entrypoint, attached=True)
+    if attached := going(client, run):
+        return Job(attached, client.get_job_info(attached).entrypoint, attached=True)
     name = client.submit_job(
         entrypoint=command,
-        submission_id=f"{prefix}{len(earlier) + 1}",
+        submission_id=f"{submission_prefix(run)}{len(jobs_of(client, run)) + 1}",
         runtime_env={"working_dir": str(package.folder), "env_vars": env_vars},
         metadata={"pddpo_run": str(run)},
     )
@@ -179,6 +180,29 @@ def submit(
 def submission_prefix(run: PurePosixPath) -> str:
     """Submission ids of a run: the same folder gives the same name, whoever submits it."""
     return "pddpo-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", str(run).strip("/")) + "-"
+
+
+def jobs_of(client: Any, run: PurePosixPath) -> list[str]:
+    """Submission ids of a run that the cluster knows, oldest first."""
+    prefix = submission_prefix(run)
+    names = [job.submission_id or "" for job in client.list_jobs()]
+    numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return [f"{prefix}{number}" for number in sorted(map(int, filter(str.isdecimal, numbers)))]
+
+
+def going(client: Any, run: PurePosixPath) -> str | None:
+    """The job of a run that has not ended."""
+    return next((name for name in jobs_of(client, run) if _status(client.get_job_info(name)) not in ENDED), None)
+
+
+def ended_within(client: Any, job: str, wait_s: float) -> bool:
+    """Waits until a job has ended, for so many seconds at most."""
+    deadline = time.monotonic() + wait_s
+    while _status(client.get_job_info(job)) not in ENDED:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
@@ -198,9 +222,9 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
 
 
 def exit_code(details: Any) -> int:
-    """0 for a job that succeeded, else its driver's own exit code (3 parked, 4 needs a decision), else 1."""
-    if _status(details) == "SUCCEEDED":
-        return 0
+    """0 for a job that succeeded, 143 for one that was stopped, else its driver's own exit code, else 1."""
+    if _status(details) in ("SUCCEEDED", "STOPPED"):
+        return 0 if _status(details) == "SUCCEEDED" else StoppedError.exit_code
     code = details.driver_exit_code
     return code if isinstance(code, int) and code > 0 else 1
 

@@ -35,3 +35,9 @@ class DecisionNeeded(PddpoError):
     """The run cannot go on without a person's decision, which the message names."""
 
     exit_code = 4
+
+
+class StoppedError(PddpoError):
+    """The run was told to stop (SIGTERM); `--resume` goes on. The code is a shell's for that signal."""
+
+    exit_code = 143

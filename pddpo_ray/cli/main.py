@@ -1,9 +1,8 @@
 """`pddpo`: the verbs, and how every command ends.
 
-Exit codes: 0 done, 1 failed, 2 user error, 3 parked for labels, 4 needs a decision; of `certify` also 5 undecided and 6
-rejected. This module and the signatures of
-the verbs import neither torch nor ray, vllm or transformers, so `--help` answers at once; a verb imports what it needs
-when it runs.
+Exit codes: 0 done, 1 failed, 2 user error, 3 parked for labels, 4 needs a decision, 143 told to stop; of `certify`
+also 5 undecided and 6 rejected. This module and the signatures of the verbs import neither torch nor ray, vllm or
+transformers, so `--help` answers at once; a verb imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from pddpo_ray.cli import (
     export,
     limits,
     model,
+    operate,
     recipes,
     release,
     report,
@@ -55,6 +55,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     "train": train.train,
     "report": report.report,
     "status": status.status,
+    "stop": operate.stop,
+    "logs": operate.logs,
     "doctor": doctor.doctor,
     "recipes": recipes.recipes,
     "verify": verify.verify,

@@ -23,6 +23,9 @@ def submit(
         str, typer.Option(help="The cluster's dashboard.", metavar="URL", envvar="RAY_API_SERVER_ADDRESS")
     ] = "http://127.0.0.1:8265",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+    ] = False,
     working_dir: Annotated[
         Path, typer.Option(help="Code that travels with the job; data and runs are left out.", metavar="DIR")
     ] = Path(),
@@ -39,7 +42,7 @@ def submit(
     """Submit a recipe to a Ray cluster and follow it."""
     config = on_ray(recipe, overrides or [])
     folder = PurePosixPath(run)
-    command, variables = jobs.entrypoint(folder, resume=resume), jobs.environment(env or [], secret or [])
+    command, variables = jobs.entrypoint(folder, resume=resume, go_on=go_on), jobs.environment(env or [], secret or [])
     with tempfile.TemporaryDirectory(prefix="pddpo-submit-") as staging:
         package = jobs.build_package(config, working_dir, Path(staging))
         about = {"entrypoint": command, "files": len(package.sizes), "bytes": package.size, "env_vars": variables}
@@ -47,7 +50,9 @@ def submit(
             _say(about, as_json)
             return
         client = jobs.connect(address)
-        job = jobs.submit(client, package, run=folder, resume=resume, variables=env or [], secrets=secret or [])
+        job = jobs.submit(
+            client, package, run=folder, resume=resume, go_on=go_on, variables=env or [], secrets=secret or []
+        )
     typer.echo(f"{'attached to' if job.attached else 'submitted'} {job.id}: {job.entrypoint}", err=as_json)
     code = jobs.follow(client, job.id, lambda text: typer.echo(text, nl=False, err=as_json)) if wait else 0
     if as_json:

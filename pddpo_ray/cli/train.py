@@ -6,16 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TextIO, cast
 
 import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
+from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.loop.machine import Machine, inspect_machine
 from pddpo_ray.storage.whole_files import explain_disk
 
@@ -44,6 +45,9 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/RECIPE-TIME.", metavar="DIR")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--go-on", help="Begin the run, or go on with it where the run folder holds one.")
+    ] = False,
     new_id: Annotated[
         bool, typer.Option("--new-id", help="With --resume on a copied run folder: make it a run of its own.")
     ] = False,
@@ -71,6 +75,8 @@ def train(
     if dry_run:
         show_plan(config, calibrate=calibrate, as_json=as_json)
         return
+    if go_on:
+        resume = resume or holds_run(config, run)
     run_dir = run_folder(recipe, run, resume=resume)
     machine = inspect_machine()
     check_resources(config, machine)
@@ -105,6 +111,15 @@ def quieten_libraries(machine: Machine) -> None:
     if not machine.gpus:
         # DeepSpeed warns that it found no GPU unless it is told that there is none.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def holds_run(config: Config, run: Path | None) -> bool:
+    """Whether --go-on finds a run. Raises UserError without a folder: a new one each time would never go on."""
+    from pddpo_ray.loop.beginning import has_begun
+
+    if run is None:
+        raise UserError("--go-on needs the run folder: add --run DIR")
+    return has_begun(config, run.expanduser().absolute())
 
 
 def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
@@ -156,17 +171,36 @@ def runner(config: Config) -> Runner:
 
 
 def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
-    """Run the recipe under the eyes of the progress display and TensorBoard. `quiet` keeps stdout for the result."""
+    """Run the recipe under the eyes of progress display, TensorBoard and log. `quiet` keeps stdout for the result."""
     from rich.console import Console
 
     from pddpo_ray.report.progress import watching
 
-    console = Console(stderr=quiet)
-    with (
-        watching(run_dir, tensorboard=config.report.tensorboard, console=console) as progress,
-        spoken(lambda line: console.print(line, highlight=False, soft_wrap=True)),
-    ):
-        return runner(config)(config, run_dir, resume=resume, progress=progress)
+    run_it = runner(config)  # imports Ray, whose handler of SIGTERM `stoppable` is to come after
+    consoles = [Console(stderr=quiet)]
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(RunLog(run_dir)))
+        consoles.append(Console(file=cast(TextIO, log), width=200))
+        progress = stack.enter_context(watching(run_dir, tensorboard=config.report.tensorboard, console=consoles[0]))
+        logged = stack.enter_context(watching(run_dir, tensorboard=False, console=consoles[1]))
+
+        def say(line: str) -> None:
+            for console in consoles:
+                console.print(line, highlight=False, soft_wrap=True)
+
+        stack.enter_context(spoken(say))
+        try:
+            with stoppable(run_dir) as stop:
+
+                def tell(event: Any) -> None:
+                    progress(event)
+                    logged(event)
+                    stop.check()
+
+                return run_it(config, run_dir, resume=resume, progress=tell)
+        except PddpoError as error:
+            log.last(f"pddpo: {error}")
+            raise
 
 
 @contextmanager

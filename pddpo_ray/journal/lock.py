@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,34 @@ class DriverLock:
             connection.execute(delete(driver).where(self._mine()))
 
 
-def is_driven(engine: Engine, run_id: str) -> bool:
-    """Whether a live process drives the run at this moment."""
+@dataclass(frozen=True)
+class Driver:
+    """A live process that drives a run."""
+
+    host: str
+    pid: int
+    process_start: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def lives(self) -> bool:
+        """Of a process on this machine."""
+        return is_alive(self.pid, self.process_start)
+
+
+def driver_of(engine: Engine, run_id: str) -> Driver | None:
+    """The live process that drives the run at this moment, if there is one."""
     with reading(engine) as connection:
         holder = connection.execute(select(driver).where(driver.c.run == run_id)).first()
-    return holder is not None and _drives(holder)
+    return Driver(holder.host, holder.pid, holder.process_start) if holder is not None and _drives(holder) else None
+
+
+def is_driven(engine: Engine, run_id: str) -> bool:
+    """Whether a live process drives the run at this moment."""
+    return driver_of(engine, run_id) is not None
 
 
 def _drives(holder: Any) -> bool:

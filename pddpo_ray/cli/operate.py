@@ -1,0 +1,129 @@
+"""`pddpo stop RUN` and `pddpo logs RUN`: of a run on this machine, or of a job on a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import typer
+
+from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.recipe_of_run import find_run, store_of
+from pddpo_ray.cli.run_log import LOG
+from pddpo_ray.errors import RunError, UserError
+
+LOOK_S = 0.2
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="The run is a job of the cluster with this dashboard.", metavar="URL", envvar="RAY_API_SERVER_ADDRESS"
+    ),
+]
+Journal = Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")]
+
+
+def stop(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    journal: Journal = None,
+    address: Address = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run has to end.", metavar="SECONDS")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell a run to stop and wait until it has ended; `pddpo train ... --resume` goes on with it."""
+    stopped = stop_here(run, journal, wait) if address is None else stop_job(run, address, wait)
+    if as_json:
+        print_json({"run": str(run), "stopped": stopped})
+    else:
+        typer.echo(f"stopped: {stopped}; --resume goes on" if stopped else f"nobody drives the run in {run}")
+
+
+def stop_here(run: Path, journal: str | None, wait_s: float) -> str | None:
+    """Ends the driver of a run on this machine. Returns who it was. Raises UserError if it is elsewhere."""
+    from pddpo_ray.journal.lock import driver_of
+
+    stored = find_run(run, journal)
+    with store_of(stored, to_read=True) as store:
+        driver = driver_of(store.engine, store.run)
+    if driver is None:
+        return None
+    if not driver.is_here:
+        raise UserError(
+            f"the run is driven by process {driver.pid} on {driver.host}: call this command there, or give the"
+            " cluster's dashboard with --address"
+        )
+    os.kill(driver.pid, signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    while driver.lives:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"process {driver.pid} was told to stop and did not end within {wait_s:g} s: `kill -9 {driver.pid}`"
+                " loses no finished phase"
+            )
+        time.sleep(LOOK_S)
+    return f"process {driver.pid}"
+
+
+def stop_job(run: Path, address: str, wait_s: float) -> str | None:
+    """Ends the job of a run on a cluster. Returns its name."""
+    from deploy import submit as jobs
+
+    client = jobs.connect(address)
+    job = jobs.going(client, PurePosixPath(run))
+    if job is None:
+        return None
+    client.stop_job(job)
+    if not jobs.ended_within(client, job, wait_s):
+        raise RunError(
+            f"job {job} was told to stop and did not end within {wait_s:g} s: look at `ray job status {job}`"
+        )
+    return f"job {job}"
+
+
+def logs(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    address: Address = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends (Ctrl-C leaves it alone).")
+    ] = False,
+    journal: Journal = None,
+) -> None:
+    """Print what a run has said."""
+    if address is not None:
+        show_job(run, address, follow=follow)
+    else:
+        show_file(run, journal, follow=follow)
+
+
+def show_job(run: Path, address: str, *, follow: bool) -> None:
+    """The log of the newest job of a run. Raises UserError if there is none."""
+    from deploy import submit as jobs
+
+    client = jobs.connect(address)
+    names = jobs.jobs_of(client, PurePosixPath(run))
+    if not names:
+        raise UserError(f"--address {address}: no job of {run} is known there")
+    if follow:
+        jobs.follow(client, names[-1], lambda text: typer.echo(text, nl=False))
+    else:
+        typer.echo(client.get_job_logs(names[-1]), nl=False)
+
+
+def show_file(run: Path, journal: str | None, *, follow: bool) -> None:
+    """`train.log` of a run folder; `follow`: until nobody drives the run."""
+    from pddpo_ray.journal.lock import driver_of
+
+    stored = find_run(run, journal)
+    path = stored.folder / LOG
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: the run was not started by `pddpo train`, or by an older version")
+    with path.open(encoding="utf-8", errors="replace") as log:
+        typer.echo(log.read(), nl=False)
+        while follow:
+            with store_of(stored, to_read=True) as store:
+                follow = driver_of(store.engine, store.run) is not None
+            typer.echo(log.read(), nl=False)
+            time.sleep(LOOK_S if follow else 0)
