@@ -127,8 +127,17 @@ def test_clusters_on_kubernetes_ask_for_a_token_and_keep_the_head_free(name: str
         assert container["image"] == f"pddpo-ray:{__version__}"
         assert {"name": "shared", "mountPath": "/mnt/pddpo"} in container["volumeMounts"]
         assert pod["spec"]["securityContext"]["runAsNonRoot"]
-        assert not any("value" in variable for variable in container.get("env", [])), "secrets come by reference"
+        plain = {variable["name"] for variable in container.get("env", []) if "value" in variable}
+        assert plain <= {"HF_HUB_OFFLINE", "HF_HOME"}, "secrets come by reference"
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert "nvidia.com/gpu" not in str(cluster["headGroupSpec"])
+    for group in cluster["workerGroupSpecs"]:
+        assert "nvidia.com/gpu" in {entry["key"] for entry in group["template"]["spec"]["tolerations"]}
+    # Ray's autoscaler is a container of the head's and asks the API server
+    scaled = cluster.get("enableInTreeAutoscaling", False)
+    assert pods[0]["spec"]["automountServiceAccountToken"] is scaled
+    assert not any(pod["spec"]["automountServiceAccountToken"] for pod in pods[1:])
 
 
 def test_the_jobs_command_is_one_that_exists() -> None:
@@ -136,6 +145,20 @@ def test_the_jobs_command_is_one_that_exists() -> None:
     recipe = re.search(r"pddpo_ray train (\S+)", document["spec"]["entrypoint"])
     assert recipe is not None
     assert recipe[1] in recipe_names()
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 0), (143, 143)])
+def test_a_run_that_parks_ends_its_job_well(ended: int, code: int, tmp_path: Path) -> None:
+    """Its command as a shell executes it, with a run that ends like this."""
+    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayjob.yaml")
+    (tmp_path / "python").write_text(f'#!/bin/bash\necho "$@" > {tmp_path / "called"}\nexit {ended}\n')
+    (tmp_path / "python").chmod(0o755)
+    command = ["bash", "-c", document["spec"]["entrypoint"]]
+    done = subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
+    assert done.returncode == code
+    called = (tmp_path / "called").read_text().split()
+    assert "journal=postgresql://pddpo@db.example/pddpo" in called, "SQLite cannot be on the shared volume"
+    assert called[-1] == "--go-on"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while its module is imported
