@@ -26,7 +26,8 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase clean
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase sbom audit clients \
+        clean
 
 help:
 	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
@@ -40,6 +41,8 @@ help:
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate; a broken run goes on"
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
+	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
+	@echo "make sbom     bill of materials of .venv (CycloneDX);  make audit  its known vulnerabilities"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
 
 setup: $(READY)
@@ -105,6 +108,39 @@ verify-certificates: setup
 phase: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.phase all $(ARGS)
 
+# What looks at the environment, or calls the endpoint from outside, has an environment of its own: neither decides
+# which versions the project runs with.
+TOOLS := .venv-tools
+TOOLS_READY := $(TOOLS)/ready-$(shell cat requirements/tools.lock 2>/dev/null | cksum | cut -d' ' -f1)
+CLIENTS := .venv-clients
+CLIENTS_READY := $(CLIENTS)/ready-$(shell cat requirements/clients.lock 2>/dev/null | cksum | cut -d' ' -f1)
+SITE = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
+
+$(TOOLS_READY):
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	rm -f $(TOOLS)/ready-*
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/tools.lock
+	touch $@
+
+# The clients meet the project's packages behind their own: lm-eval evaluates the same weights with our transformers.
+$(CLIENTS_READY): | setup
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	rm -f $(CLIENTS)/ready-*
+	echo $(SITE) > $(CLIENTS)/lib/python3.11/site-packages/beside.pth
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/clients.lock
+	touch $@
+
+sbom: setup $(TOOLS_READY)
+	mkdir -p build
+	$(TOOLS)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file build/sbom.json
+	@echo "build/sbom.json"
+
+audit: setup $(TOOLS_READY)
+	@$(TOOLS)/bin/python requirements/audit.py $(SITE)
+
+clients: setup $(CLIENTS_READY)
+	$(BIN)/pytest tests/serve/test_clients.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

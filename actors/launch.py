@@ -34,6 +34,7 @@ from pddpo_ray.config import Config, RayCluster, TabularWorldConfig, VllmRollout
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.loop import in_process, run
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.beginning import given_by_users
 from pddpo_ray.plan.resources import Bundle, bundles
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
@@ -216,7 +217,7 @@ def text_backends(groups: Groups) -> Backends:
 
     config = groups.config
     store = ArtifactStore(groups.run_dir / ARTIFACTS)
-    prepared = prepare_texts(config)
+    prepared = prepare_texts(config, given_by_users(config, groups.run_dir))
     reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
     folder, root = store.folder(reference.path), str(store.root)
     engines = groups.start_engines(config.rollout.engine, lambda name: partial(text_engine, config, name, folder, root))

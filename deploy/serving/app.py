@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
@@ -26,13 +27,16 @@ from starlette.types import Scope as ASGIScope
 from deploy.serving import verdicts
 from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, TokensCall
 from deploy.serving.entrance import EntranceState, Reply
+from deploy.serving.kept_prompts import CONSENT_HEADER, turns_of
 from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse, read_json
 from deploy.serving.tracing import Span
 from deploy.serving.traffic import ENGINE_S, SOON_S
 from deploy.web.http_errors import ApiError, Failure, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
 from pddpo_ray import __version__
+from pddpo_ray.journal.served import Sent
 from pddpo_ray.limits.sources import Answer
+from pddpo_ray.loop.taking_back import take_back
 from pddpo_ray.serving.alarms import answering_weights
 from pddpo_ray.serving.catalog import NONE, RELEASED, NotServed, ServedPolicy, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
@@ -49,7 +53,10 @@ def create_app(state: EntranceState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(each) for each in (state.follow(), state.watch(), state.measured.work())]
+        tasks = [
+            asyncio.create_task(each)
+            for each in (state.follow(), state.watch(), state.measured.work(), state.kept.work())
+        ]
         try:
             yield
         finally:
@@ -79,6 +86,7 @@ def create_app(state: EntranceState) -> FastAPI:
     app.add_api_route("/tokenize", tokenize, methods=["POST"])
     app.add_api_route("/detokenize", detokenize, methods=["POST"])
     app.add_api_route("/v1/feedback", give_feedback, methods=["POST"])
+    app.add_api_route("/v1/withdraw", withdraw, methods=["POST"])
     app.add_api_route("/admin/releases", history, methods=["GET"])
     app.add_api_route("/admin/release", release, methods=["POST"])
     app.add_api_route("/admin/rollback", rollback, methods=["POST"])
@@ -87,7 +95,7 @@ def create_app(state: EntranceState) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(state.args.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", CONVERSATION],
+            allow_headers=["authorization", "content-type", CONVERSATION, CONSENT_HEADER],
             expose_headers=[f"x-pddpo-{name.replace('_', '-')}" for name in (*STATED, "conversation")],
         )
     return app
@@ -222,7 +230,8 @@ async def _let_in(
     certified = call.model == RELEASED and not str(stated["certificate"]).startswith(NONE)
     measured_as = answering_weights(parts.catalog, policy) if certified else ""
     span = parts.traces.begin(kind, request.headers)
-    exchange = Exchange(parts, key, call, policy, stated, measured_as, span)
+    said = request.headers.get(CONSENT_HEADER)
+    exchange = Exchange(parts, key, call, policy, stated, measured_as, span, said if kind == "chat" else "no")
     headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
     headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
     return exchange, parts.engines.respond(kind, policy, call.body, span.traceparent), headers
@@ -245,9 +254,11 @@ class Exchange:
         stated: dict[str, Any],
         measured_as: str,
         span: Span,
+        consent: str | None,
     ) -> None:
-        """`measured_as`: the weights of the answer, where it may be measured after it; else empty."""
-        self._measured_as, self._span = measured_as, span
+        """`measured_as`: the weights of the answer, where it may be measured after it; else empty. `consent`: what the
+        request says of training; conversations alone are kept."""
+        self._measured_as, self._span, self._consent = measured_as, span, consent
         self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
         self._began = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
@@ -345,6 +356,7 @@ class Exchange:
             reply = Reply(self._key.name, self._call.question, self._answer, self._policy, self._call.model)
             self._parts.remember(self._id, reply)
             self._parts.measured.offer(self._measured_as, Answer(self._call.question, self._answer))
+            self._parts.kept.offer(self._key, self._consent, self._sent())
         seconds = time.monotonic() - self._began
         self._parts.metrics.answered(self._call.model, self._policy.round, status, self._tokens, self._first_s, seconds)
         self._span.end(
@@ -364,6 +376,14 @@ class Exchange:
         if self._parts.args.log_texts:
             line |= {"question": self._call.question, "answer": self._answer}
         logger.info("%s", json.dumps(line, ensure_ascii=False))
+
+    def _sent(self) -> Sent | None:
+        """The exchange as it may be kept; None where it is no conversation with a question at its end."""
+        turns = turns_of(self._call.body.get("messages") or ())
+        if turns is None:
+            return None
+        author = self._policy.version.number
+        return Sent(self._key.name, self._call.user, turns, self._id, self._answer, author)
 
 
 class Streamed(StreamingResponse):
@@ -415,6 +435,14 @@ class FeedbackBody(Strict):
     note: str = Field("", max_length=2000)
 
 
+class WithdrawBody(Strict):
+    """What to withdraw of what this key sent: the prompt of a reply, all of one of its users, or `all`."""
+
+    id: str = Field("", max_length=200)
+    user: str = Field("", max_length=200)
+    all: bool = False
+
+
 class ReleaseBody(Strict):
     """`hours`: a staged release, whose share of the conversations grows to the whole in that time."""
 
@@ -437,7 +465,32 @@ async def give_feedback(body: FeedbackBody, parts: Parts, key: Caller) -> JSONRe
             404, f"there is no recent reply {body.id!r} to key {key.name!r}: it was not kept, or too long ago"
         )
     new = await asyncio.to_thread(verdicts.enqueue, parts.store, reply, body.id, body.verdict, body.note)
-    return JSONResponse({"id": body.id, "verdict": body.verdict, "queued": new}, 201 if new else 200)
+    kept = await parts.kept.judge(body.id, body.verdict)
+    said = {"id": body.id, "verdict": body.verdict, "queued": new, "kept": kept}
+    return JSONResponse(said, 201 if new else 200)
+
+
+async def withdraw(body: WithdrawBody, parts: Parts, key: Caller) -> dict[str, Any]:
+    """Takes back what the key sent: gone from what is kept, from the run's texts and from what later rounds learn."""
+    parts.reserve(key, 0)
+    if sum(map(bool, (body.id, body.user, body.all))) != 1:
+        raise ApiError(400, "say one of id (a reply), user, or all: true")
+    await parts.kept.settled()
+    of_key = "" if key.scope is Scope.ADMIN and body.id else key.name
+    mine = parts.reply(body.id, key) is not None or key.scope is Scope.ADMIN
+    done = await asyncio.to_thread(
+        take_back,
+        parts.store,
+        Path(parts.args.run),
+        by=key.name,
+        reply=body.id,
+        key="" if body.id else key.name,
+        user=body.user,
+        within=of_key,
+        question=mine,
+    )
+    parts.forget(body.id, key.name)
+    return {"prompts": done.prompts, "answers": done.replies + done.samples, "questions": done.questions}
 
 
 async def history(parts: Parts, key: Administrator) -> dict[str, Any]:

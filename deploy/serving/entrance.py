@@ -8,9 +8,11 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.serving.engine import Kind, Piece, TokensCall
+from deploy.serving.kept_prompts import KeptPrompts
 from deploy.serving.measured_traffic import MeasuredTraffic, WatchedLimit
 from deploy.serving.metrics import ServingMetrics
 from deploy.serving.settings import ServeArgs
@@ -19,12 +21,14 @@ from deploy.serving.traffic import HANGS_S, Traffic
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from pddpo_ray.annotation.webhook import send
+from pddpo_ray.journal.served import Caps
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.alarms import Watched, released_weights
 from pddpo_ray.serving.catalog import Catalog, ServedPolicy, Stamp, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKey, ApiKeys, Scope
 from pddpo_ray.serving.releases import ALARM, Releases
+from pddpo_ray.serving.scrubbing import scrubber
 from pddpo_ray.theory.alarm import Alarm
 
 logger = logging.getLogger("deploy.serving")
@@ -81,6 +85,9 @@ class EntranceState:
         self.metrics = ServingMetrics(store.run)
         self.traces = Traces(args.traces, store.run)
         self.measured = MeasuredTraffic(store, limits, args.measure, self.metrics, self._alarmed)
+        caps = Caps(args.keep_per_key, args.keep_total)
+        rules = scrubber(None if args.scrub is None else Path(args.scrub))
+        self.kept = KeptPrompts(store, args.keep, rules, caps, self.metrics)
         self.releases = Releases(store)
         self.draw_secret = draw_secret
         self._mixture_max = mixture_max
@@ -230,6 +237,12 @@ class EntranceState:
         """A recent reply, to whoever got it (or an administrator)."""
         reply = self._replies.get(id_)
         return reply if reply is not None and (reply.key == key.name or key.scope is Scope.ADMIN) else None
+
+    def forget(self, id_: str, key: str) -> None:
+        """Nobody can name this reply any more, or without an id those of the key."""
+        self._replies = OrderedDict(
+            (name, reply) for name, reply in self._replies.items() if name != id_ and (id_ or reply.key != key)
+        )
 
 
 def _newly_served(before: Catalog, fresh: Catalog) -> list[int]:

@@ -27,6 +27,7 @@ NAMES = (
     "pddpo_serving_errors_total",
     "pddpo_serving_measured_total",
     "pddpo_serving_alarms_total",
+    "pddpo_serving_kept_total",
 )
 """Names as Prometheus stores them; histograms have _bucket, _sum and _count besides."""
 
@@ -81,6 +82,13 @@ class ServingMetrics:
             **common,
         )
         self._alarms = Counter("pddpo_serving_alarms", "Releases that an alarm took back", ("run",), **common)
+        self._kept = Counter(
+            "pddpo_serving_kept",
+            "Exchanges whose senders let training learn from them, by what became of them",
+            ("run", "as"),
+            **common,
+        )
+        self._kept.labels(run, "kept")
         self._alarms.labels(run)
         self._errors.labels(run)  # there from the start, so that the first failure is a rise
 
@@ -104,6 +112,10 @@ class ServingMetrics:
     def measured(self, limit: str, value: float | None) -> None:
         """One served answer under one limit."""
         self._measured.labels(self._run, limit, "number" if value is not None else "none").inc()
+
+    def kept(self, as_: str) -> None:
+        """One exchange: kept, beyond a cap, or dropped whole by a rule."""
+        self._kept.labels(self._run, as_).inc()
 
     def rang(self) -> None:
         self._alarms.labels(self._run).inc()

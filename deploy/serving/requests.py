@@ -37,6 +37,7 @@ NO_TOOLS = "none"
 
 ANSWERS_MAX = 8
 PROMPTS_MAX = 64
+USER_MAX = 200
 LOGPROBS_MAX = 20
 DEPTH_MAX = 32
 """Objects and lists inside each other: deeper ones only cost time and stack, here and in the engine."""
@@ -60,6 +61,8 @@ class Call:
     """How many prompts it asks about: more than one in a list for completions."""
     length_given: bool
     """Whether the client said how long an answer may be."""
+    user: str = ""
+    """Whom the application names as its user."""
 
     def of_length(self, tokens: int, most: int) -> Call:
         """The same request with an answer of at most so many tokens, unless it says itself how long."""
@@ -130,6 +133,7 @@ def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> C
         question=question,
         prompts=len(texts),
         length_given=length_given,
+        user=str(asked.get("user") or "")[:USER_MAX],
     )
 
 

@@ -64,6 +64,15 @@ class ServeArgs(BaseModel):
     """Address of an OpenTelemetry collector's traces (OTLP over HTTP), e.g. http://127.0.0.1:4318/v1/traces."""
     feedback_memory: int = Field(2000, ge=0)
     """Replies that are kept in memory so that their readers can give feedback."""
+    keep: Literal["off", "request", "key"] = "off"
+    """Whether prompts and answers are kept for the run's next rounds, and who consents: each request by its header, or
+    a key for all of its requests. off: nothing is."""
+    keep_per_key: int = Field(200, ge=1)
+    """The most prompts that are kept of one key."""
+    keep_total: int = Field(2000, ge=1)
+    """The most prompts that are kept at all."""
+    scrub: str | None = None
+    """File of rules for what is taken out before anything is kept; null: those that ship."""
     chat_template: str | None = None
     """File of a chat template (Jinja); null: what the run was trained with."""
     max_model_len: int | None = Field(None, ge=8)

@@ -1,19 +1,24 @@
 """Feedback of readers becomes questions for annotators: is this answer, which somebody really got, safe?
 
-What a reader says is kept in the audit log and decides how soon people look; it is never a label. Labels of served
-answers are nobody's cost estimate: a round's estimate is made of its own fresh answers alone.
+What a reader says decides how soon people look; it is never a label. The audit log has the verdict; a note stands with
+the question, where it can be withdrawn. Labels of served answers are nobody's cost estimate: a round's estimate is made
+of its own fresh answers alone. What a verdict teaches, with consent, is in `kept_prompts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sqlalchemy import Connection, select, update
+
 from deploy.serving.entrance import Reply
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
+from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.journal.withdrawing import NOTES
 
 PURPOSE = "served"
 PRIORITY: Mapping[str, int] = {"unsafe": 10, "down": 5, "up": 0}
@@ -32,9 +37,14 @@ def enqueue(store: Store, reply: Reply, id_: str, verdict: str, note: str = "") 
     rounds.open(
         reply.policy.round, purpose, [question], labels_each=LABELS_EACH, priority=PRIORITY[verdict], by="serving"
     )
-    store.write(
-        lambda connection: record_event(
-            connection, store.clock(), "serving", "serving.feedback", id_, verdict=verdict, note=note
-        )
-    )
+    store.write(lambda connection: _note(connection, store, id_, verdict, note))
     return new
+
+
+def _note(connection: Connection, store: Store, id_: str, verdict: str, note: str) -> None:
+    record_event(connection, store.clock(), "serving", "serving.feedback", id_, verdict=verdict)
+    rounds = select(question_round.c.id).where(question_round.c.run == store.run)
+    asked = (task.c.item == id_) & task.c.question_round.in_(rounds)
+    for row in connection.execute(select(task.c.id, task.c.provenance).where(asked)).all() if note else ():
+        provenance = {**row.provenance, NOTES: [*row.provenance.get(NOTES, ()), note]}
+        connection.execute(update(task).where(task.c.id == row.id).values(provenance=provenance))

@@ -37,6 +37,7 @@ from pddpo_ray.cli import (
     submit,
     train,
     verify,
+    withdraw,
     world,
 )
 from pddpo_ray.cli import annotations as annotation_files
@@ -68,6 +69,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "certify": certify.certify,
     "release": release.release,
     "rollback": release.rollback,
+    "withdraw": withdraw.withdraw,
     "submit": submit.submit,
     "evaluate": evaluate.evaluate,
     "score": score.score,

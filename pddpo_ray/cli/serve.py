@@ -62,6 +62,15 @@ def serve(
     traces: Annotated[
         str | None, typer.Option(help="An OpenTelemetry collector: http://HOST:4318/v1/traces.", metavar="URL")
     ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(help="Keep prompts for the run's next rounds with consent: off, request (each says so) or key."),
+    ] = "off",
+    keep_per_key: Annotated[int, typer.Option(min=1, help="With --keep: the most prompts of one key.")] = 200,
+    keep_total: Annotated[int, typer.Option(min=1, help="With --keep: the most prompts of all.")] = 2000,
+    scrub: Annotated[
+        Path | None, typer.Option(help="With --keep: rules for what is taken out first (YAML).", metavar="FILE")
+    ] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write prompts and answers to the log.")] = False,
     address: Annotated[
         str | None, typer.Option(help="A running Ray cluster; without it, a session of this machine.")
@@ -79,6 +88,10 @@ def serve(
     expires: Annotated[
         str | None, typer.Option(help="The new key ends by itself after this time, e.g. 90d.", metavar="TIME")
     ] = None,
+    consented: Annotated[
+        bool,
+        typer.Option("--consented", help="The new key's holders agreed that training learns from it (--keep key)."),
+    ] = False,
     rotate_key: Annotated[
         str | None, typer.Option(help="Give an API key a new secret, print it and end.", metavar="NAME")
     ] = None,
@@ -93,6 +106,8 @@ def serve(
     refuse_open_network(host, behind_proxy or tls is not None, "keys", own_https="give --tls-cert and --tls-key, ")
     if weights not in ("auto", "merged", "adapters"):
         raise UserError(f"--weights {weights}: choose auto, merged or adapters")
+    if keep not in ("off", "request", "key"):
+        raise UserError(f"--keep {keep}: choose off, request or key")
     if other_decoding not in ("mark", "refuse"):
         raise UserError(f"--other-decoding {other_decoding}: choose mark or refuse")
     if not route.startswith("/"):
@@ -100,7 +115,7 @@ def serve(
     keys = _keys(find_run(run, journal))
     if add_key is not None:
         lasts = None if expires is None else milliseconds("--expires", expires)
-        _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, lasts, as_json)
+        _add(keys, add_key, scope, requests_per_minute, tokens_per_minute, lasts, as_json, consented=consented)
         return
     if rotate_key is not None:
         _print(*keys.rotate(rotate_key, milliseconds("--grace", grace)), as_json)
@@ -115,6 +130,8 @@ def serve(
     files = _first_keys(keys, run)
     settings: dict[str, Any] = {"run": str(run), "journal": journal, "weights": weights, "engines": engines}
     settings |= {"measure": share_of(measure), "webhook": webhook, "traces": traces}
+    settings |= {"keep": keep, "keep_per_key": keep_per_key, "keep_total": keep_total}
+    settings |= {"scrub": _rules(scrub)}
     settings |= {"other_decoding": other_decoding, "tensor_parallel": tensor_parallel}
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
@@ -155,6 +172,16 @@ def share_of(text: str) -> float:
     return number
 
 
+def _rules(scrub: Path | None) -> str | None:
+    """The file of rules, looked at before anything is started. Raises UserError for one that is wrong."""
+    if scrub is None:
+        return None
+    from pddpo_ray.serving.scrubbing import scrubber
+
+    scrubber(scrub)
+    return str(scrub.absolute())
+
+
 def _keys(stored: FoundRun) -> ApiKeys:
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
@@ -164,13 +191,22 @@ def _keys(stored: FoundRun) -> ApiKeys:
 
 
 def _add(
-    keys: ApiKeys, name: str, scope: str, requests: float, tokens: float, lasts_ms: int | None, as_json: bool
+    keys: ApiKeys,
+    name: str,
+    scope: str,
+    requests: float,
+    tokens: float,
+    lasts_ms: int | None,
+    as_json: bool,
+    *,
+    consented: bool,
 ) -> None:
     from pddpo_ray.serving.keys import Scope
 
     if scope not in list(Scope):
         raise UserError(f"--scope {scope}: choose {', '.join(Scope)}")
     limits: dict[str, Any] = {"requests_per_minute": requests, "tokens_per_minute": tokens, "lasts_ms": lasts_ms}
+    limits |= {"consented": consented}
     _print(*keys.create(name, Scope(scope), **limits), as_json)
 
 
@@ -194,7 +230,8 @@ def _line(key: ApiKey) -> tuple[str, ...]:
     ends = "does not end"
     if key.expires_ms is not None:
         ends = time.strftime("ends %Y-%m-%d %H:%M", time.localtime(key.expires_ms / 1000))
-    return key.name, key.scope.value, f"{key.prefix}…", rates, ends
+    agreed = "consented" if key.consented else ""
+    return key.name, key.scope.value, f"{key.prefix}…", rates, ends, agreed
 
 
 def _first_keys(keys: ApiKeys, run: Path) -> dict[str, Path]:

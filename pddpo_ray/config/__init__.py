@@ -33,6 +33,7 @@ from pddpo_ray.config.loading import load, recipe_names, to_yaml
 from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.policy import PolicyConfig
+from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.recipe import Config, Policies
 from pddpo_ray.config.rollout import TabularRollout, TransformersRollout, VllmRollout
@@ -94,6 +95,7 @@ __all__ = [
     "Policies",
     "PolicyConfig",
     "PpoConfig",
+    "ProductionConfig",
     "ProjectedRule",
     "PromptSetConfig",
     "QueueConfig",

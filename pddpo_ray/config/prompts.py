@@ -11,7 +11,8 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import number_of
 
 
-def _share(value: Any) -> float:
+def share_of(value: Any) -> float:
+    """`30 %` or 0.3 as a number from 0 to 1."""
     try:
         return number_of("share", value, share=True)
     except UserError as error:
@@ -21,7 +22,7 @@ def _share(value: Any) -> float:
 class PromptSetConfig(Strict):
     """One set of prompts. A prompt may be in several sets."""
 
-    share: Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+    share: Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
     """Share of all prompts that are drawn, written `30 %` or 0.3; the shares of a recipe sum to 100 %."""
     indices: list[int] | None = Field(None, min_length=1)
     """Its prompts by their number in the world, from 0."""

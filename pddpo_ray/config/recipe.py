@@ -27,6 +27,7 @@ from pddpo_ray.config.method import MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
 from pddpo_ray.config.policy import PolicyConfig
+from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
 from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorecard import ScorecardConfig
@@ -104,6 +105,8 @@ class Config(Strict):
     """Where prompts and truth come from."""
     prompts: dict[str, PromptSetConfig] = Field({})
     """Sets of prompts with their shares, by name, for limits to name; empty: all prompts of the world alike."""
+    production: ProductionConfig = ProductionConfig()
+    """What the rounds take of what users sent to the run's endpoint; nothing, unless it is said here."""
     limits: dict[str, dict[str, Any]] = Field({})
     """What must hold, by name (docs/limits.md); empty: one limit on the paper's cost, or `constraints`."""
     reward: dict[str, Any] = Field({})
@@ -274,6 +277,8 @@ class Config(Strict):
             del tree["certificate"][key]
         if tree["certificate"] == CertificateConfig().model_dump(exclude={"certify", "candidates", "draws"}):
             del tree["certificate"]
+        if self.production == ProductionConfig():
+            del tree["production"]
         if self.dual.margin == 0.0:
             del tree["dual"]["margin"]
         if self.scorecard == ScorecardConfig():
@@ -344,6 +349,7 @@ class Config(Strict):
         self._limits_fit()
         self._reward_fits()
         self._certificate_fits()
+        self._production_fits()
         self._scorecard_fits()
         if self.model.compile and self.trainer.engine != "torch":
             raise ValueError(f"model.compile works with trainer.engine torch, not with {self.trainer.engine}")
@@ -567,6 +573,24 @@ class Config(Strict):
 
         if given.mixtures:
             self._rounds_certify()
+
+    def _production_fits(self) -> None:
+        given = self.production
+        if given == ProductionConfig():
+            return
+        if not isinstance(self.world, NoWorldConfig):
+            raise ValueError("production: users' prompts are real text (world.kind=none); a world has its own alone")
+        if self.algorithm not in STATED_LIMITS:
+            raise ValueError(f"production: {', '.join(STATED_LIMITS)} take users' prompts, not {self.algorithm}")
+        if self.prompts:
+            raise ValueError("production: users' prompts are in none of the sets of `prompts`; leave one of them out")
+        if self.certificate.mixtures:
+            raise ValueError(
+                "production: the rounds' own draws certify nothing where they hold users' prompts; leave"
+                " certificate.mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
+            )
+        if given.verdicts and not self.compares:
+            raise ValueError("production.verdicts make pairs, and no stage of this run learns from comparisons")
 
     def _rounds_certify(self) -> None:
         """What mixtures need whose rounds' own draws certify them: equally many of each limit in every round."""

@@ -17,7 +17,9 @@ import numpy as np
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
+from pddpo_ray.data.served_text import served_texts
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
@@ -62,6 +64,10 @@ class PreparedRealText:
     """The recipe's prompt sets, over the positions in `prompts`."""
     benign: tuple[Prompt, ...] = ()
     """Harmless requests on which the scorecard counts refusals."""
+    served: tuple[Prompt, ...] = ()
+    """What users of the run's endpoint gave to it; none that is kept apart from training."""
+    verdicts: tuple[LabelledPair, ...] = ()
+    """Pairs of answers to one of those prompts of which users said different things."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -76,8 +82,8 @@ class PreparedRealText:
         return list(self.pairs)
 
 
-def prepare_real_text(config: Config) -> PreparedRealText:
-    """Read the files, take or train the reference, and turn texts into token ids.
+def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedRealText:
+    """Read the files, take or train the reference, and turn texts into token ids; `kept` is what users gave.
 
     UserError where a file is not there, or where nothing in it is short enough.
     """
@@ -126,6 +132,9 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
+    benign = _benign(config, tokens, {prompt.id for prompt in certification})
+    apart_texts = [*certification, *(item.pair.prompt for item in held_out), *benign]
+    served, verdicts = served_texts(kept, tokens, chosen, apart_texts)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
     known = {name: said for name, said in unsafe.items() if name in drawn}
     return PreparedRealText(
@@ -137,7 +146,9 @@ def prepare_real_text(config: Config) -> PreparedRealText:
         tuple(held_out),
         certification,
         sets,
-        _benign(config, tokens, {prompt.id for prompt in certification}),
+        benign,
+        served,
+        verdicts,
     )
 
 

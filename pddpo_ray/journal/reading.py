@@ -15,6 +15,7 @@ from pddpo_ray.journal import rows, schema
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry, record_of
+from pddpo_ray.journal.served import withdrawn_prompts
 from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
 
 Json = Any
@@ -79,6 +80,11 @@ class JournalReader:
 
     def prompts(self) -> dict[str, Prompt]:
         return {row.id: rows.prompt_record(row) for row in self._read(self._of_run(schema.prompt))}
+
+    @property
+    def withdrawn(self) -> frozenset[str]:
+        """Names of the prompts whose senders took them back: nothing later learns from answers to them."""
+        return withdrawn_prompts(self.engine, self.run_id)
 
     def samples(self, round_: int | None = None, purpose: str | None = None) -> list[Response]:
         """Answers in the order in which they were added, of one round and purpose or of all."""

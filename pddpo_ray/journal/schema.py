@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.schema import SchemaItem
 
@@ -235,5 +236,7 @@ api_key = table(
     Column("created_ms", BigInteger, nullable=False),
     Column("revoked_ms", BigInteger),
     Column("expires_ms", BigInteger),
+    Column("consented", Boolean, nullable=False, server_default=text("false")),
 )
-"""Keys of the served endpoint; only hashes are stored."""
+"""Keys of the served endpoint; only hashes are stored. `consented`: whoever it is for agreed that training may learn
+from what they send."""

@@ -72,6 +72,10 @@ class Backends:
     same ones alone."""
     certification: Sequence[Prompt] = ()
     """Prompts that certificates alone draw: no fit, exploration or report sees them. Empty: only `prompts`."""
+    served: Sequence[Prompt] = ()
+    """What users of the run's endpoint gave; rounds ask a share of them, certificates none."""
+    verdicts: Sequence[LabelledPair] = ()
+    """Pairs of answers to those of which users said different things."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

@@ -21,16 +21,16 @@ WHOLE_POOL_ROUNDS = 4
 CALIBRATION = "calibration"
 
 
-def proposal_of(config: Config, prompts: int) -> Proposal:
+def proposal_of(config: Config, prompts: int, served: int = 0) -> Proposal:
     """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
 
     With few prompts the pool of proposals doubles as the calibration set of the features; with many, a round draws
-    what its own prompts need.
+    what its own prompts need. `served` prompts of users, which come later, are never in the pool.
     """
     explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
     candidates = config.rollout.candidates
     proposal = Proposal(candidates, 0.5 if explores else 0.0, config.rollout.proposal_temperature)
-    if whole_pools(config, prompts):
+    if whole_pools(config, prompts) and not (served and config.production.share):
         return replace(proposal, pool=max(candidates, math.ceil(config.explore.calibration / prompts)))
     settings = config.explore
     return replace(proposal, pool=0, baseline=settings.baseline_answers, baseline_top_p=settings.baseline_top_p)

@@ -13,6 +13,7 @@ from pddpo_ray.journal import RunEntry
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.identity import IDENTITY, become_child, demand_original, new_identity, open_folder
 from pddpo_ray.journal.journal import first_difference
+from pddpo_ray.journal.served import KeptPrompt, kept_prompts
 from pddpo_ray.storage.whole_files import JOURNAL
 
 
@@ -41,6 +42,15 @@ def resumed_run(config: Config, run_dir: Path) -> tuple[str, Any]:
         return reader.run_id, reader.about.fixed_settings
 
 
+def given_by_users(config: Config, run_dir: Path) -> list[KeptPrompt]:
+    """What users of the run's endpoint gave to it and did not take back; [] before the run has begun."""
+    try:
+        with open_folder(run_dir, config.journal) as reader:
+            return kept_prompts(reader.engine, reader.run_id)
+    except UserError:
+        return []
+
+
 def take_new_identity(config: Config, run_dir: Path) -> str:
     """Makes the copied run in this folder a run of its own, which names its parent."""
     with open_folder(run_dir, config.journal) as reader:
@@ -61,6 +71,8 @@ def _demand_same_recipe(config: Config, stored: RunEntry) -> None:
     except ValidationError:
         before = stored.fixed_settings
     wanted = config.fixed_settings()
+    # what users gave enters the rounds to come: it was not there when the run began
+    before, wanted = ({key: tree[key] for key in tree if key != "production"} for tree in (before, wanted))
     if before == wanted:
         return
     if {**before, "rounds": wanted["rounds"]} != wanted:

@@ -51,6 +51,7 @@ from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.people_measuring import people_of_limits
 from pddpo_ray.loop.preferences import Preferences
+from pddpo_ray.loop.production import UsersVerdicts, WithUsersPrompts
 from pddpo_ray.loop.prompts import Prompts
 from pddpo_ray.loop.reachable import note_reachable
 from pddpo_ray.loop.rewards import RewardController
@@ -85,7 +86,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         seed=config.seed,
         decoding=decoding,
         reference=backends.reference,
-        proposal=proposal_of(config, len(backends.prompts)),
+        proposal=proposal_of(config, len(backends.prompts), len(backends.served)),
         log_probs=trainer.log_probs,
         besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
@@ -96,7 +97,8 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     check_reference(journal, backends, rollout)
     feedback = feedback_of(config, journal, backends, rollout)
     draw_pools(config, journal, backends, rollout, online)
-    preferences = Preferences(journal, backends.store, config.compared)
+    verdicts = UsersVerdicts(journal, backends.verdicts, config.production.verdicts)
+    preferences = Preferences(journal, backends.store, config.compared, verdicts)
     before = feedback_before(config, journal, backends, feedback)
     offline_pairs(config, journal, backends, rollout, before, preferences)
     if isinstance(feedback, ScoredFeedbackController):
@@ -144,14 +146,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         rollout=rollout,
         feedback=feedback,
         dual=dual,
-        prompts=Prompts(
-            backends.prompts,
-            journal,
-            config.seed,
-            backends.prior,
-            backends.prompt_sets,
-            independent=bool(config.certificate.mixtures),
-        ),
+        prompts=_prompts(config, journal, backends),
         preferences=preferences,
         estimate_cost=estimator_of(config, feedback),
         explorer=explorer,
@@ -160,6 +155,20 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         limits=limits,
         rewards=rewards,
     )
+
+
+def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | WithUsersPrompts:
+    """The recipe's own prompts, with its share of users' where they gave some."""
+    own = Prompts(
+        backends.prompts,
+        journal,
+        config.seed,
+        backends.prior,
+        backends.prompt_sets,
+        independent=bool(config.certificate.mixtures),
+    )
+    share = config.production.share
+    return WithUsersPrompts(own, backends.served, journal, share=share, seed=config.seed) if share else own
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:

@@ -11,6 +11,7 @@ from scipy.special import expit
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.beginning import given_by_users
 from pddpo_ray.loop.limits import held_limits
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
@@ -33,7 +34,9 @@ def make_backends(config: Config, run_dir: Path) -> Backends:
     # Imported here: a tabular run needs neither transformers nor an inference engine.
     from pddpo_ray.loop.in_process_text import log_linear_backends, text_backends
 
-    return (log_linear_backends if config.policies == "log-linear" else text_backends)(config, store)
+    if config.policies == "log-linear":
+        return log_linear_backends(config, store)
+    return text_backends(config, store, given_by_users(config, run_dir))
 
 
 def tabular_backends(config: Config, world: TabularWorld, store: ArtifactStore) -> Backends:

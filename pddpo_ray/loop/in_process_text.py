@@ -12,6 +12,7 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.contracts import Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.data.real_text import PreparedRealText, prepare_real_text
 from pddpo_ray.errors import UserError
+from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.limits import held_limits
@@ -35,10 +36,10 @@ from pddpo_ray.worlds.text_limits import text_limits
 Sources = Sequence[Source | None]
 
 
-def text_backends(config: Config, store: ArtifactStore) -> Backends:
-    """Trainer, engine, prompts and, on a world, labels and truth."""
+def text_backends(config: Config, store: ArtifactStore, kept: Sequence[KeptPrompt] = ()) -> Backends:
+    """Trainer, engine, prompts and, on a world, labels and truth. `kept` is what users of the run's endpoint gave."""
     torch.set_num_threads(config.trainer.threads)
-    prepared = prepare_texts(config)
+    prepared = prepare_texts(config, kept)
     reference = store_reference(store, prepared.reference_folder, prepared.chat_template, config.model.dtype)
     folder = store.folder(reference.path)
     temperature = config.policy.temperature
@@ -65,9 +66,9 @@ def log_linear_backends(config: Config, store: ArtifactStore) -> Backends:
     return replace(made, features="linear", tokenizer="")
 
 
-def prepare_texts(config: Config) -> PreparedTextWorld | PreparedRealText:
+def prepare_texts(config: Config, kept: Sequence[KeptPrompt] = ()) -> PreparedTextWorld | PreparedRealText:
     """The recipe's world, or its files of real text; the reference is trained first where the cache has none."""
-    return prepare_real_text(config) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
+    return prepare_real_text(config, kept) if isinstance(config.world, NoWorldConfig) else prepare_text_world(config)
 
 
 def text_world_backends(
@@ -96,6 +97,8 @@ def text_world_backends(
         held_out=prepared.held_out if isinstance(prepared, PreparedRealText) else (),
         benign=prepared.benign if isinstance(prepared, PreparedRealText) else (),
         certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
+        served=prepared.served if isinstance(prepared, PreparedRealText) else (),
+        verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):
@@ -151,6 +154,8 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
     if sets is None:
         # without sets a limit holds on all prompts, those of the offline pairs too
         prompts = list({one.id: one for one in (*prompts, *(item.pair.prompt for item in prepared.pairs))}.values())
+        # rounds ask users' prompts too, and every limit holds on them
+        prompts = list({one.id: one for one in (*prompts, *prepared.served)}.values())
         factors = np.ones((len(stated), len(prompts)))
     held = held_limits(stated, [range_of(one, config.dual.cost_max) for one in stated], factors, prompts)
     # prompts of the certification set are in no prompt set; certificates measure all of them
@@ -165,7 +170,8 @@ def _under_limits_on_files(config: Config, prepared: PreparedRealText, made: Bac
         measure=measures,
         measured_by=measures.versions,
     )
-    return _with_reward(config, made, [*prepared.prompts, *(item.pair.prompt for item in prepared.pairs)])
+    asked = [*prepared.prompts, *prepared.served, *(item.pair.prompt for item in prepared.pairs)]
+    return _with_reward(config, made, asked)
 
 
 def text_view(config: Config, prepared: PreparedTextWorld, store: ArtifactStore) -> WorldView:

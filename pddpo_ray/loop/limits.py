@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,7 @@ class LimitsController:
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._measured: dict[str, list[MeasuredAnswer]] = {}
         self._known: set[str] = set()
+        self._prompt_names: dict[Tokens, str] = {}
         self._read_back()
 
     # --- learning -----------------------------------------------------------------------------------------------
@@ -232,12 +233,18 @@ class LimitsController:
 
     def _all(self) -> list[MeasuredAnswer]:
         """Every measured answer so far, in order of rounds."""
-        return [one for phase in sorted(self._measured) for one in self._measured[phase]]
+        return self._not_withdrawn(one for phase in sorted(self._measured) for one in self._measured[phase])
+
+    def _not_withdrawn(self, measured: Iterable[MeasuredAnswer]) -> list[MeasuredAnswer]:
+        gone = self._journal.withdrawn
+        return [one for one in measured if self._prompt_names.get(one.prompt) not in gone]
 
     def _newest(self) -> list[MeasuredAnswer]:
         """The round's measured answers, or the newest of all rounds so far where a window is given."""
         rounds = range(1, self._journal.round + 1) if self._window else (self._journal.round,)
         answers = [one for number in rounds for one in self._measured.get(f"{number:06d}-{ANSWERS}", [])]
+        if self._window is not None:
+            answers = self._not_withdrawn(answers)
         return answers if self._window is None else answers[-self._window :]
 
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
@@ -246,6 +253,7 @@ class LimitsController:
         measured = self._by_machines(phase, answers, references)
         payload = self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, measured()))
         self._known.update(payload["ids"])
+        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
         key = f"{self._journal.round:06d}-{phase}"
         self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
 
@@ -340,7 +348,9 @@ class LimitsController:
             named = [f"{entry.round}-{i // ANSWERS_EACH}" if entry.phase == ANSWERS else f"{entry.phase}-{one}"
                      for i, one in enumerate(ids)]  # fmt: skip
             asked = [(known[one], draw, entry.round) for one, draw in zip(ids, named, strict=True)]
-            self._measured[f"{entry.round:06d}-{entry.phase}"] = _of_payload(entry.payload, asked)
+            self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer, _, _ in asked}
+            measured = _of_payload(entry.payload, asked)
+            self._measured[f"{entry.round:06d}-{entry.phase}"] = self._not_withdrawn(measured)
 
 
 def _answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Mapping[Tokens, Array]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal.served import PREFIX
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
 from pddpo_ray.loop.ledger import TestedLimit
@@ -59,7 +60,7 @@ class PooledAnswers:
 
     def __init__(self, journal: JournalReader, log_probs: LogProbs, seed: int) -> None:
         finished = range(1, journal.next_round)
-        drawn = {number: journal.samples(number, "cost") for number in finished}
+        drawn = {number: _of_the_recipe(journal.samples(number, "cost")) for number in finished}
         self.rounds = [number for number in finished if drawn[number]]
         each = max(MOST_ASKED // max(len(self.rounds), 1) ** 2, 1)
         # an even draw: a round's answers may stand prompt by prompt
@@ -73,6 +74,11 @@ class PooledAnswers:
     def mean(self, values: Array, counts: Array | float = 1.0) -> Array:
         """Means under every policy of values [n] or [K, n]; an answer counts `counts` times [n]. -> [K]"""
         return pooled_means(self.weights * counts, values)
+
+
+def _of_the_recipe(answers: Sequence[Response]) -> list[Response]:
+    """Those to the recipe's own prompts, which tests draw; users' are not among them."""
+    return [answer for answer in answers if not answer.prompt.id.startswith(PREFIX)]
 
 
 def _drawn(answers: Sequence[Response], most: int, draws: np.random.Generator) -> list[Response]:

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.production import UsersVerdicts
 from pddpo_ray.records import LabelledPair, PairRow, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import written_aside
 
 FIRST_CONSTRAINT = "cost"
+SHARDS = "preferences"
+"""Folder of the stored shards among the artifacts."""
 
 
 class Preferences:
     """Rows of both data sets, in the order of the journal.
 
     A restarted run begins with the pairs of its finished rounds; `extend` adds those of the current one. Abstained and
-    failed labels are counted and left out: they never become a preference.
+    failed labels are counted and left out: they never become a preference. `verdicts` adds pairs of the endpoint's
+    users; what a user withdrew is in no row.
     """
 
     def __init__(
-        self, journal: Journal, store: ArtifactStore, constraints: Sequence[str] = (FIRST_CONSTRAINT,)
+        self,
+        journal: Journal,
+        store: ArtifactStore,
+        constraints: Sequence[str] = (FIRST_CONSTRAINT,),
+        verdicts: UsersVerdicts | None = None,
     ) -> None:
         self._journal = journal
         self._store = store
+        self._verdicts = verdicts
         self._constraints = tuple(constraints)
         self._labelled: list[tuple[int, LabelledPair]] = [
             (entry.round, entry.labelled) for entry in journal.pairs() if entry.round < journal.next_round
@@ -33,12 +45,17 @@ class Preferences:
     @property
     def labelled(self) -> list[LabelledPair]:
         """All pairs with their labels, usable or not."""
-        return [item for _, item in self._labelled]
+        return [item for _, item in self._of_rounds]
+
+    @property
+    def _of_rounds(self) -> list[tuple[int, LabelledPair]]:
+        gone = self._journal.withdrawn
+        return [(number, item) for number, item in self._labelled if item.pair.prompt.id not in gone]
 
     @property
     def reward(self) -> list[PairRow]:
         """D^r: `chosen` is the more helpful answer."""
-        return [row for number, item in self._labelled for row in reward_rows(item, number)]
+        return self._rows(reward_rows)
 
     @property
     def cost(self) -> list[PairRow]:
@@ -47,10 +64,16 @@ class Preferences:
 
     def cost_of(self, constraint: str) -> list[PairRow]:
         """D^c of one constraint: `chosen` is the cheaper answer."""
-        first = constraint == self._constraints[0]
-        return [
-            row for number, item in self._labelled for row in cost_rows(item, number, None if first else constraint)
-        ]
+        further = None if constraint == self._constraints[0] else constraint
+        return self._rows(lambda item, number: cost_rows(item, number, further))
+
+    def _rows(self, rows_of: Callable[[LabelledPair, int], list[PairRow]]) -> list[PairRow]:
+        rows = [row for number, item in self._of_rounds for row in rows_of(item, number)]
+        if self._verdicts is None:
+            return rows
+        weight = self._verdicts.weight
+        theirs = [row for number, item in self._verdicts.labelled() for row in rows_of(item, number)]
+        return rows + [replace(row, weight=weight) for row in theirs]
 
     def extend(self, labelled: Sequence[LabelledPair]) -> None:
         """The pairs of this round, all at once, also stored as an Arrow shard. Said again, nothing is doubled."""
@@ -67,7 +90,7 @@ class Preferences:
             shards[constraint] = [row for item in labelled for row in cost_rows(item, number, name)]
         texts = {item.pair.id: item for item in labelled}
         sha256 = hashlib.sha256(repr(sorted(shards.items())).encode()).hexdigest()
-        path = f"preferences/round-{number:04d}-{sha256[:12]}"
+        path = f"{SHARDS}/round-{number:04d}-{sha256[:12]}"
         self._store.write_folder(path, lambda folder: write_shards(folder, shards, texts))
         counts = {f"labels/{kind}": count for kind, count in verdict_counts(labelled).items()}
         self._journal.add_metrics({"labels/pairs": len(labelled), **counts})
@@ -108,8 +131,29 @@ def write_shards(folder: Path, shards: Mapping[str, Sequence[PairRow]], pairs: M
 
     for name, rows in shards.items():
         table = pa.Table.from_pylist([_arrow_row(row, pairs[row.id]) for row in rows], schema=_arrow_schema())
-        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
+        _write_table(folder / f"{name}.arrow", table)
+
+
+def forget_pairs(store: ArtifactStore, names: Collection[str]) -> None:
+    """Takes pairs out of all stored shards."""
+    if not names:
+        return
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    gone = pa.array(sorted(names), pa.string())
+    for path in sorted((Path(store.root) / SHARDS).glob("round-*/*.arrow")):
+        table = pa.ipc.open_stream(pa.py_buffer(path.read_bytes())).read_all()
+        kept = table.filter(pc.invert(pc.is_in(table["id"], value_set=gone)))
+        with written_aside(path) as aside:
+            _write_table(aside, kept)
+
+
+def _write_table(path: Path, table: Any) -> None:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 def _arrow_schema() -> object:

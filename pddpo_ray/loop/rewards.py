@@ -48,12 +48,15 @@ class RewardController:
         self._journal, self._reward, self._seed = journal, reward, seed
         self._measured: dict[tuple[int, str], list[MeasuredAnswer]] = {}
         self._known: set[str] = set()
+        self._prompt_names: dict[tuple[int, ...], str] = {}
         self._read_back()
 
     def stage(self, reference: PolicyVersion, weight_of_kl: float) -> tuple[Objective, list[PairRow]]:
         """The regression of log policy / reference on measured differences: its minimiser over all policies is
         reference * exp(reward / weight_of_kl). Raises RunError where no prompt has two measured answers."""
-        measured = [one for key in sorted(self._measured) for one in self._measured[key]]
+        gone = self._journal.withdrawn
+        every = [one for key in sorted(self._measured) for one in self._measured[key]]
+        measured = [one for one in every if self._prompt_names[one.prompt] not in gone]
         everywhere = {one.prompt: np.ones(1) for one in measured}
         span = self._reward.span
         rows, margins = value_pairs(measured, np.ones(1), everywhere, span)
@@ -94,6 +97,7 @@ class RewardController:
         costs = -np.array(payload["rewards"], dtype=np.float64)[:, None]  # null is nan
         noise, failed = np.array(payload["noise"])[:, None], np.isnan(costs)
         self._known.update(payload["ids"])
+        self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
         self._measured[round_, phase] = [
             MeasuredAnswer(
                 round_, one.prompt.token_ids, one.token_ids, f"{phase}-{one.id}", costs[row], noise[row], failed[row]

@@ -40,11 +40,13 @@ from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
 from pddpo_ray.journal.identity import home_of, keep_identity
+from pddpo_ray.journal.withdrawing import erase_withdrawn
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
 from pddpo_ray.loop.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
+from pddpo_ray.loop.preferences import forget_pairs
 from pddpo_ray.loop.provenance import provenance_of, sitting
 from pddpo_ray.loop.releasing import certify_at_end
 from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_of
@@ -216,7 +218,11 @@ def drive(
         notes = tuple(cards(journal).get(number, {}).get("notes", ()))
         tell(RoundFinished(name, number, config.rounds, metrics, parts.dual.message, said, notes))
 
-    journal.closing.append(close_round)
+    def forget(number: int) -> None:
+        forget_pairs(backends.store, erase_withdrawn(journal.engine, journal.run_id, through=number).pair_names)
+
+    forget(journal.next_round - 1)
+    journal.closing += [close_round, forget]
     method.run(parts, sizes_of(config, config.rounds), backends.reference)
     return evaluation
 

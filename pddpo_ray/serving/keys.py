@@ -48,6 +48,8 @@ class ApiKey:
     """Its first characters, to recognise it by."""
     expires_ms: int | None = None
     """When it ends by itself, in milliseconds since the epoch; None: never."""
+    consented: bool = False
+    """Whether its holders agreed that training may learn from what they send."""
 
 
 class ApiKeys:
@@ -64,6 +66,7 @@ class ApiKeys:
         requests_per_minute: float = 600.0,
         tokens_per_minute: float = 200_000.0,
         lasts_ms: int | None = None,
+        consented: bool = False,
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is shown this once; it ends after `lasts_ms`. Raises UserError if the name is
         taken."""
@@ -74,7 +77,7 @@ class ApiKeys:
         now = self._store.clock()
         row: dict[str, Any] = {"run": self._store.run, "name": name, "scope": scope.value, "created_ms": now}
         row |= {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-        row |= {"expires_ms": None if lasts_ms is None else now + lasts_ms}
+        row |= {"expires_ms": None if lasts_ms is None else now + lasts_ms, "consented": consented}
         secret, row = _with_secret(row)
 
         def add(connection: Connection) -> None:
@@ -141,4 +144,5 @@ def _with_secret(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _key(row: Mapping[str, Any]) -> ApiKey:
     limits = row["requests_per_minute"], row["tokens_per_minute"]
-    return ApiKey(row["name"], Scope(row["scope"]), *limits, row["key_prefix"], row["expires_ms"])
+    shown = row["key_prefix"], row["expires_ms"], bool(row["consented"])
+    return ApiKey(row["name"], Scope(row["scope"]), *limits, *shown)

@@ -1,0 +1,91 @@
+"""What is kept of served exchanges for the run's next rounds: only with the operator's opt-in and its sender's consent.
+
+Texts are scrubbed before they are written. A share that knows nothing of the caps or the rules never waits: an exchange
+is put aside here and written beside the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from deploy.serving.metrics import ServingMetrics
+from pddpo_ray.journal.served import Caps, Sent, UserVerdict, judge, keep
+from pddpo_ray.journal.transactions import Store
+from pddpo_ray.records import Message
+from pddpo_ray.serving.catalog import text_of
+from pddpo_ray.serving.keys import ApiKey
+from pddpo_ray.serving.scrubbing import Scrubber
+
+logger = logging.getLogger("deploy.serving")
+
+Consent = Literal["off", "request", "key"]
+"""Who consents: nobody, so that nothing is kept; each request by itself; or the key, for all its requests."""
+CONSENT_HEADER = "x-pddpo-training"
+"""yes or no, of this request; a no counts whatever the key says."""
+WAITING_MAX = 1000
+ROLES = ("system", "user", "assistant")
+
+
+def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
+    """Whether what a request sends may be kept; `said` is its own word."""
+    word = (said or "").strip().lower()
+    if consent == "off" or word not in ("", "yes"):
+        return False
+    return word == "yes" if consent == "request" else key.consented
+
+
+def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...] | None:
+    """The conversation up to its last question; None where it does not end with one, or has turns of other kinds."""
+    turns = tuple(Message(str(one.get("role")), text_of([{**one, "role": ""}]).removeprefix(": ")) for one in messages)
+    if not turns or turns[-1].role != "user" or any(one.role not in ROLES for one in turns):
+        return None
+    return turns
+
+
+class KeptPrompts:
+    """One entrance's. `work` writes what waits, for ever."""
+
+    def __init__(self, store: Store, consent: Consent, scrub: Scrubber, caps: Caps, metrics: ServingMetrics) -> None:
+        self._store, self._scrub, self._caps, self._metrics = store, scrub, caps, metrics
+        self.consent = consent
+        self._waiting: asyncio.Queue[Sent] = asyncio.Queue(WAITING_MAX)
+
+    def offer(self, key: ApiKey, said: str | None, sent: Sent | None) -> None:
+        """An exchange that ended well; nothing of one that was not consented to is looked at."""
+        if sent is not None and consents(self.consent, key, said) and not self._waiting.full():
+            self._waiting.put_nowait(sent)
+
+    async def work(self) -> None:
+        while True:
+            sent = await self._waiting.get()
+            try:
+                await asyncio.to_thread(self.write, sent)
+            except Exception:
+                logger.exception("a prompt that may be kept was not written")
+            finally:
+                self._waiting.task_done()
+
+    def write(self, sent: Sent) -> None:
+        """Scrubs and stores one exchange, within the caps."""
+        contents = [self._scrub(text) for text in (*(turn.content for turn in sent.messages), sent.answer)]
+        clean = [text for text in contents if text is not None]
+        if len(clean) < len(contents):
+            self._metrics.kept("scrubbed-whole")
+            return
+        turns = tuple(replace(turn, content=text) for turn, text in zip(sent.messages, clean, strict=False))
+        self._metrics.kept(keep(self._store, replace(sent, messages=turns, answer=clean[-1]), self._caps))
+
+    async def judge(self, reply: str, verdict: UserVerdict) -> bool:
+        """What a reader says of an answer. Whether it is kept: no other verdict teaches anything."""
+        if self.consent == "off":
+            return False
+        await self.settled()
+        return await asyncio.to_thread(judge, self._store, reply, verdict)
+
+    async def settled(self) -> None:
+        """Returns when everything that was offered is written."""
+        await self._waiting.join()

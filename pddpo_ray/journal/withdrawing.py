@@ -1,0 +1,164 @@
+"""Takes back what clients gave to training: their prompts, the answers to them, and every label and pair of those.
+
+Rows of finished rounds go; those of the round that is under way keep their places, without any text, until it ends:
+the driver erases again then, and so it does with what it wrote meanwhile. What is left is that something was withdrawn
+(`served_withdrawal`, the audit log), numbers that a round summed up, and what its weights learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+
+from pddpo_ray.journal.annotation_schema import question_round, task
+from pddpo_ray.journal.audit import record_event
+from pddpo_ray.journal.schema import pair, pair_label, prompt, round_, safety_label, sample
+from pddpo_ray.journal.served import withdrawn_prompts
+from pddpo_ray.journal.served_schema import served_answer, served_prompt, served_withdrawal
+from pddpo_ray.journal.transactions import Store
+
+GONE = "(withdrawn)"
+"""Stands where a text was."""
+NOTES = "notes"
+"""In a question's provenance: what readers wrote with their verdicts."""
+AT_ONCE = 500
+"""Names in one statement: databases bound their number."""
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """What went: prompts and answers that were kept, answers that the run drew, pairs, questions to people."""
+
+    prompts: int
+    replies: int
+    samples: int
+    pairs: int
+    questions: int
+    pair_names: tuple[str, ...] = ()
+
+
+def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") -> Withdrawn:
+    """Erases these kept prompts and all that came of them; with `reply`, also the question that its feedback became."""
+
+    def apply(connection: Connection) -> Withdrawn:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA secure_delete=ON")  # else the text stays in the file's free pages
+        replies = _drop_kept(connection, store.run, prompts)
+        row = {"run": store.run, "by": by, "at_ms": store.clock()}
+        known = connection.execute(select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == store.run))
+        new = sorted(set(prompts) - set(known.scalars()))
+        if new:
+            connection.execute(insert(served_withdrawal), [{**row, "prompt": name} for name in new])
+        drawn = erase(connection, store.run, prompts, below=_round_under_way(connection, store.run))
+        asked = _forget_questions(connection, store.run, [*replies, *([reply] if reply else [])], task.c.item)
+        record_event(connection, store.clock(), by, "serving.withdraw", reply or "prompts", prompts=len(prompts))
+        return Withdrawn(
+            len(prompts), len(replies), drawn.samples, drawn.pairs, asked + drawn.questions, drawn.pair_names
+        )
+
+    done = store.write(apply)
+    _flush(store.engine)
+    return done
+
+
+def erase_withdrawn(engine: Engine, run: str, *, through: int) -> Withdrawn:
+    """Erases again what was withdrawn while rounds up to `through` were under way: their driver had it in memory."""
+    names = sorted(withdrawn_prompts(engine, run))
+    if not names:
+        return Withdrawn(0, 0, 0, 0, 0)
+    with engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA secure_delete=ON")
+        done = erase(connection, run, names, below=through + 1)
+    _flush(engine)
+    return done
+
+
+def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: int) -> Withdrawn:
+    """Takes the texts of these prompts and of all answers to them out of the journal, and out of rounds before `below`
+    their labels and pairs too."""
+    texts = [
+        text
+        for names in _parts(prompts)
+        for text in connection.execute(select(prompt.c.text).where(prompt.c.run == run, prompt.c.id.in_(names)))
+        .scalars()
+        .all()
+        if text != GONE
+    ]
+    questions = _forget_questions(connection, run, texts, task.c.prompt)
+    samples, pairs = [], []
+    for names in _parts(prompts):
+        mine = (sample.c.run == run) & sample.c.prompt.in_(names)
+        for row in connection.execute(select(sample.c.id, sample.c.token_ids).where(mine)).all():
+            samples.append(row.id)
+            # an answer of no token would be none: what reads it back wants one
+            change = update(sample).where(sample.c.run == run, sample.c.id == row.id)
+            connection.execute(change.values(token_ids=row.token_ids[-1:], text=GONE))
+        for row in connection.execute(
+            select(prompt.c.id, prompt.c.token_ids).where(prompt.c.run == run, prompt.c.id.in_(names))
+        ).all():
+            change = update(prompt).where(prompt.c.run == run, prompt.c.id == row.id)
+            connection.execute(change.values(token_ids=row.token_ids[:1], text=GONE, messages=[["user", GONE]]))
+    for names in _parts(samples):
+        mine = (pair.c.run == run) & pair.c.first.in_(names) & (pair.c.round < below)
+        pairs += connection.execute(select(pair.c.id).where(mine)).scalars().all()
+        old = (safety_label.c.run == run) & safety_label.c.sample.in_(names) & (safety_label.c.round < below)
+        connection.execute(delete(safety_label).where(old))
+    for names in _parts(pairs):
+        connection.execute(delete(pair_label).where(pair_label.c.run == run, pair_label.c.pair.in_(names)))
+        connection.execute(delete(pair).where(pair.c.run == run, pair.c.id.in_(names)))
+    return Withdrawn(len(prompts), 0, len(samples), len(pairs), questions, tuple(pairs))
+
+
+def _round_under_way(connection: Connection, run: str) -> int:
+    last = select(func.max(round_.c.round)).where(round_.c.run == run, round_.c.finished_ms.is_not(None))
+    return (connection.execute(last).scalar() or 0) + 1
+
+
+def _drop_kept(connection: Connection, run: str, prompts: Sequence[str]) -> list[str]:
+    """Deletes what was kept; returns the replies that went with it."""
+    replies: list[str] = []
+    for names in _parts(prompts):
+        mine = (served_answer.c.run == run) & served_answer.c.prompt.in_(names)
+        replies += connection.execute(select(served_answer.c.id).where(mine)).scalars().all()
+        connection.execute(delete(served_answer).where(mine))
+        connection.execute(delete(served_prompt).where(served_prompt.c.run == run, served_prompt.c.id.in_(names)))
+    return replies
+
+
+def _forget_questions(connection: Connection, run: str, values: Sequence[str], column: Any) -> int:
+    """Empties the questions to people in which `column` has one of these values; open ones are asked no more."""
+    found = 0
+    of_run = select(question_round.c.id).where(question_round.c.run == run)
+    for names in _parts(values):
+        mine = task.c.question_round.in_(of_run) & column.in_(names)
+        for row in connection.execute(select(task.c.id, task.c.second, task.c.provenance).where(mine)).all():
+            found += 1
+            provenance = {name: value for name, value in row.provenance.items() if name != NOTES}
+            change = update(task).where(task.c.id == row.id)
+            connection.execute(
+                change.values(
+                    prompt=GONE, first=GONE, second=None if row.second is None else GONE, provenance=provenance
+                )
+            )
+            connection.execute(change.where(task.c.state == "open").values(state="dropped"))
+    return found
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for begin in range(0, len(names), AT_ONCE):
+        yield names[begin : begin + AT_ONCE]
+
+
+def _flush(engine: Engine) -> None:
+    """SQLite's write-ahead log holds the pages of before until they are back in the file."""
+    if engine.dialect.name != "sqlite":
+        return
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()

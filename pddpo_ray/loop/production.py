@@ -1,0 +1,84 @@
+"""What users of the endpoint gave, in the rounds of the run that they use: a share of its prompts, and pairs.
+
+Both are journalled by name alone, so that a killed round goes on with the same ones and a withdrawn text is nowhere.
+Certificates draw from the recipe's own prompts, which this part never adds to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pddpo_ray.contracts import Prompts
+from pddpo_ray.journal import Journal
+from pddpo_ray.records import LabelledPair, Prompt
+from pddpo_ray.theory.seeds import generator
+
+PROMPTS, VERDICTS = "served-prompts", "verdicts"
+"""Phases of a round: the users' prompts of each draw, and the pairs that are new in it."""
+
+
+class WithUsersPrompts:
+    """Satisfies contracts.Prompts: `share` of all prompts that are drawn are users', the others those of `own`.
+
+    Users' prompts take turns: whoever was drawn least comes next, and by seed among those. A draw has each at most
+    once; where there are too few, `own` gives the rest.
+    """
+
+    def __init__(self, own: Prompts, served: Sequence[Prompt], journal: Journal, *, share: float, seed: int) -> None:
+        self._own, self._served, self._journal = own, {prompt.id: prompt for prompt in served}, journal
+        self._share, self._seed = share, seed
+        self._draws: Counter[int] = Counter()
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, users' first."""
+        round_ = self._journal.round
+        self._draws[round_] += 1
+        phase = f"{PROMPTS}-{self._draws[round_]}"
+        drawn = self._journal.once(phase, lambda: {"count": count, "ids": self._chosen(count, self._draws[round_])})
+        mine = self._own.draw(count - len(drawn["ids"]))
+        stored = self._journal.prompts() if self._gone(drawn["ids"]) else {}
+        return [*(self._served.get(name) or stored.get(name) or mine[0] for name in drawn["ids"]), *mine]
+
+    def _gone(self, names: Sequence[str]) -> bool:
+        """Whether one was withdrawn since a killed process drew it: its place stays, without its text."""
+        return any(name not in self._served for name in names)
+
+    def _chosen(self, count: int, draw: int) -> list[str]:
+        before = [entry.payload for entry in self._journal.phases(like=f"{PROMPTS}-%")]
+        times = Counter(name for payload in before for name in payload["ids"])
+        asked = count + sum(payload["count"] for payload in before)
+        wanted = min(round(self._share * asked) - times.total(), count - 1)
+        there = sorted(self._served.keys() - self._journal.withdrawn)
+        order = generator(self._seed, PROMPTS, self._journal.round, draw).permutation(len(there))
+        ranked = sorted((times[there[index]], place, there[index]) for place, index in enumerate(order))
+        return [name for _, _, name in ranked[: max(0, wanted)]]
+
+
+class UsersVerdicts:
+    """Pairs that users' verdicts make, each from the round on in which it is new, at one weight."""
+
+    def __init__(self, journal: Journal, pairs: Sequence[LabelledPair], weight: float) -> None:
+        self._journal, self.weight = journal, weight
+        self._pairs: Mapping[str, LabelledPair] = {item.pair.id: item for item in pairs}
+        self._taken: dict[int, list[str]] = {
+            entry.round: entry.payload["pairs"] for entry in journal.phases(like=VERDICTS)
+        }
+
+    def labelled(self) -> list[tuple[int, LabelledPair]]:
+        """Each pair with its round; none that was withdrawn or whose verdict was changed since."""
+        number = self._journal.round
+        if not self.weight or not number:
+            return []
+        if number not in self._taken:
+            known = {name for names in self._taken.values() for name in names}
+            new = [name for name in self._pairs if name not in known]
+            self._taken[number] = self._journal.once(VERDICTS, lambda: {"pairs": new})["pairs"]
+            self._journal.add_metrics({"labels/users_pairs": float(len(self._taken[number]))})
+        gone = self._journal.withdrawn
+        return [
+            (round_, self._pairs[name])
+            for round_, names in sorted(self._taken.items())
+            for name in names
+            if name in self._pairs and self._pairs[name].pair.prompt.id not in gone
+        ]

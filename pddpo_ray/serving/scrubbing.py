@@ -1,0 +1,71 @@
+"""Takes what names or opens something out of a text before it is kept: addresses, numbers, keys. By rules in a file.
+
+Rules find forms, not meanings: a name, an address of a house or a story that fits one person stays. They lower what a
+kept prompt can give away; consent, caps and withdrawal are for the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pddpo_ray.errors import UserError
+
+RULES = Path(__file__).parent / "scrub.yaml"
+FIELDS = {"name", "pattern", "with", "drop"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One form, and what stands in its place; None: a text that has it is not kept at all."""
+
+    name: str
+    pattern: re.Pattern[str]
+    replacement: str | None
+
+
+@dataclass(frozen=True)
+class Scrubber:
+    """Rules in the order in which they act."""
+
+    rules: Sequence[Rule]
+
+    def __call__(self, text: str) -> str | None:
+        """The text without what the rules find; None where a rule says that nothing of it may be kept."""
+        for rule in self.rules:
+            if rule.replacement is not None:
+                text = rule.pattern.sub(rule.replacement, text)
+            elif rule.pattern.search(text):
+                return None
+        return text
+
+
+def scrubber(file: Path | None = None) -> Scrubber:
+    """The rules of a file, those that ship by default. Raises UserError for a file that has none or a wrong one."""
+    path = RULES if file is None else file
+    try:
+        stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: no file of rules ({error}); write it as {RULES.name} of this package") from error
+    if not isinstance(stated, list) or not stated:
+        raise UserError(f"{path}: write a list of rules, each with name, pattern and `with`")
+    return Scrubber([_rule(path, number, one) for number, one in enumerate(stated, 1)])
+
+
+def _rule(path: Path, number: int, stated: object) -> Rule:
+    where = f"{path}, rule {number}"
+    if not isinstance(stated, dict) or not set(stated) <= FIELDS or not {"name", "pattern"} <= set(stated):
+        raise UserError(f"{where}: write name, pattern, and `with` or `drop: true`")
+    if ("with" in stated) == (stated.get("drop") is True):
+        raise UserError(f"{where} ({stated['name']}): say either what stands in its place (`with`) or `drop: true`")
+    try:
+        pattern = re.compile(str(stated["pattern"]))
+        replacement = None if "with" not in stated else str(stated["with"])
+        pattern.sub(replacement or "", "")  # a group that is not there is found here
+    except re.error as error:
+        raise UserError(f"{where} ({stated['name']}): {error}") from error
+    return Rule(str(stated["name"]), pattern, replacement)
