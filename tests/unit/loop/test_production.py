@@ -1,4 +1,4 @@
-"""Users' prompts and verdicts in the rounds of a run: shares, pairs, what is kept apart, and what a withdrawal leaves."""
+"""Users' prompts and verdicts in the rounds of a run: shares, pairs, what is kept apart, what a withdrawal leaves."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_verdicts_enter_from_their_round_on_at_their_weight_and_not_without_it(t
             )
 
 
-# --- what is kept apart ------------------------------------------------------------------------------------------------
+# --- what is kept apart -----------------------------------------------------------------------------------------------
 
 
 def test_prompts_of_certificates_never_enter_training_however_they_are_written() -> None:
