@@ -59,7 +59,7 @@ def judged_pairs(answers: Sequence[KeptAnswer], prompt: Prompt, texts: Texts) ->
 
     Of an unsafe answer nobody said whether it helps, and of two that no one calls unsafe none is costlier.
     """
-    pairs = []
+    pairs: list[LabelledPair] = []
     judged = [answer for answer in answers if answer.verdict is not None]
     for first, second in combinations(judged, 2):
         helpful = {("up", "down"): Verdict.FIRST, ("down", "up"): Verdict.SECOND}

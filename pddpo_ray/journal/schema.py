@@ -1,8 +1,8 @@
 """Tables of the journal: the only truth about a run, what it released, and who may call its endpoint.
 
 Every row carries its run, so one database holds many runs. Times are UTC milliseconds. Rows of `phase`, `sample`,
-`safety_label`, `pair`, `pair_label`, `dual_step`, `version` and `release` are written once and never changed, but for what
-a user of the endpoint takes back (`journal.withdrawing`).
+`safety_label`, `pair`, `pair_label`, `dual_step`, `version` and `release` are written once and never changed, but for
+what a user of the endpoint takes back (`journal.withdrawing`).
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def erase(connection: Connection, run: str, prompts: Sequence[str], *, below: in
         if text != GONE
     ]
     questions = _forget_questions(connection, run, texts, task.c.prompt)
-    samples, pairs = [], []
+    samples: list[str] = []
+    pairs: list[str] = []
     for names in _parts(prompts):
         mine = (sample.c.run == run) & sample.c.prompt.in_(names)
         for row in connection.execute(select(sample.c.id, sample.c.token_ids).where(mine)).all():

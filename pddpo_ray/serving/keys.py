@@ -144,5 +144,5 @@ def _with_secret(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _key(row: Mapping[str, Any]) -> ApiKey:
     limits = row["requests_per_minute"], row["tokens_per_minute"]
-    shown = row["key_prefix"], row["expires_ms"], bool(row["consented"])
-    return ApiKey(row["name"], Scope(row["scope"]), *limits, *shown)
+    scope, agreed = Scope(row["scope"]), bool(row["consented"])
+    return ApiKey(row["name"], scope, *limits, row["key_prefix"], row["expires_ms"], agreed)

@@ -22,8 +22,8 @@ def with_openai() -> dict[str, Any]:
     client = openai.OpenAI(max_retries=0)
     chat = client.chat.completions.create(model="released", messages=MESSAGES, **SETTINGS)
     stream = client.chat.completions.create(model="released", messages=MESSAGES, stream=True, **SETTINGS)
-    batch = client.completions.create(model="round-1", prompt=["word1 word2", [1, 5, 6]], max_tokens=3, temperature=0)
-    echo = client.completions.create(model="round-1", prompt="word1 word2", echo=True, logprobs=1, max_tokens=0)
+    batch = client.completions.create(model="round-1", prompt=["word1 word2", "word3"], max_tokens=3, temperature=0)
+    echo: Any = client.completions.create(model="round-1", prompt="word1 word2", echo=True, logprobs=1, max_tokens=0)
     scores = echo.choices[0].logprobs
     return {
         "models": [one.id for one in client.models.list()],

@@ -81,7 +81,9 @@ def test_only_what_its_sender_consents_to_is_kept(asked: Caller) -> None:
     ask(asked, "streamed", stream=True)
     ask(asked, "not asked", headers={})
     ask(asked, "refused", headers={"x-pddpo-training": "no"})
-    asked.post("/v1/completions", {"model": "released", "prompt": "no conversation", "max_tokens": 5}, **YES)
+    asked.post(
+        "/v1/completions", {"model": "released", "prompt": "no conversation", "max_tokens": 5}, Scope.INSPECT, **YES
+    )
     assert questions(asked) == ["kept", "streamed"]
     assert [(one.text, one.verdict) for prompt in kept(asked) for one in prompt.answers] == [("echo", None)] * 2
     database = asked.run.folder.joinpath("journal.sqlite").read_bytes()

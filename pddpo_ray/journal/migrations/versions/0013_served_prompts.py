@@ -1,6 +1,6 @@
 """What clients give to training, and keys whose holders agreed to it.
 
-Revision: 0012
+Revision: 0013
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from alembic import op
 
 from pddpo_ray.journal.served_schema import served_answer, served_prompt, served_withdrawal
 
-revision = "0012"
-down_revision = "0011"
+revision = "0013"
+down_revision = "0012"
 branch_labels = None
 depends_on = None
 
