@@ -142,7 +142,11 @@ def _forget_questions(connection: Connection, run: str, values: Sequence[str], c
             change = update(task).where(task.c.id == row.id)
             connection.execute(
                 change.values(
-                    prompt=GONE, first=GONE, second=None if row.second is None else GONE, provenance=provenance
+                    prompt=GONE,
+                    turns=None,
+                    first=GONE,
+                    second=None if row.second is None else GONE,
+                    provenance=provenance,
                 )
             )
             connection.execute(change.where(task.c.state == "open").values(state="dropped"))
