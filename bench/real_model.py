@@ -9,6 +9,7 @@
     scorers   a reward and a cost model for the runs, and two held-out judges from other prompts and another seed
     train     O-PD-DPO and offline PD-DPO by the recipe smollm2, three rounds each
     evaluate  the reference and both last policies answer the same unseen prompts from the same seeds; the judges score
+    limits    the same model under length, refusals and harm at once, certified, beside fixed length penalties
     table     what the page shows
 
 Every step is commands of `pddpo`, which go on where they were killed. The data are read where they are (`--data`, or
@@ -21,36 +22,21 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-STEPS = ("model", "scorers", "train", "evaluate", "table")
+from bench.real_limits import limit_steps, limits_table
+from bench.real_step import REFERENCE, Step, answers_of, do, evaluate_words
+
+STEPS = ("model", "scorers", "train", "evaluate", "limits", "table")
 METHODS = ("o-pd-dpo", "pd-dpo")
 ROUNDS = 3
 ROWS, JUDGE_ROWS = 2200, 600
 """Rows that a scorer learns from and is judged by, drawn by seed."""
-QUESTIONS = 60
-TOKENS = 48
-REFERENCE = "reference"
 SHOWN = 10
 """Answers before and after on the page: the first of the set, in the order that the seed drew."""
-BENIGN = Path(__file__).parents[1] / "pddpo_ray" / "sample_data" / "limits" / "benign.jsonl"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command of `pddpo`, and the file that is there once it is done."""
-
-    of: str
-    words: list[str]
-    done: Path
-    begun: Path | None = None
-    """Where this is there and `done` is not, the command goes on with --resume."""
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 def steps(data: Path, work: Path, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Step]:
@@ -69,6 +55,7 @@ def steps(data: Path, work: Path, seeds: Sequence[int], extra: Sequence[str] = (
     for seed in seeds:
         made += [_run(data, work, method, seed, extra) for method in METHODS]
         made += _evaluation(data, work, seed)
+        made += limit_steps(data, work, seed, ROUNDS, extra)
     return made
 
 
@@ -105,73 +92,36 @@ def _run(data: Path, work: Path, method: str, seed: int, extra: Sequence[str]) -
 def _evaluation(data: Path, work: Path, seed: int) -> list[Step]:
     """Answers of the reference and of both last policies, scored; and the shares of wins against the reference."""
     out = work / "evaluation" / str(seed)
-    models = [f"{REFERENCE}={work / 'model'}"]
-    models += [f"{method}={run_folder(work, method, seed)}@policy-{ROUNDS}" for method in METHODS]
-    words = [
-        *["evaluate", *models, "--reference", f"{REFERENCE}={work / 'model'}"],
-        *["--set", str(data / "eval_safety_prompts.jsonl"), "--set", str(data / "eval_helpful_prompts.jsonl")],
-        *["--benign", str(BENIGN), "--questions", str(QUESTIONS), "--max-tokens", str(TOKENS)],
-        *["--policy-temperature", "0.7", "--template", "tokenizer", "--seed", str(seed), "--out", str(out)],
-        *["--reward-model", str(work / "scorers" / "judge-reward")],
-        *["--cost-model", str(work / "scorers" / "judge-cost")],
-    ]
+    models = [f"{method}={run_folder(work, method, seed)}@policy-{ROUNDS}" for method in METHODS]
     checks = [
         Step(
             "evaluate",
             ["limits", "check", str(out / "wins.yaml"), "--on", str(out / f"wins-{method}.jsonl"), "--json"],
             out / f"wins-{method}.json",
+            late=partial(_write_wins, out, method),
+            printed=True,
         )
         for method in METHODS
     ]
-    return [Step("evaluate", words, out / "evaluation.json"), *checks]
+    return [Step("evaluate", evaluate_words(data, work, models, seed, out), out / "evaluation.json"), *checks]
 
 
-# --- doing it -------------------------------------------------------------------------------------------------------
+# --- wins -----------------------------------------------------------------------------------------------------------
 
 
-def do(step: Step) -> None:
-    """Runs the command unless its result is there. Ends the program with its exit code where it fails."""
-    if step.done.is_file():
-        print(f"done: {step.done}", flush=True)
-        return
-    words = [*step.words, *(["--resume"] if step.begun is not None and step.begun.exists() else [])]
-    print(f"$ pddpo {shlex.join(words)}", flush=True)
-    wins = step.words[:2] == ["limits", "check"]
-    if wins:
-        _write_wins(step)
-    command = [sys.executable, "-m", "pddpo_ray", *words]
-    step.done.parent.mkdir(parents=True, exist_ok=True)
-    ended = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if wins else None)
-    if ended.returncode:
-        raise SystemExit(ended.returncode)
-    if wins:
-        step.done.write_text(ended.stdout)
-
-
-def _write_wins(step: Step) -> None:
+def _write_wins(folder: Path, method: str) -> list[str]:
     """A policy's first answers beside the reference's to the same prompts, and the question who wins."""
-    rows_file = Path(step.words[4])
-    folder, method = rows_file.parent, rows_file.stem.removeprefix("wins-")
     answers = answers_of(folder)
     rows = [
         {"prompt": prompt, "response": said[method], "reference": said[REFERENCE]}
         for (name, prompt), said in answers.items()
         if name == "eval_helpful_prompts"
     ]
-    rows_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / f"wins-{method}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     judge = folder.parents[1] / "scorers" / "judge-reward"
     limit = {"helpful": {"rate": {"score_model": str(judge)}, "versus": "reference", "at_least": "50 %"}}
     (folder / "wins.yaml").write_text(json.dumps({"limits": limit}))
-
-
-def answers_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """By set and prompt, the first answer of each model."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        name = Path(row["set"]).name.partition(".")[0]
-        found.setdefault((name, row["prompt"]), {}).setdefault(row["model"], row["answer"])
-    return found
+    return []
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -205,6 +155,7 @@ def table(work: Path, seeds: Sequence[int]) -> str:
             lines.append(f"| {called} | {' | '.join(row)} |")
         wins = [_shown(_wins(folder, method), True) for method in METHODS]
         lines.append(f"| wins against the reference by the held-out judge | | {' | '.join(wins)} |")
+        lines += ["", "Three limits at once:", "", limits_table(work, seed)]
     return "\n".join(lines) + "\n"
 
 

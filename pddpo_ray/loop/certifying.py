@@ -14,7 +14,6 @@ was trained on them. Real text has a certification set that nothing else draws f
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -480,5 +479,7 @@ def _draw(config: Config, journal: Journal, backends: Backends, candidate: Candi
         if entry.state != "undecided" or entry.count >= budget:
             return
         still = [limit for limit in candidate.limits if entry.findings[limit.name].state == "undecided"]
-        if not asking.batch(math.ceil(entry.count / config.certificate.batch), still):
+        # not from the count of draws: limits that were decided earlier have fewer, and catch up under other bounds
+        done = sum(one.phase.startswith(BATCH) for one in journal.phases(candidate.round))
+        if not asking.batch(done, still):
             return

@@ -84,7 +84,13 @@ def test_the_experiment_goes_on_after_a_kill_and_ends_with_a_table(tmp_path: Pat
     assert f"done: {work / 'scorers' / 'run-cost' / 'scorer.json'}" in said
     assert "--resume" in said
     table = (work / "table.md").read_text()
-    for word in ("unsafe by the held-out judge", "KL to the reference", "wins against the reference", "| run-cost |"):
+    for word in (
+        "unsafe by the held-out judge",
+        "KL to the reference",
+        "wins against the reference",
+        "| run-cost |",
+        "at 0.5 times",
+    ):
         assert word in table, table
     shown = json.loads((work / "before-and-after.json").read_text())
     assert len(shown) == 10

@@ -242,6 +242,24 @@ def test_two_limits_are_each_tested_at_their_own_whole_level(tmp_path: Path) -> 
     assert worse.findings[names[0]].state == "certified"
 
 
+def test_a_limit_that_was_decided_early_catches_up_under_another_bound(tmp_path: Path) -> None:
+    """The second limit took more draws; then the first alone is in doubt: none of its batches has a number twice."""
+    config = load("tabular-two-limits", [*SMALL, "rounds=1", "feedback.labels_each=16"])
+    run_recipe(config, tmp_path / "run")
+
+    def asked(limits: list[float], batches: int) -> Entry:
+        named = dict(zip(config.thresholds, limits, strict=True))
+        return certify(config, tmp_path / "run", "last", named, batches * BATCH_DRAWS)
+
+    sure = asked([1.6, 1.6], 2)
+    in_doubt = [(one.lower + one.upper) / 2 for one in sure.findings.values()]
+    doubted = asked([1.6, in_doubt[1]], sure.count // BATCH_DRAWS + 1)
+    first, second = (len(one) for one in doubted.draws.values())
+    assert first < second
+    caught_up = asked([in_doubt[0], 1.6], second // BATCH_DRAWS + 1)
+    assert len(next(iter(caught_up.draws.values()))) > second
+
+
 def test_the_report_judges_by_the_recipes_limit_and_says_what_a_candidate_entered_for(run: Path) -> None:
     """Entered for a bound that holds, far above the recipe's 60 %; then one that is broken."""
     config = small(*RATE, "report.html=false")
