@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ class Served:
 
 
 @contextmanager
-def served(run: Path, log: Path, *options: str) -> Iterator[Served]:
-    """The run's endpoint, which is asked to stop in the end and does."""
+def served(run: Path, log: Path, *options: str, under: Sequence[str] = ()) -> Iterator[Served]:
+    """The run's endpoint, which is asked to stop in the end and does. `under`: a command that starts it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port), *options]
+    command = [*under, sys.executable, "-m", "pddpo_ray", "serve", str(run), "--port", str(port), *options]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -28,6 +28,7 @@ from deploy.serving.entrance import EntranceState, most_tokens
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from deploy.serving.stopping import StopSignals, let_finish
+from deploy.serving.warm_engines import warm_up
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
@@ -53,47 +54,71 @@ GONE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 @serve.deployment(name="Engine", max_ongoing_requests=ONGOING_MAX)
 class EngineReplica:
-    """One engine in a process of its own; Serve starts another one when its health check fails."""
+    """One engine. Serve starts another replica where this one ends or fails its health check."""
 
-    async def __init__(self, settings: EngineSettings, first: ServedPolicy) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: EngineSettings, first: ServedPolicy, alone: bool) -> None:  # type: ignore[misc]
+        """`alone`: no other replica answers while this one has no engine, so it starts the next one itself."""
         log_as_serve_does()
-        self._engine = await PolicyEngine.start(settings)
-        await self._engine.check(first)
-        self._watching = asyncio.create_task(self._end_with_engine())
+        self._settings, self._alone = settings, alone
+        warm_up(settings.threads)
+        self._engine = await self._start(first)
+        self._watching = asyncio.create_task(self._watch())
 
-    async def _end_with_engine(self) -> None:
-        """A replica whose vLLM has died ends at once: Serve starts another one without asking thrice."""
-        while not self._engine.dead:
+    async def _start(self, policy: ServedPolicy) -> PolicyEngine:
+        engine = await PolicyEngine.start(self._settings)
+        await engine.check(policy)
+        self._first = policy
+        return engine
+
+    async def _watch(self) -> None:
+        """Where vLLM has died, starts the next one or ends this replica at once; Serve would ask thrice before."""
+        while True:
             await asyncio.sleep(WATCH_S)
-        logging.getLogger("deploy.serving").error("vLLM has died: this replica ends")
-        os._exit(1)
+            if not self._engine.dead:
+                continue
+            log = logging.getLogger("deploy.serving")
+            log.error("vLLM has died: %s", "another one is started" if self._alone else "this replica ends")
+            if not self._alone:
+                os._exit(1)
+            try:
+                self._engine.close()
+                self._engine = await self._start(self._engine.gate.current or self._first)
+            except BaseException as error:
+                log.error("the next vLLM did not start: this replica ends", exc_info=error)
+                os._exit(1)
 
     async def respond(
         self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
     ) -> AsyncGenerator[Piece, None]:
+        engine = self._demand()
         try:
-            async for piece in self._engine.respond(kind, policy, body, trace):
+            async for piece in engine.respond(kind, policy, body, trace):
                 # vLLM makes a reply of its own death
-                if self._engine.dead and isinstance(piece, dict) and int(piece["status"]) >= 500:
+                if engine.dead and isinstance(piece, dict) and int(piece["status"]) >= 500:
                     raise EngineGone("vLLM has died")
                 yield piece
         except Exception as error:
-            if self._engine.dead:
+            if engine.dead:
                 raise EngineGone(str(error)) from None
             raise
 
     async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._engine.tokens(way, body)
+        return await self._demand().tokens(way, body)
 
     async def alive(self) -> None:
-        if self._engine.dead:
-            raise EngineGone("vLLM has died")
+        self._demand()
 
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]:
-        return await self._engine.check(policy)
+        return await self._demand().check(policy)
 
     async def check_health(self) -> None:
-        await self._engine.healthy()
+        if not self._engine.dead:  # a dead one is replaced by `_watch`
+            await self._engine.healthy()
+
+    def _demand(self) -> PolicyEngine:
+        if self._engine.dead:
+            raise EngineGone("vLLM has died")
+        return self._engine
 
 
 class Handles:
@@ -213,8 +238,10 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
         max_ongoing_requests=args.most_requests + CONTROL_MAX,
         max_queued_requests=args.waiting_max,
         graceful_shutdown_timeout_s=args.request_s,
+        # Needs no room: the next one accepts before this one stops to. Engines may not fit twice.
+        max_surge_percent=100,
     )
-    application: Application = entrance.bind(args, replica.bind(settings, first))
+    application: Application = entrance.bind(args, replica.bind(settings, first, args.engines == 1))
     return application
 
 

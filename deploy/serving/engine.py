@@ -101,7 +101,8 @@ class PolicyEngine:
         from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
         from vllm.renderers.online_renderer import OnlineRenderer
 
-        llm = watched_engine(settings)
+        # In a thread: whoever asks meanwhile is answered that there is no engine.
+        llm = await asyncio.to_thread(watched_engine, settings)
         await llm.collective_rpc("divide_logits", args=(settings.temperature,))
         models = OpenAIServingModels(llm, [BaseModelPath(name=BASE, model_path=settings.model)])
         tokenizer = load_tokenizer(Path(settings.model))

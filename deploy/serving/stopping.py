@@ -3,12 +3,17 @@
 with StopSignals() as signals:
     signals.wait()
     let_finish(entrance, signals, grace_s)
+
+`python -m deploy.serving.stopping APPLICATION GRACE_S` does it to an application of the cluster at RAY_ADDRESS or of this
+node: before a head pod gets its SIGTERM, at which Ray ends without waiting (`preStop`, deploy/kuberay/rayservice.yaml).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -70,3 +75,16 @@ def let_finish(entrance: Any, signals: StopSignals, grace_s: float) -> int:
     if left:
         print(f"stopped with {left} answers under way", flush=True)
     return left
+
+
+def main(application: str, grace_s: float) -> None:
+    from ray import serve
+
+    from actors.session import ray_session
+
+    with ray_session("pddpo-serve/stop", address=os.environ.get("RAY_ADDRESS", "auto")), StopSignals() as signals:
+        let_finish(serve.get_app_handle(application), signals, grace_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from deploy.web.http_errors import ApiError
 
-SOON_S, ENGINE_S, ELSEWHERE_S = 1, 10, 5
+SOON_S, ENGINE_S, ELSEWHERE_S = 1, 5, 5
 """What `Retry-After` says while the endpoint is full, while an engine starts, and while this endpoint stops."""
 HANGS_S = 5.0
 """Engines that have said nothing for so long are taken for gone."""

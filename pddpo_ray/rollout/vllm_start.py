@@ -39,16 +39,24 @@ def prepare_process(threads: int = 1) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
-def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]:
-    """Arguments of every vLLM engine; call it after `prepare_process`."""
+def without_compiling() -> bool:
+    """Whether this is a machine without a GPU; then nothing is compiled here, nor in processes that are started here.
+
+    On a CPU vLLM compiles its rank counter for log-probabilities alone, and that takes half a minute.
+    """
     import torch
 
+    if torch.cuda.is_available():
+        return False
+    torch._dynamo.config.disable = True
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    return True
+
+
+def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]:
+    """Arguments of every vLLM engine; call it after `prepare_process`."""
     options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory}
-    if not torch.cuda.is_available():
-        # Nothing is compiled on a CPU but vLLM's rank counter for log-probs, and that takes half a minute: neither in
-        # this process nor in one that vLLM starts.
-        torch._dynamo.config.disable = True
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if without_compiling():
         options = {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
     if settings.tensor_parallel == 1:
         options["distributed_executor_backend"] = "uni"

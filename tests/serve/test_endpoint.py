@@ -29,7 +29,8 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.serving.releases import Releases
 from tests.collector import Collector, collector
-from tests.served_process import served
+from tests.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
+from tests.served_process import Served, served
 from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
 from tests.tiny_language_model import tiny_llama, word_tokenizer
 
@@ -43,10 +44,14 @@ SECRET = "xylophone-in-the-prompt"
 
 @dataclass
 class Endpoint:
-    url: str
+    served: Served
     run: ServedRun
     log: Path
     spans: Collector
+
+    @property
+    def url(self) -> str:
+        return self.served.url
 
     def key(self, name: str = "serve-key") -> str:
         return (self.run.folder / name).read_text().strip()
@@ -75,7 +80,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     log = folder / "serve.log"
     try:
         with collector() as spans, served(run.folder, log, "--traces", spans.url) as server:
-            yield Endpoint(server.url, run, log, spans)
+            yield Endpoint(server, run, log, spans)
     finally:
         run.close()
 
@@ -390,6 +395,18 @@ def test_a_key_made_on_the_command_line_works_until_it_is_revoked(endpoint: Endp
         ask(client, "reference")
     subprocess.run([*command, "--revoke-key", "app"], check=True)
     until(lambda: not is_known(client))
+
+
+def test_a_killed_vllm_is_followed_by_one_that_imports_nothing(endpoint: Endpoint) -> None:
+    """Twelve clients who do as `Retry-After` says see no other error; readiness knows it; the replica stays."""
+    root = endpoint.served.process.pid
+    replica, before = (processes(root, name) for name in (REPLICA, CORE))
+    seen = killed_under_clients(endpoint.served, endpoint.key(), list(PROMPT.token_ids), CORE)
+    assert set(seen.ends) == {GOOD, WAIT}
+    assert 0 < seen.unready_s < 2
+    assert processes(root, REPLICA) == replica
+    assert not set(processes(root, CORE)) & set(before)
+    assert about(ask(endpoint.client(), "round-2"))["policy_version"] == 4
 
 
 def is_known(client: openai.OpenAI) -> bool:

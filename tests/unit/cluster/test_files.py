@@ -15,6 +15,8 @@ import yaml
 
 from actors import metrics
 from deploy.serving import metrics as serving_metrics
+from deploy.serving import stopping
+from deploy.serving.settings import ServeArgs
 from pddpo_ray import __version__
 from pddpo_ray.config import load, recipe_names
 
@@ -172,6 +174,20 @@ def test_the_served_application_is_the_one_of_the_serve_file() -> None:
     from ray.serve.schema import ServeDeploySchema
 
     ServeDeploySchema.model_validate(served)
+
+
+def test_an_evicted_head_lets_answers_end_before_ray_does() -> None:
+    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayservice.yaml")
+    (application,) = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"]
+    pod = ray_cluster(document)["headGroupSpec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    *command, name, grace_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["python", "-m", stopping.__name__]
+    assert name == application["name"]
+    assert application["args"]["request_s"] <= float(grace_s) < pod["terminationGracePeriodSeconds"]
+    run = re.search(r"docker run --init --stop-timeout (\d+) ", CONTAINERFILE.read_text(encoding="utf-8"))
+    assert run is not None
+    assert int(run[1]) > ServeArgs(run="any").request_s
 
 
 # --- Slurm, container ------------------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_a_dead_engine_is_said_with_a_time_to_wait_and_readiness_knows_it_at_onc
 
     caller.engine.fault, caller.engine.dead = gone, True
     first, asked = caller.chat(), len(caller.engine.asked)
-    assert (first.status_code, first.headers["retry-after"]) == (503, "10")
+    assert (first.status_code, first.headers["retry-after"]) == (503, "5")
     assert "another one is being started" in error_of(first)
     assert "/data" not in first.text
     assert caller.client.get("/readyz").status_code == 503
