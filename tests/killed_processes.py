@@ -15,7 +15,7 @@ import psutil
 from tests.served_process import Served
 
 CLIENTS = 12
-CORE, PROXY = "VLLM::EngineCore", "ray::ProxyActor"
+CORE, PROXY = "VLLM::Engine", "ray::ProxyActor"
 REPLICA, ENTRANCE = "ray::ServeReplica:pddpo-demo:Engine", "ray::ServeReplica:pddpo-demo:Entrance"
 """Names of an endpoint's processes: vLLM's own, Serve's HTTP proxy, the replica that drives vLLM, the entrance."""
 GOOD, WAIT = "200", "503 with Retry-After"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -56,12 +55,23 @@ def streaming(url: str, key: str, prompt: list[int], tokens: int) -> Iterator[Co
             one.result()
 
 
+def terminate(endpoint: Served) -> None:
+    """SIGTERM."""
+    endpoint.process.terminate()
+
+
 def stopped_under_streams(
-    endpoint: Served, key: str, prompt: list[int], *, tokens: int = 24, after_s: float = 0.0
+    endpoint: Served,
+    key: str,
+    prompt: list[int],
+    stop: Callable[[Served], None] = terminate,
+    *,
+    tokens: int = 24,
+    after_s: float = 0.0,
 ) -> Counter[str]:
-    """SIGTERM while clients stream, `after_s` after each had a whole answer: how their requests ended."""
+    """`stop` while clients stream, `after_s` after each had a whole answer: how their requests ended."""
     with streaming(endpoint.url, key, prompt, tokens) as ends:
         time.sleep(after_s)
-        endpoint.process.send_signal(signal.SIGTERM)
+        stop(endpoint)
         assert endpoint.process.wait(timeout=180) == 0
     return ends

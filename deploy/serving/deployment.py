@@ -26,8 +26,10 @@ from deploy.serving.app import create_app
 from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, TokensCall
 from deploy.serving.entrance import EntranceState, most_tokens
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
+from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from deploy.serving.stopping import StopSignals, let_finish
+from deploy.serving.waits import DEAD, Waits
 from deploy.serving.warm_engines import warm_up
 from pddpo_ray.config import Config
 from pddpo_ray.errors import UserError
@@ -59,7 +61,7 @@ class EngineReplica:
     async def __init__(self, settings: EngineSettings, first: ServedPolicy, alone: bool) -> None:  # type: ignore[misc]
         """`alone`: no other replica answers while this one has no engine, so it starts the next one itself."""
         log_as_serve_does()
-        self._settings, self._alone = settings, alone
+        self._settings, self._alone, self._waits = settings, alone, Waits()
         warm_up(settings.threads)
         self._engine = await self._start(first)
         self._watching = asyncio.create_task(self._watch())
@@ -80,6 +82,7 @@ class EngineReplica:
             log.error("vLLM has died: %s", "another one is started" if self._alone else "this replica ends")
             if not self._alone:
                 os._exit(1)
+            self._waits.end()
             try:
                 self._engine.close()
                 self._engine = await self._start(self._engine.gate.current or self._first)
@@ -90,35 +93,29 @@ class EngineReplica:
     async def respond(
         self, kind: Kind, policy: ServedPolicy, body: dict[str, Any], trace: str = ""
     ) -> AsyncGenerator[Piece, None]:
-        engine = self._demand()
-        try:
+        async with self._waits.on(self._engine) as engine:
             async for piece in engine.respond(kind, policy, body, trace):
                 # vLLM makes a reply of its own death
                 if engine.dead and isinstance(piece, dict) and int(piece["status"]) >= 500:
-                    raise EngineGone("vLLM has died")
+                    raise EngineGone(DEAD)
                 yield piece
-        except Exception as error:
-            if engine.dead:
-                raise EngineGone(str(error)) from None
-            raise
 
     async def tokens(self, way: TokensCall, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._demand().tokens(way, body)
+        async with self._waits.on(self._engine) as engine:
+            return await engine.tokens(way, body)
 
     async def alive(self) -> None:
-        self._demand()
+        async with self._waits.on(self._engine):
+            return
 
     async def check(self, policy: ServedPolicy | None = None) -> dict[str, Any]:
-        return await self._demand().check(policy)
+        async with self._waits.on(self._engine) as engine:
+            return await engine.check(policy)
 
     async def check_health(self) -> None:
         if not self._engine.dead:  # a dead one is replaced by `_watch`
-            await self._engine.healthy()
-
-    def _demand(self) -> PolicyEngine:
-        if self._engine.dead:
-            raise EngineGone("vLLM has died")
-        return self._engine
+            async with self._waits.on(self._engine) as engine:
+                await engine.healthy()
 
 
 class Handles:
@@ -262,6 +259,8 @@ def serve_forever(
     """
     application = build(args)
     name = f"{APPLICATION}-{Path(args.run).name}"
+    # Of Ray's processes, which inherit it; a cluster has it from its image.
+    os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
         serve.start(http_options={"host": host, "port": port, **files})

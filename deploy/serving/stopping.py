@@ -4,8 +4,8 @@ with StopSignals() as signals:
     signals.wait()
     let_finish(entrance, signals, grace_s)
 
-`python -m deploy.serving.stopping APPLICATION GRACE_S` does it to an application of the cluster at RAY_ADDRESS or of this
-node: before a head pod gets its SIGTERM, at which Ray ends without waiting (`preStop`, deploy/kuberay/rayservice.yaml).
+`python -m deploy.serving.stopping APPLICATION GRACE_S` does it to an application of the cluster at RAY_ADDRESS or of
+this node: a head pod's preStop (deploy/kuberay/rayservice.yaml), since Ray waits for nobody at SIGTERM.
 """
 
 from __future__ import annotations

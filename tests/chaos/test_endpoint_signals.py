@@ -1,15 +1,19 @@
-"""SIGTERM at random moments under eight streams: none is cut, and nothing is accepted after it."""
+"""Every way to stop under eight streams: none is cut, and nothing is accepted after it."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.served_process import served
+from tests.served_process import Served, served
 from tests.served_run import PROMPT, SAFE, make_run
-from tests.stopped_streams import STREAMS, stopped_under_streams
+from tests.stopped_streams import ENDS, STREAMS, stopped_under_streams, terminate
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -19,13 +23,33 @@ TOKENS = 100
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_signal_at_any_moment_cuts_no_stream(tmp_path: Path, seed: int) -> None:
+    stopped(tmp_path, random.Random(seed).uniform(0.0, 10.0), terminate)
+
+
+def test_ctrl_c_in_a_terminal_cuts_no_stream(tmp_path: Path) -> None:
+    """The terminal gives SIGINT to the whole group: Ray's processes and vLLM's too."""
+    stopped(tmp_path, 1.0, lambda endpoint: os.killpg(endpoint.process.pid, signal.SIGINT), under=("setsid",))
+
+
+def test_docker_stop_cuts_no_stream(tmp_path: Path) -> None:
+    """SIGTERM to the first process of a container's process namespace."""
+    if os.geteuid() != 0:
+        pytest.skip("a process namespace needs root")
+
+    def stop(endpoint: Served) -> None:
+        (first,) = psutil.Process(endpoint.process.pid).children()
+        first.terminate()
+
+    stopped(tmp_path, 1.0, stop, under=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
+
+
+def stopped(tmp_path: Path, moment: float, stop: Callable[[Served], None], under: tuple[str, ...] = ()) -> None:
     run = make_run(tmp_path / "demo", (SAFE,))
     try:
-        with served(run.folder, tmp_path / "serve.log") as endpoint:
+        with served(run.folder, tmp_path / "serve.log", under=under) as endpoint:
             key = (run.folder / "serve-key").read_text().strip()
-            moment = random.Random(seed).uniform(0.0, 10.0)
-            ends = stopped_under_streams(endpoint, key, list(PROMPT.token_ids), tokens=TOKENS, after_s=moment)
+            ends = stopped_under_streams(endpoint, key, list(PROMPT.token_ids), stop, tokens=TOKENS, after_s=moment)
     finally:
         run.close()
     assert ends["whole"] >= STREAMS
-    assert set(ends) <= {"whole", "refused", "closed"}, (moment, ends)
+    assert set(ends) <= ENDS, (moment, ends)

@@ -29,7 +29,7 @@ NAME, TOKENS = "pddpo-demo", 100
 
 def main(folder: Path) -> None:
     run = make_run(folder / "demo", (SAFE,))
-    limits = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
+    limits: dict[str, Any] = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
     _, key = ApiKeys(Store(run.journal.engine, "demo")).create("streams", Scope.INSPECT, **limits)
     with ray_session("rollout"):
         port = free_port()

@@ -16,6 +16,7 @@ import yaml
 from actors import metrics
 from deploy.serving import metrics as serving_metrics
 from deploy.serving import stopping
+from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ServeArgs
 from pddpo_ray import __version__
 from pddpo_ray.config import load, recipe_names
@@ -188,6 +189,7 @@ def test_an_evicted_head_lets_answers_end_before_ray_does() -> None:
     run = re.search(r"docker run --init --stop-timeout (\d+) ", CONTAINERFILE.read_text(encoding="utf-8"))
     assert run is not None
     assert int(run[1]) > ServeArgs(run="any").request_s
+    assert f"{CALLBACK_VARIABLE}={CALLBACK}" in CONTAINERFILE.read_text(encoding="utf-8")
 
 
 # --- Slurm, container ------------------------------------------------------------------------------------------------
