@@ -23,24 +23,30 @@ def middlewares() -> list[Middleware]:
 
 
 class SaysToWait:
-    """Serve's own errors are plain text and end a request that the entrance never answered; the entrance's are JSON."""
+    """Answers where Serve has nothing to say, as after the death of an entrance, or says an error of its own.
+
+    Serve's own errors are plain text and end a request that the entrance never answered; the entrance's are JSON.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        replaced = False
+        begun = replaced = False
 
         async def tell(message: Message) -> None:
-            nonlocal replaced
+            nonlocal begun, replaced
             if message["type"] == "http.response.start" and message["status"] in (500, 503):
                 replaced = Headers(raw=message["headers"]).get("content-type", "").startswith("text/plain")
                 if replaced:
                     await _say(send)
+            begun = True
             if not replaced:
                 await send(message)
 
         await self._app(scope, receive, tell)
+        if scope["type"] == "http" and not begun:
+            await _say(send)
 
 
 async def _say(send: Send) -> None:

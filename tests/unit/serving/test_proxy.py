@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from deploy.serving.proxy import CALLBACK
 
@@ -27,6 +28,17 @@ def test_an_error_of_serves_own_says_when_to_try_again(status: int) -> None:
     reply = replies(PlainTextResponse("Internal Server Error", status)).get("/")
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
     assert "try again in 5 s" in reply.json()["error"]["message"]
+
+
+def test_a_request_that_nobody_answers_is_told_when_to_try_again() -> None:
+    """As Serve's proxy leaves it where the entrance died under it; its server would say a bare 500."""
+
+    async def silent(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        return
+
+    (middleware,) = resolve_name(CALLBACK)()
+    reply = TestClient(middleware.cls(silent)).get("/")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
 
 
 @pytest.mark.parametrize(
