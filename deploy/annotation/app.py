@@ -49,6 +49,7 @@ def create_app(
         busy="the database is busy; nothing was stored",
         body_bytes=lambda path: BATCH_MAX if path in BATCH_PATHS else BODY_MAX,
         summary="Questions for people, and what became of their answers.",
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call their functions
     )
     app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
     describe(app, app.state.service)

@@ -256,3 +256,9 @@ def test_a_question_without_a_text_of_its_own_is_the_same_as_before(service: Fre
     assert plain.digest() == "d003e56e31f23a6ae4f449ee273eeb5673793a6ba1dc441117fab58ef5ca5a41"
     service.queue.rounds.open(1, "safety", [plain], labels_each=1)
     assert service.client(Role.ANNOTATOR).post(f"{API}/lease", json={}).json()["task"]["asks"] is None
+
+
+def test_operations_have_short_names_of_their_own(service: FreshService) -> None:
+    named = [one["operationId"] for path in service.app.openapi()["paths"].values() for one in path.values()]
+    assert sorted(set(named)) == sorted(named)
+    assert {"lease", "answer", "history", "erase"} <= set(named)
