@@ -87,7 +87,7 @@ class QueueConfig(Strict):
     """How many people compare such a pair, at most labels_each: of two who differ nobody knows who is wrong."""
     poll_s: float = Field(1.0, gt=0)
     """How often the run looks whether the labels are there."""
-    languages: tuple[Language, ...] = ()
+    languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
     people who know it. Empty: everybody is asked everything."""
     tell: TellConfig | None = None

@@ -363,3 +363,9 @@ def test_stated_limits_take_the_place_of_the_limit_of_the_recipe_below_but_not_o
     both = write(tmp_path / "both.yaml", f"extends: o-pd-dpo\n{limits}dual: {{threshold: -3.0}}\n")
     assert "say every limit there" in complaint(both)
     assert "say every limit there" in complaint(own, "dual.threshold=-3.0")
+
+
+@pytest.mark.parametrize("settings", [[], ["people.languages=[de, en]"]])
+def test_a_recipe_is_itself_after_the_journal_stored_it(settings: list[str]) -> None:
+    config = load("text-world", settings)
+    assert Config.model_validate(json.loads(json.dumps(config.model_dump(mode="json")))) == config
