@@ -34,10 +34,10 @@ SHIMS = {
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home with what `file_mounts` brings, and a share that is mounted nowhere yet."""
     home = tmp_path / "home"
-    for name in files_to_send(ROOT):
-        target = home / "pddpo_ray" / name
+    for file in files_to_send(ROOT):
+        target = home / "pddpo_ray" / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
+        shutil.copy2(ROOT / file, target)
     for secret in (home / ".ray" / "auth_token", home / ".pgpass"):
         secret.parent.mkdir(exist_ok=True)
         secret.write_text("secret")
@@ -105,7 +105,7 @@ def test_the_lock_installs_into_a_clean_home(home: Path) -> None:
         env=environment(home), cwd=home, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    command = [home / "venv" / "bin" / "pddpo", "verify", "--help"]
+    command = [str(home / "venv" / "bin" / "pddpo"), "verify", "--help"]
     assert subprocess.run(command, env=environment(home), check=False, capture_output=True).returncode == 0
 
 
