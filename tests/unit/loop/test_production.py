@@ -155,7 +155,7 @@ def test_a_prompt_that_the_run_asks_anyway_is_not_asked_twice() -> None:
     ("settings", "said"),
     [
         (["certificate.mixtures=[1]"], "certify nothing where they hold users' prompts"),
-        (["algorithm=sacpo", "dual.rule={kind: fixed}", "dual.first=1.0"], "take users' prompts, not sacpo"),
+        (["algorithm=c-dpo"], "take users' prompts, not c-dpo"),
         (["production.share=1.5"], "share"),
     ],
 )
