@@ -35,6 +35,10 @@ class CertificateConfig(Strict):
     prompts: list[str] = Field([])
     """Files of the certification set's prompts (real text alone). A run never asks them and leaves out pairs of them;
     empty: the run's own prompts, which the policy was trained on."""
+    gate: list[str] = Field([])
+    """Groups of prompts that have to keep every limit by themselves too, each shown by draws of its own at the limit's
+    own level: categories of a prompt file, prompt sets, or groups of a drawn world. All others have bounds of their own
+    that decide nothing."""
     scope: Literal["set", "population"] = "set"
     """What the sentence is about: the mean over the prompts of the certification set, or new prompts like them."""
 
@@ -42,6 +46,11 @@ class CertificateConfig(Strict):
     def levels_suffice(self) -> Self:
         if len(set(self.mixtures)) < len(self.mixtures) or min(self.mixtures, default=1) < 1:
             raise ValueError(f"mixtures are first rounds, each 1 or more and named once; not {self.mixtures}")
+        if self.gate and self.mixtures:
+            raise ValueError(
+                "gate asks for draws of each group by itself, which the rounds of `mixtures` have not; leave one of"
+                " both out, and ask `pddpo certify RUN --policy mixture` at the end"
+            )
         if self.shares is not None and len(self.shares) < len(self.mixtures):
             raise ValueError(
                 f"{len(self.mixtures)} mixtures enter the ledger first, and shares has {len(self.shares)} parts"

@@ -35,6 +35,8 @@ class Example:
     better: int | None = None
     safer: int | None = None
     id: str | None = None
+    category: str | None = None
+    """What the prompt is about, by the column `category` of a file of prompts."""
 
     def label(self, dimension: Dimension) -> int | None:
         """Index of the answer that is preferred in this dimension."""

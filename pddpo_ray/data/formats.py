@@ -136,14 +136,17 @@ def read_answers(row: Fields, means: Means) -> Example:
 
 
 def read_prompts(row: Fields, means: Means) -> Example:
-    """Questions alone."""
+    """Questions alone, each with its `category` where the row names one."""
+    category = row.get("category")
+    if category is not None and (not isinstance(category, str) or not category.strip()):
+        raise RowError("wrong-type", f"`category` is {category!r}, not the name of a group of prompts")
     if isinstance(row.get("messages"), list) or isinstance(row.get("prompt"), list):
         name = "messages" if isinstance(row.get("messages"), list) else "prompt"
         turns = fields.messages(row[name], name)
         demand_turns(list(turns), name)
-        return Example(turns)
+        return Example(turns, category=category)
     asked = next((name for name in QUESTIONS if name in row), "prompt")
-    return Example(prompt_of(fields.text(row, asked), asked))
+    return Example(prompt_of(fields.text(row, asked), asked), category=category)
 
 
 FORMATS = {

@@ -62,6 +62,8 @@ class PreparedRealText:
     """Prompts that are in none of the above: certificates alone draw them."""
     sets: PromptSets | None = None
     """The recipe's prompt sets, over the positions in `prompts`."""
+    categories: Mapping[str, str] = field(default_factory=dict)
+    """By prompt id, where a file of prompts names a category."""
     benign: tuple[Prompt, ...] = ()
     """Harmless requests on which the scorecard counts refusals."""
     served: tuple[Prompt, ...] = ()
@@ -146,6 +148,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         tuple(held_out),
         certification,
         sets,
+        tokens.categories,
         benign,
         served,
         verdicts,
@@ -243,11 +246,17 @@ class _Tokens:
         self.template = renderer.template
         self._known: dict[tuple[Message, ...], Prompt | None] = {}
         self._refused: set[tuple[Message, ...] | str] = set()
+        self.categories: dict[str, str] = {}
+        """Of prompts, by their ids."""
 
     def all_prompts(self, examples: Sequence[Example]) -> list[Prompt | None]:
         """The prompt of each example. UserError where system turns would be lost."""
         self._renderer.demand_system_turns(example.prompt for example in examples)
-        return [self.prompt(example.prompt) for example in examples]
+        prompts = [self.prompt(example.prompt) for example in examples]
+        for prompt, example in zip(prompts, examples, strict=True):
+            if prompt is not None and example.category is not None:
+                self.categories[prompt.id] = example.category
+        return prompts
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt | None:
         if messages not in self._known:

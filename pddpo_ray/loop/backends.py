@@ -76,6 +76,8 @@ class Backends:
     """What users of the run's endpoint gave; rounds ask a share of them, certificates none."""
     verdicts: Sequence[LabelledPair] = ()
     """Pairs of answers to those of which users said different things."""
+    categories: Mapping[str, str] = field(default_factory=dict)
+    """Of prompts, by their ids, where their file names one; certificates have bounds of each category."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

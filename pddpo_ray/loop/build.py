@@ -35,6 +35,7 @@ from pddpo_ray.loop.before import (
     record_reference,
     record_sources,
 )
+from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
 from pddpo_ray.loop.dual_step import DualController, LocalDual, never_held
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
@@ -107,6 +108,10 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if config.limits:
         check_limits(config, journal)
     warmup = config.dual.warmup_rounds
+    demand_groups(config, backends)
+    groups = sets_of_prompts(backends)
+    if config.certificate.mixtures and groups:
+        journal.once(SETS, lambda: groups)
     kept = _margins(config, backends)
     journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
     rewards = None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed)

@@ -159,7 +159,7 @@ def _in_journal(journal: JournalReader, entry: Entry, limit: TestedLimit) -> lis
     if not limit.labelled:
         return list(entry.numbers[limit.name])
     draws = entry.draws[limit.name]
-    shares = shares_of(labels_of(journal, entry, limit.name), draws, limit.labels_each)
+    shares = shares_of(labels_of(journal, entry, limit.measured_as), draws, limit.labels_each)
     if limit.people is None:
         return shares
     tossed = [row for phase in journal.phases(entry.candidate.round, like=f"{TOSSED}%") for row in phase.payload]

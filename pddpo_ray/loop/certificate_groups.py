@@ -1,4 +1,8 @@
-"""Bounds by prompt and by prompt set beside the bound of the whole, so that one bad group cannot hide in the mean."""
+"""Bounds by prompt and by named group beside the bound of the whole, so that one bad group cannot hide in the mean.
+
+Groups are the recipe's prompt sets, categories of prompt files and the groups of a drawn world. Those that the recipe
+lets gate (`certificate.gate`) are limits of their own, with draws of their own: a certificate needs all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.ledger import Entry, TestedLimit, finding
+from pddpo_ray.records import Response
 
 SETS = "prompt-sets"
-"""Phase of a candidate: the prompt sets of each prompt, by the prompt's id."""
+"""Phase: the groups of each prompt, by the prompt's id; of a candidate, or of a run whose rounds' draws certify."""
 Json = dict[str, Any]
 
 
@@ -44,7 +51,8 @@ def by_group(entry: Entry, limit: TestedLimit, groups_of: Mapping[str, Sequence[
         values = limit.draws(mine)
         known = values[~np.isnan(values)]
         mean = limit.from_unit(float(known.mean())) if known.size else float("nan")
-        ends = finding(alone, mine)
+        # of rounds: one look at the end, about the mean of the draws' policies (`mixture_log_wealth` with one round)
+        ends = finding(alone, mine, None if entry.candidate.rounds is None else 1)
         findings.append(GroupFinding(name, len(mine), mean, min(ends.upper, limit.high), max(ends.lower, limit.low)))
     return findings
 
@@ -54,18 +62,51 @@ def by_prompt(entry: Entry, limit: TestedLimit, prompt_of: Mapping[str, str]) ->
     return by_group(entry, limit, {draw: (prompt,) for draw, prompt in prompt_of.items()})
 
 
+def with_gates(config: Config, limits: Sequence[TestedLimit]) -> tuple[TestedLimit, ...]:
+    """The limits of a candidate, and those of them on all prompts once more for each group that gates.
+
+    Each is tested at the limit's own level: a certificate needs all of them, and so is wrong only if a broken one
+    passed its own test (intersection-union).
+    """
+    groups = config.certificate.gate
+    return (*limits, *(one.on_group(group) for one in limits if one.over is None for group in groups))
+
+
+def demand_groups(config: Config, backends: Backends) -> None:
+    """Raises UserError for a group of `certificate.gate` that no prompt of a certificate is in."""
+    groups = sets_of_prompts(backends)
+    drawn = backends.certification or backends.prompts
+    there = sorted({name for prompt in drawn for name in groups.get(prompt.id, ())})
+    for group in config.certificate.gate:
+        if group not in there:
+            known = f"their groups are {', '.join(there)}" if there else "they are in no group"
+            raise UserError(f"certificate.gate: no prompt that certificates draw is in {group!r}; {known}")
+
+
 def sets_of_prompts(backends: Backends) -> dict[str, list[str]]:
-    """Names of each prompt's sets, and of its group in the world's family, by its id; {} where there are neither."""
+    """Names of each prompt's sets, category, and group in the world's family, by its id; {} where there are none."""
     named: dict[str, list[str]] = {}
     sets = backends.prompt_sets
     if sets is not None:
-        for column, place in enumerate(sets.prompts):
+        for column, position in enumerate(sets.prompts):
             inside = [name for name, row in zip(sets.names, sets.chances, strict=True) if row[column] > 0]
-            named[backends.prompts[int(str(place))].id] = inside
+            named[backends.prompts[int(str(position))].id] = inside
+    for prompt in (*backends.prompts, *backends.certification):
+        category = backends.categories.get(prompt.id)
+        if category is not None and category not in named.setdefault(prompt.id, []):
+            named[prompt.id].append(category)
     if backends.world is not None and backends.world.groups is not None:
         for prompt, group in zip(backends.prompts, backends.world.groups, strict=True):
             named.setdefault(prompt.id, []).append(f"group {group}")
     return named
+
+
+def answers_of(journal: JournalReader, entry: Entry) -> list[Response]:
+    """The answers of a candidate's draws: its own, or those of its rounds."""
+    first, rounds = entry.candidate.first_round, entry.candidate.rounds
+    if first is None or rounds is None:
+        return journal.samples(entry.candidate.round)
+    return [answer for number in range(first, first + rounds) for answer in journal.samples(number, "cost")]
 
 
 def groups_of_draws(journal: JournalReader, entry: Entry) -> Json:
@@ -73,12 +114,9 @@ def groups_of_draws(journal: JournalReader, entry: Entry) -> Json:
 
     The prompt of an answer that the journal does not hold is None: it is in no group.
     """
-    number = entry.candidate.round
-    drawn = {}
-    if entry.candidate.rounds is None:
-        drawn = {answer.id: answer.prompt for answer in journal.samples(number)}
+    drawn = {answer.id: answer.prompt for answer in answers_of(journal, entry)}
     asked = {draw: prompt.id for draw, prompt in drawn.items()}
-    sets = [phase.payload for phase in journal.phases(number, like=SETS)]
+    sets = [phase.payload for phase in journal.phases(like=SETS)]
     return {
         "prompts": {name: [asked.get(draw) for draw in draws] for name, draws in entry.draws.items()},
         "texts": {prompt.id: prompt.text[:120] for prompt in drawn.values()},
@@ -87,14 +125,12 @@ def groups_of_draws(journal: JournalReader, entry: Entry) -> Json:
 
 
 def group_bounds(entry: Entry, groups: Json) -> Json:
-    """Bounds by limit of every prompt that was drawn more than once, and of every prompt set.
+    """Bounds by limit of every prompt that was drawn more than once, and of every group.
 
-    A mixture that its rounds' own draws certify has none: a round draws a prompt as often as chance has it, and the
-    mean over rounds is bounded by equally many draws of each alone.
+    Of a mixture that its rounds' own draws certify they are about the mean over these draws' policies: a round counts
+    as often as it drew the prompt or the group.
     """
     bounds: Json = {}
-    if entry.candidate.rounds is not None:
-        return {limit.name: {"prompts": [], "sets": []} for limit in entry.candidate.limits}
     for limit in entry.candidate.limits:
         draws, prompts = entry.draws[limit.name], groups["prompts"][limit.name]
         prompt_of = {draw: prompt for draw, prompt in zip(draws, prompts, strict=True) if prompt is not None}

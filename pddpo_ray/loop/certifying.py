@@ -32,7 +32,7 @@ from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import resumed_run
 from pddpo_ray.loop.certificate_groups import SETS as PROMPT_SETS
-from pddpo_ray.loop.certificate_groups import sets_of_prompts
+from pddpo_ray.loop.certificate_groups import demand_groups, sets_of_prompts, with_gates
 from pddpo_ray.loop.labellers import feedback_of
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, TestedLimit, enter, line_of, mixture_name, read_ledger
@@ -85,7 +85,7 @@ def ask(
     """
     versions = _versions(journal, policy)
     ledger = read_ledger(journal)
-    wanted = tested_limits(config, limits, len(ledger) + 1)
+    wanted = with_gates(config, tested_limits(config, limits, len(ledger) + 1))
     asked = {one.name: one.limit for one in wanted}
     entry = _same(ledger, versions, wanted, decoding_of(config))
     if entry is None:
@@ -347,6 +347,7 @@ class _Asking:
             log_probs=log_probs,
             verify=DeliveryCheck(log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
         )
+        self._groups = sets_of_prompts(backends)
         self._place = ""
         self._feedback = self._labelled()
         self._people = people_of_limits(config, journal, backends.held_limits, "pddpo certify RUN")
@@ -389,30 +390,36 @@ class _Asking:
         own = () if over is None else (over,)
         draws = generator(self._config.seed, "certificate", self._candidate.number, number, *own)
         if self._backends.certification:
-            return self._of_the_set(draws, "-".join((*own, str(number))))
+            return self._of_the_set(draws, "-".join((*own, str(number))), over)
         prompts, prior = self._backends.prompts, self._backends.prior
         weights = np.ones(len(prompts)) if prior is None else np.asarray(prior)
-        if over is not None:
+        if limit.part_of is not None:
+            weights = weights * [limit.over in self._groups.get(prompt.id, ()) for prompt in prompts]
+        elif over is not None:
             held = next(one for one in self._backends.held_limits if one.name == limit.name)
             weights = weights * [held.factors[prompt.token_ids] for prompt in prompts]
         chances = None if prior is None and over is None else weights / np.sum(weights)
         asked = [prompts[index] for index in draws.choice(len(prompts), self._config.certificate.batch, p=chances)]
         return asked, draws.choice(len(self._versions), self._config.certificate.batch).tolist()
 
-    def _of_the_set(self, draws: np.random.Generator, place: str) -> tuple[list[Prompt], list[int]]:
-        """Prompts that no fit has seen: drawn with replacement, or (population) each once in the whole ledger."""
-        prompts, size = self._backends.certification, self._config.certificate.batch
+    def _of_the_set(self, draws: np.random.Generator, place: str, group: str | None) -> tuple[list[Prompt], list[int]]:
+        """Prompts of a group that no fit has seen: drawn with replacement, or (population) each once in the ledger."""
+        prompts, size = self._members(group), self._config.certificate.batch
         if self._config.certificate.scope == "set":
             asked = [prompts[index] for index in draws.choice(len(prompts), size)]
         else:
             known = {prompt.id: prompt for prompt in prompts}
-            asked = [known[name] for name in self._journal.once(f"{DRAWN}{place}", self._not_yet_drawn)]
+            names = self._journal.once(f"{DRAWN}{place}", lambda: self._not_yet_drawn(prompts))
+            asked = [known[name] for name in names]
         return asked, draws.choice(len(self._versions), len(asked)).tolist()
 
-    def _not_yet_drawn(self) -> list[str]:
-        """Ids of the next prompts of the certification set that no batch of the ledger has; [] if none is left."""
+    def _members(self, group: str | None) -> list[Prompt]:
+        """The certification set, or its part in a group."""
+        return [one for one in self._backends.certification if group is None or group in self._groups.get(one.id, ())]
+
+    def _not_yet_drawn(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Ids of the next of these prompts that no batch of the ledger has; [] if none is left."""
         spent = {name for phase in self._journal.phases(like=f"{DRAWN}%") for name in phase.payload}
-        prompts = self._backends.certification
         order = generator(self._config.seed, "certification set").permutation(len(prompts))
         left = [prompts[index].id for index in order if prompts[index].id not in spent]
         return left[: self._config.certificate.batch]
@@ -442,17 +449,18 @@ class _Asking:
             return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
 
         columns = self._journal.once(f"measure-{place}", costs)
-        by_machines = {limit.name: columns[held.index(limit.name)] for limit in limits}
-        if self._people is None:
-            return by_machines
-        return self._people.of_draws(by_machines, answers, {limit.name: limit.people for limit in limits}, place)
+        numbers = {limit.measured_as: columns[held.index(limit.measured_as)] for limit in limits}
+        if self._people is not None:
+            shares = {limit.measured_as: limit.people for limit in limits}
+            numbers = self._people.of_draws(numbers, answers, shares, place)
+        return {limit.name: numbers[limit.measured_as] for limit in limits}
 
     def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, place: str) -> list[float | None]:
         """Unsafe shares of all answers, or the machine's numbers corrected by people."""
         feedback = self._feedback
         if limit.people is not None and isinstance(feedback, MixedFeedbackController):
-            return feedback.corrected(answers, limit.labels_each, limit.name, place, limit.people)
-        return feedback.unsafe_shares(answers, limit.labels_each, limit.name, place)
+            return feedback.corrected(answers, limit.labels_each, limit.measured_as, place, limit.people)
+        return feedback.unsafe_shares(answers, limit.labels_each, limit.measured_as, place)
 
     def _answers(self, prompts: Sequence[Prompt], authors: Sequence[int], place: str) -> list[Response]:
         """One answer per prompt, by the policy drawn for it, in the order of drawing."""
@@ -470,6 +478,7 @@ class _Asking:
 def _draw(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:
     """Batches until the candidate is decided under the limits that are asked about, or has had its budget."""
     journal.round = candidate.round
+    demand_groups(config, backends)
     asking = _Asking(config, journal, backends, candidate)
     if members := sets_of_prompts(backends):
         journal.once(PROMPT_SETS, lambda: members)

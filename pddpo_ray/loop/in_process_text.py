@@ -99,6 +99,7 @@ def text_world_backends(
         certification=prepared.certification if isinstance(prepared, PreparedRealText) else (),
         served=prepared.served if isinstance(prepared, PreparedRealText) else (),
         verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
+        categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):

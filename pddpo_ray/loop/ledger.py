@@ -71,6 +71,18 @@ class TestedLimit:
     """q, the probability with which people label a draw too, where a machine measures all: then a draw's number is
     f + (xi/q)(y - f) as a cost, and the statement is about people. None: all draws are measured alike."""
 
+    part_of: str | None = None
+    """The limit that this group of prompts, `over`, has to keep by itself too; None: it is a limit of the recipe."""
+
+    @property
+    def measured_as(self) -> str:
+        """The recipe's limit whose measure gives the numbers."""
+        return self.part_of or self.name
+
+    def on_group(self, group: str) -> TestedLimit:
+        """The same limit on a group of the prompts alone."""
+        return replace(self, name=f"{self.name} over {group}", over=group, part_of=self.name)
+
     def about(self, limit: float) -> TestedLimit:
         """The same test, asked about another limit; it spends nothing."""
         entered = self.entered

@@ -123,7 +123,7 @@ def _tighter(entry: Entry, limit: TestedLimit) -> str:
 
 def _sets(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     """Every prompt set and group with its own bounds; empty where there is one or none."""
-    if entry.candidate.rounds is not None or limit.over is not None:
+    if limit.over is not None:
         return ""
     sets_of = {draw: run.sets_of_prompt.get(prompt, ()) for draw, prompt in run.prompt_of_draw.items()}
     groups = sorted(by_group(entry, limit, sets_of), key=lambda one: one.name)
@@ -143,8 +143,6 @@ def _mean_and_ends(limit: TestedLimit, one: GroupFinding) -> list[str]:
 
 def _prompts(run: RunData, entry: Entry, limit: TestedLimit) -> str:
     """The prompts with the highest cost, each with its own bounds, which the average over prompts does not show."""
-    if entry.candidate.rounds is not None:
-        return ""
     groups = sorted(by_prompt(entry, limit, run.prompt_of_draw), key=lambda one: (-one.mean, -one.draws))
     if len(groups) < 2:
         return ""

@@ -21,7 +21,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.recipe_form import typed_limits
-from pddpo_ray.loop.certificate_groups import SETS
+from pddpo_ray.loop.certificate_groups import SETS, answers_of
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
 from pddpo_ray.loop.result import read_result
@@ -263,7 +263,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
     """Reads a run folder, and the journal in it or at the database URL given. UserError if there is none."""
     with open_folder(run_dir, journal) as opened:
         versions = opened.versions()
-        drawn = [answer for entry in read_ledger(opened) for answer in opened.samples(entry.candidate.round)]
+        drawn = [answer for entry in read_ledger(opened) for answer in answers_of(opened, entry)]
         bounds = {one.name: one.cost_limit for one in typed_limits(opened.recipe)}
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
         before, after, alike = _before_and_after(opened, shown)

@@ -132,8 +132,7 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
     ValueError where a set has no answer.
 
-    The covariance is that of the costs before people's corrections, which say little of a single answer. Standard
-    errors are those of independent coins about which answers to ask: an even draw of fixed size has smaller ones.
+    The covariance is that of the costs before people's corrections, which say little of a single answer.
     """
     weights = np.array([factors[one.prompt] for one in measured])
     costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])
@@ -149,9 +148,26 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     means = (weights * filled).sum(axis=0) / total
     draws = np.unique([one.draw for one in measured], return_inverse=True)[1]
     residuals = np.zeros((draws.max() + 1, len(total)))
-    np.add.at(residuals, draws, weights * (filled - means))
+    centred = filled - _asked_by_chance(measured, weights, worst)
+    np.add.at(residuals, draws, weights * (centred - (weights * centred).sum(axis=0) / total))
     count = len(residuals)
     errors = np.sqrt(count / max(count - 1, 1) * (residuals**2).sum(axis=0)) / total
     noise = weights**2 * np.array([one.noise for one in measured])
     covariance = within_covariance(on_all, draws.tolist(), noise)
     return CostEstimates(means, errors, covariance)
+
+
+def _asked_by_chance(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> Array:
+    """What each corrected cost varies by for no other reason than who was asked, where a fixed number is. [N, I]
+
+    Of f + (s/pi)(y - f) that is (s/pi - 1) D, D the mean of y - f: over an even draw of fixed size it sums to 0, and so
+    adds nothing to the error of the mean; of independent coins it would add (1/pi - 1) D^2 / N.
+    """
+    machine = np.array([one.costs for one in measured])
+    chance = np.array([np.broadcast_to(one.chance, machine[0].shape) for one in measured])
+    people = np.array([np.broadcast_to(one.people, machine[0].shape) for one in measured])
+    asked = (chance > 0) & (weights > 0)
+    differences = np.where(asked, np.where(np.isnan(people), worst, people) - machine, 0.0)
+    among = np.where(asked, weights, 0.0).sum(axis=0)
+    mean = np.divide((weights * differences).sum(axis=0), among, out=np.zeros_like(among), where=among > 0)
+    return np.asarray((np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0) - 1.0) * mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from pddpo_ray.data.samples import sample_file
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.certificate_file import certificate_of
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
@@ -183,7 +185,8 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     open_config = tiny(tmp_path / "cache", "rounds=1")
     known = {pair.pair.prompt.messages for pair in prepare_real_text(open_config).pairs}
     planted = [example for example in shipped if example.prompt in known][:10]
-    file.write_text("".join(asked_of(example) for example in planted))
+    rows = [json.loads(asked_of(example)) for example in planted]
+    file.write_text("".join(json.dumps({**row, "category": f"c{i % 2}"}) + "\n" for i, row in enumerate(rows)))
     apart = f"certificate={{prompts: ['{file}'], scope: population, batch: 6}}"
     config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
                   "dual.threshold=0.5")  # fmt: skip
@@ -191,6 +194,7 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     canaries = {example.prompt for example in planted}
     assert {prompt.messages for prompt in prepared.certification} == canaries
     assert not canaries & {pair.pair.prompt.messages for pair in (*prepared.pairs, *prepared.held_out)}
+    assert Counter(prepared.categories.values()) == {"c0": 5, "c1": 5}
     assert prepared.reference_folder != prepare_real_text(open_config).reference_folder
 
     run = tmp_path / "run"
@@ -206,6 +210,17 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     assert (first.count, second.count, second.state) == (6, 4, "undecided")
     assert len(drawn) == len(set(drawn)) == 10
     assert set(drawn) == canaries
+    (kinds,) = (one["sets"] for one in certificate_of(config, run, second)["by_group"].values())
+    assert {one["name"] for one in kinds} <= {"c0", "c1"}
+    assert sum(one["draws"] for one in kinds) == 4
+
+
+def test_a_category_that_is_no_name_sets_its_row_aside(tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "Why?", "category": "causes"}\n{"prompt": "How?", "category": 3}\n{"prompt": "Who?"}\n')
+    inspected = inspect([str(file)], Settings(means="helpful"))
+    assert [good.example.category for good in inspected.examples()] == ["causes", None]
+    assert sum(inspected.kinds.values()) == 1
 
 
 def test_the_recipe_names_the_files_that_ship() -> None:

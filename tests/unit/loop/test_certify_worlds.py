@@ -12,10 +12,12 @@ from scipy.special import expit
 from bench.small_runs import FIRST_WORLD
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import Config, load
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.in_process import make_backends, tabular_world
+from pddpo_ray.loop.ledger import Entry
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.report.build import build_report
@@ -268,3 +270,45 @@ def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path:
         assert one["lower"] < exact < one["upper"]
     assert "cost by prompt set" in " ".join(sentences(written))
     assert "cost by prompt set or group" in build_report(run).read_text()
+
+
+def test_a_group_that_gates_is_a_limit_of_its_own_with_draws_of_its_own(tmp_path: Path) -> None:
+    """Exact rate of group 1 within the bounds of its own draws; a certificate needs the whole and the group."""
+    own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
+    family = "world.family={kind: drawn, groups: 2, limit: {kind: rate, at_most: 0.3}}"
+    config, run = twin(*TINY, *own, family, "certificate.gate=[group 1]"), tmp_path / "run"
+    run_recipe(config, run)
+    entry = certify(config, run, "last", {"cost": 0.97}, BATCH_DRAWS)
+    whole, part = entry.candidate.limits
+    assert (part.name, part.over, part.measured_as, part.level) == ("cost over group 1", "group 1", "cost", whole.level)
+    assert (whole.limit, part.limit) == (0.97, 0.97)
+    backends = make_backends(config, run)
+    assert backends.world is not None
+    assert backends.world.groups is not None
+    inside = np.array(backends.world.groups) == 1
+    with open_folder(run) as journal:
+        asked = {answer.id: answer.prompt.id for answer in journal.samples(-1)}
+    names = [prompt.id for prompt in backends.prompts]
+    mine = {asked[draw] for draw in entry.draws[part.name]}
+    assert mine
+    assert mine <= {name for name, member in zip(names, inside, strict=True) if member}
+    assert {asked[draw] for draw in entry.draws["cost"]} - mine
+    rates = (last_table(config, run) * expit(backends.world.cost_logits)).sum(axis=1)
+    assert entry.findings[part.name].lower < float(np.mean(rates[inside])) < entry.findings[part.name].upper
+    written = write_certificate(run, certificate_of(config, run, entry))
+    assert "over group 1 is" in " ".join(sentences(written))
+    assert "labels in the journal" in verified(run / FILE)["verified"]
+    worst = {part.name: [1.0] * 64, "cost": [0.0] * 640}
+    drawn = {name: tuple(f"a{number}" for number in range(len(values))) for name, values in worst.items()}
+    half = entry.candidate.about({"cost": 0.5, part.name: 0.5})
+    assert Entry(half, worst, drawn).findings["cost"].state == "certified"
+    assert Entry(half, worst, drawn).state == "rejected"
+    assert Entry(half, {**worst, part.name: []}, {**drawn, part.name: ()}).state == "undecided"
+
+
+def test_a_group_that_no_prompt_is_in_cannot_gate(tmp_path: Path) -> None:
+    config = load("tabular", [*SMALL, "rounds=1", "certificate.gate=[minors]"])
+    with pytest.raises(UserError, match="no prompt that certificates draw is in 'minors'; they are in no group"):
+        run_recipe(config, tmp_path / "run")
+    with pytest.raises(UserError, match="leave one of both out"):
+        load("tabular", [*SMALL, "certificate.gate=[minors]", "certificate.mixtures=[1]"])

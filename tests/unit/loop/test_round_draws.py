@@ -90,6 +90,28 @@ def test_mixture_and_tail_are_certified_from_the_labels_of_their_rounds_alone(ru
     assert whole.candidate.policy == "the mixture of rounds 1 to 4"
 
 
+def test_a_mixture_is_bounded_by_prompt_from_the_draws_of_its_rounds(run: Path) -> None:
+    """About the mean over the prompt's draws: a round counts as often as it drew it; one look, at the whole delta."""
+    config = small(*OWN, rounds=4)
+    backends = make_backends(config, run)
+    assert backends.world is not None
+    unsafe = [(table * expit(backends.world.cost_logits)).sum(axis=1) for table in tables(config, run)]
+    (whole, _tail) = ledger(run)
+    written = certificate_of(config, run, whole)
+    lines = {one["name"]: one for one in written["by_group"]["cost"]["prompts"]}
+    with open_folder(run) as journal:
+        drawn = [[one.prompt.id for one in journal.samples(number, "cost")] for number in range(1, 5)]
+    names = [name for row in drawn for name in row]
+    for index, prompt in enumerate(backends.prompts):
+        counts = [row.count(prompt.id) for row in drawn]
+        mine = [value for value, name in zip(whole.numbers["cost"], names, strict=True) if name == prompt.id]
+        exact = float(np.average([row[index] for row in unsafe], weights=counts))
+        assert lines[prompt.id]["draws"] == sum(counts) == len(mine)
+        bound = upper_bound([float(one or 0.0) for one in mine], 0.6, 0.05)
+        assert lines[prompt.id]["upper"] in (pytest.approx(bound), 0.6)
+        assert lines[prompt.id]["lower"] < exact < lines[prompt.id]["upper"]
+
+
 def test_a_certified_mixture_is_released_and_costs_no_label(run: Path) -> None:
     """The limit lies far above the rates, so that 256 draws show it."""
     result = run_recipe(small(*OWN, rounds=4), run.parent / "again")

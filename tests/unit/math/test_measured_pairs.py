@@ -225,8 +225,8 @@ def test_an_audited_rate_is_that_of_people_however_wrong_the_machine_is() -> Non
         machines.append(np.mean([one.costs[0] for one in measured]))
     assert np.mean(machines) == pytest.approx(0.65, abs=0.01)
     assert abs(np.mean(found) - 0.3) < 4 * np.std(found) / np.sqrt(4000)
-    # that of independent coins: a fixed number of them varies less
-    assert np.var(found) <= np.mean(np.square(errors)) <= 1.6 * np.var(found)
+    # of an even draw of fixed size, which varies less than independent coins: theirs is larger by a third in square
+    assert 0.93 * np.var(found) <= np.mean(np.square(errors)) <= 1.1 * np.var(found)
     assert inside >= 0.95 * 4000
 
 
