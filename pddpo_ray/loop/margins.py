@@ -87,7 +87,7 @@ def draws_rows(config: Config) -> list[tuple[str, str, str]]:
     """For a plan: the draws that certify each limit, for the first candidate and a late one, and each mixture; [] where
     none can."""
     try:
-        first, late = (tested_limits(config, {}, place) for place in (first_of_rounds(config), LATE))
+        first, late = (tested_limits(config, {}, number) for number in (first_of_rounds(config), LATE))
     except UserError:
         return []
     rows = []

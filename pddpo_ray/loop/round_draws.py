@@ -70,7 +70,7 @@ def draws_each_round(config: Config, limit: Limit) -> int:
     """Draws of a round that count for a limit."""
     if not config.limits:
         return config.feedback.responses
-    return len(_places(config, limit, config.feedback.responses // ANSWERS_EACH))
+    return len(_positions(config, limit, config.feedback.responses // ANSWERS_EACH))
 
 
 def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
@@ -112,9 +112,9 @@ def _of_limits(config: Config, journal: JournalReader, number: int) -> dict[str,
         limit = stated.limit
         costs = [None if np.isnan(cost) else cost for cost in relative[:, column].tolist()]
         by_draw = [costs[start : start + ANSWERS_EACH] for start in range(0, len(costs), ANSWERS_EACH)]
-        places = _places(config, limit, len(by_draw))
-        draws[limit.name] = [measured["ids"][ANSWERS_EACH * place] for place in places]
-        numbers[limit.name] = [_mean(by_draw[place]) for place in places]
+        positions = _positions(config, limit, len(by_draw))
+        draws[limit.name] = [measured["ids"][ANSWERS_EACH * position] for position in positions]
+        numbers[limit.name] = [_mean(by_draw[position]) for position in positions]
     return {"draws": draws, "numbers": numbers}
 
 
@@ -124,7 +124,7 @@ def _mean(costs: Numbers) -> float | None:
     return sum(known) / len(known) if len(known) == len(costs) else None
 
 
-def _places(config: Config, limit: Limit, count: int) -> list[int]:
+def _positions(config: Config, limit: Limit, count: int) -> list[int]:
     """Which of a round's draws are from a limit's prompt set; the same in every round."""
     sets, over = config.prompt_sets, limit.quantity.over
     if sets is None or over is None:
