@@ -8,6 +8,7 @@ pairs, prompts, labels' randomness and estimates' randomness, so their gaps are 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -73,10 +74,21 @@ class Played:
     """Of processor time."""
 
 
-def played(ground: Ground, cell: Cell, arm: Arm, seed: int) -> Played:
-    """K rounds: fit, estimate, choose, label, move the multiplier."""
+@dataclass(frozen=True)
+class _Asked:
+    """What a round asked: its estimate and its pairs; and the multiplier of its policy."""
+
+    round: int
+    multiplier: float
+    estimate: CostEstimate
+    pairs: tuple[Indices, Indices, Indices]
+
+
+def played(ground: Ground, cell: Cell, arm: Arm, seed: int, *, rounds: int = ROUNDS, rounds_late: int = 0) -> Played:
+    """K rounds: fit, estimate, choose, label, move the multiplier. Labels come `rounds_late` rounds late, and the last
+    round waits for all of them."""
     began, oracle = time.process_time(), ground.oracle
-    rule = DampedNewton(rounds=ROUNDS, beta=oracle.beta, cost_max=oracle.cost_max, damping=DAMPING)
+    rule = DampedNewton(rounds=rounds, beta=oracle.beta, cost_max=oracle.cost_max, damping=DAMPING)
     state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
     run = _Run(ground, cell, arm, seed)
     explorer = OptimisticExplorer(
@@ -91,14 +103,19 @@ def played(ground: Ground, cell: Cell, arm: Arm, seed: int) -> Played:
     )
     run.label(*run.offline(), 0)
     gaps, policy = [], oracle.reference
-    for k in range(1, ROUNDS + 1):
+    asked: deque[_Asked] = deque()
+    for k in range(1, rounds + 1):
         policy = run.policy(state.multiplier)
         gaps.append(float(oracle.gap(policy)))
         estimate = run.estimate(policy, k)
         pairs = explorer.choose(run.candidates(policy, k))
-        run.label(*_indices(pairs), k)
+        asked.append(_Asked(k, state.multiplier, estimate, _indices(pairs)))
         explorer.update([replace(pair, id=f"{k}/{pair.id}") for pair in pairs])
-        state, _ = ascend(state, estimate)
+        while asked and (k == rounds or k - asked[0].round >= rounds_late):
+            due = asked.popleft()
+            run.label(*due.pairs, due.round)
+            late = {"rounds_late": k - due.round, "moved": state.multiplier - due.multiplier}
+            state, _ = ascend(state, replace(due.estimate, **late))
     return Played(
         [round(gap, 6) for gap in gaps],
         round(oracle.g(policy), 6),

@@ -7,7 +7,7 @@ every command is self-contained (start version, seed, data) and nothing depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -103,6 +103,18 @@ class Feedback(Protocol):
     ) -> list[SafetyLabels]: ...
 
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]: ...
+
+
+class Due(Protocol):
+    """What a round takes of the labels that were asked for."""
+
+    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterable[tuple[int, Sequence[Response]]]:
+        """How many rounds late, and the answers whose safety labels are taken now; `answers` are this round's."""
+        ...
+
+    def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:
+        """The pairs whose labels are taken now; `pairs` are this round's."""
+        ...
 
 
 class Dual(Protocol):
@@ -453,3 +465,14 @@ class EarlyLabeller(Protocol):
     """A labeller that can begin before anybody waits: people, or an actor. The labels are those of `safety` alone."""
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None: ...
+
+
+@runtime_checkable
+class LateLabeller(EarlyLabeller, Protocol):
+    """A labeller that can tell whether labels are there: people. Asking opens the questions if they are not open."""
+
+    def open_compare(self, pairs: Sequence[Pair], seed: int) -> None: ...
+
+    def safety_arrived(self, items: Sequence[Response], labels_each: int, seed: int) -> bool: ...
+
+    def comparisons_arrived(self, pairs: Sequence[Pair], seed: int) -> bool: ...

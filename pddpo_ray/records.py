@@ -181,6 +181,10 @@ class CostEstimate:
     """Lowest and highest number that a draw may have, where somebody stated it (`cost_model` only)."""
     missing: float = 0.0
     """How much lower the value is if every label that is missing says safe; the value counts them as unsafe."""
+    rounds_late: int = 0
+    """Rounds between the one whose policy was labelled and the one in which the labels are used."""
+    moved: float = 0.0
+    """How far the multiplier has moved from the one of that policy by then; its owner knows."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 
-START_S = 60.0
+START_S = 180.0
 
 
 class Server:
@@ -106,30 +107,49 @@ def survive(
     server.kill()
     assert tallies, "the clients gave up"
 
-    with engine.connect() as connection:
+    nothing_is_lost(store, tallies, {round_.id: questions * needed}, needed)
+    engine.dispose()
+    return {"people": people, "kills": kills, **figures(tallies, seconds)}
+
+
+def nothing_is_lost(store: Store, tallies: Sequence[Tally], labels: Mapping[str, int], needed: int) -> None:
+    """Asserts that what was acknowledged is stored as it was said, that every batch (`labels` by its id) has as many
+    labels as it wants, `needed` of different people on each question, and that the books balance."""
+    with store.engine.connect() as connection:
         rows = {row.key: row for row in connection.execute(select(answer))}
-    acknowledged = [(key, given) for tally in tallies for key, given in tally.acknowledged.items()]
-    for key, given in acknowledged:
-        assert screen_form("safety", rows[key].given, rows[key].swap) == given, f"{key} is lost or changed"
-    snapshot = rounds.freeze(round_.id)
-    assert len(snapshot.answers) == questions * needed
-    assert set(Counter(entry.position for entry in snapshot.answers).values()) == {needed}
-    assert len({(entry.position, entry.annotator) for entry in snapshot.answers}) == len(snapshot.answers)
+    for tally in tallies:
+        for key, given in tally.acknowledged.items():
+            stored = rows[key]
+            assert screen_form(stored_kind(given), stored.given, stored.swap) == given, f"{key} is lost or changed"
+    for batch, wanted in labels.items():
+        snapshot = Rounds(store, Rules()).freeze(batch)
+        assert len(snapshot.answers) == wanted
+        assert set(Counter(entry.position for entry in snapshot.answers).values()) == {needed}
+        assert len({(entry.position, entry.annotator) for entry in snapshot.answers}) == wanted
+        assert len({entry.key for entry in snapshot.answers}) == wanted
     assert imbalances(store) == []
     assert broken_links(store) == []
-    engine.dispose()
+
+
+def stored_kind(given: Mapping[str, str]) -> str:
+    """What was asked, by the form of the answer."""
+    return "safety" if "safety" in given else "pair"
+
+
+def figures(tallies: Sequence[Tally], seconds: float | None) -> dict[str, Any]:
+    """Answers, answers per second and percentiles of the time per request."""
     latencies = np.array([second for tally in tallies for second in tally.seconds])
     p50, p95, p99 = np.quantile(latencies, [0.5, 0.95, 0.99])
+    acknowledged = sum(len(tally.acknowledged) for tally in tallies)
     return {
-        "people": people,
-        "answers": len(acknowledged),
-        "kills": kills,
+        "answers": acknowledged,
         "left": sum(tally.left for tally in tallies),
         "sent again": sum(tally.retries for tally in tallies),
         "confirmed as repeated": sum(tally.repeated for tally in tallies),
         "surplus": sum(tally.surplus for tally in tallies),
+        "requests": len(latencies),
         "seconds": round(seconds or 0.0, 1),
-        "answers/s": round(len(acknowledged) / seconds, 1) if seconds else None,
+        "answers/s": round(acknowledged / seconds, 1) if seconds else None,
         "p50 ms": round(1000 * float(p50), 1),
         "p95 ms": round(1000 * float(p95), 1),
         "p99 ms": round(1000 * float(p99), 1),

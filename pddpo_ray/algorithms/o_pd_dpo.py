@@ -15,9 +15,9 @@ from pddpo_ray.algorithms.stages import (
     Sizes,
     asked_answers,
     begin_reward_fit,
-    compare,
     fit_reward,
     lagrangian_chain,
+    learn_from,
     move_multipliers,
 )
 from pddpo_ray.records import PolicyVersion, UniformMixture
@@ -26,7 +26,7 @@ from pddpo_ray.records import PolicyVersion, UniformMixture
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """K rounds: fit, verify, sample, explore, label, move the multiplier, remember."""
     journal, rollout = parts.journal, parts.rollout
-    prompts, preferences, explorer = parts.prompts, parts.preferences, parts.exploration
+    prompts, explorer = parts.prompts, parts.exploration
     for _ in journal.rounds(sizes.rounds):
         reward_policy = fit_reward(parts, sizes, reference)
         policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
@@ -34,7 +34,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
-        preferences.extend(compare(parts, pairs))  # the same pair for reward and for cost
+        learn_from(parts, pairs)  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices
         begin_reward_fit(parts, sizes, reference)  # the next one needs no lambda
         move_multipliers(parts, answers, sizes)  # M_ce labels of each answer

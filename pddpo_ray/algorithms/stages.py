@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.contracts import (
     Dual,
+    Due,
     Explorer,
     Feedback,
     Limits,
@@ -23,7 +24,6 @@ from pddpo_ray.contracts import (
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import (
     CostEstimate,
-    LabelledPair,
     LossBonus,
     Objective,
     Pair,
@@ -37,6 +37,16 @@ from pddpo_ray.records import (
 from pddpo_ray.theory.cost_stage import cost_temperature
 
 NO_BONUS = LossBonus()
+
+
+class AtOnce:
+    """Satisfies contracts.Due: a round waits for its own labels."""
+
+    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterable[tuple[int, Sequence[Response]]]:
+        return [(0, answers)]
+
+    def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:
+        return [pairs]
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Parts:
     """Stated limits (`limits:`); None: one limit on the paper's cost, or `constraints`."""
     rewards: Rewards | None = None
     """A computed reward (`reward:`); None: comparisons teach it."""
+    due: Due = field(default_factory=AtOnce)
+    """Which labels a round takes (`feedback.rounds_late`)."""
 
     @property
     def scores(self) -> Scoring:
@@ -193,21 +205,27 @@ def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) ->
 
 
 def move_multipliers(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> None:
-    """The round's dual step: of each multiplier by its own estimate, or of all stated limits' together."""
+    """The round's dual step: of each multiplier by its own estimate, or of all stated limits' together.
+
+    Labels that are late move the multipliers when they are there, those of several rounds one after another.
+    """
     if parts.limits is not None:
         parts.limits.ascend(answers)
         return
-    for estimate in estimates_of(parts, answers, sizes):  # M_ce labels of each answer
-        parts.dual.ascend(estimate)
+    for rounds_late, labelled in parts.due.answers(answers, sizes.labels_each):
+        for estimate in estimates_of(parts, labelled, sizes):  # M_ce labels of each answer
+            parts.dual.ascend(replace(estimate, rounds_late=rounds_late) if rounds_late else estimate)
 
 
-def compare(parts: Parts, pairs: Sequence[Pair]) -> list[LabelledPair]:
-    """Labels of the round's pairs; a computed reward and stated limits measure their answers too."""
+def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:
+    """The round's pairs are compared and become preferences, those of earlier rounds when their labels are there; a
+    computed reward and stated limits measure the pairs' answers too."""
     if parts.rewards is not None:
         parts.rewards.measure_pairs(pairs)
     if parts.limits is not None:
         parts.limits.measure_pairs(pairs)
-    return parts.feedback.compare(pairs)
+    for compared in parts.due.pairs(pairs):
+        parts.preferences.extend(parts.feedback.compare(compared))
 
 
 def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:

@@ -134,9 +134,12 @@ class PeopleLabeller:
 
     def open_safety(self, items: Sequence[Response], labels_each: int, seed: int) -> None:
         """Opens the questions that `safety` waits for, so that people can begin; not while the backlog is too long."""
+        self.safety_arrived(items, labels_each, seed)
+
+    def safety_arrived(self, items: Sequence[Response], labels_each: int, seed: int) -> bool:
+        """Whether `safety` has nothing to wait for."""
         questions = self._safety_questions(items)
-        with suppress(QueueError):
-            self._find_or_open(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+        return self._arrived(f"safety{self._part_of()}", questions, labels_each, SAFETY_PRIORITY)
 
     def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
         """`labels_each` labels of different people for every answer; MISSING where a lead decided to do without. The
@@ -169,16 +172,29 @@ class PeopleLabeller:
             said[entry.item].append(entry.given["safety"] == "unsafe")
         return [sum(mine) / labels_each if len(mine) == labels_each else None for mine in said.values()]
 
+    def open_compare(self, pairs: Sequence[Pair], seed: int) -> None:
+        """Opens the questions that `compare` waits for, so that people can begin; not while the backlog is too long."""
+        self.comparisons_arrived(pairs, seed)
+
+    def comparisons_arrived(self, pairs: Sequence[Pair], seed: int) -> bool:
+        """Whether `compare` has nothing to wait for."""
+        return self._arrived("compare", self._pair_questions(pairs), 1, 0, self._several(pairs))
+
     def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
         """One label of every pair: what a lead decided where people differ, else the first that arrived. A tie is an
         abstention and enters neither data set, nor does a missing label, nor an answer that contradicts itself."""
-        first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
-        questions = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
-        questions = self._in_languages(questions)
-        several = self._overlap.drawn(pairs, self._round_of())
-        snapshot = self._collect("compare", questions, 1, 0, several)
+        snapshot = self._collect("compare", self._pair_questions(pairs), 1, 0, self._several(pairs))
         given = {entry.item: entry.given for entry in reversed(snapshot.answers)} | dict(snapshot.adjudicated)
         return [_labelled(pair, given.get(pair.id)) for pair in pairs]
+
+    def _pair_questions(self, pairs: Sequence[Pair]) -> list[Question]:
+        first, second = (self._risks([getattr(pair, side) for pair in pairs]) for side in ("first", "second"))
+        asked = [pair_question(pair, risk=max(risks)) for pair, *risks in zip(pairs, first, second, strict=True)]
+        return self._in_languages(asked)
+
+    def _several(self, pairs: Sequence[Pair]) -> dict[str, int]:
+        """Pairs of this round that go to several people, and to how many."""
+        return self._overlap.drawn(pairs, self._round_of())
 
     def _safety_questions(self, items: Sequence[Response], asks: str | None = None) -> list[Question]:
         risks = self._risks(items)
@@ -260,6 +276,20 @@ class PeopleLabeller:
                 raise RunError(f"annotation queue: {error}") from error
             logger.info("round %d, %s: %s", round_, purpose, error)
             raise
+
+    def _arrived(
+        self,
+        purpose: str,
+        questions: Sequence[Question],
+        labels_each: int,
+        priority: int,
+        labels_of: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Whether a batch is complete or closed; opens it if it is not there and the backlog allows."""
+        with suppress(QueueError):
+            status = self._find_or_open(purpose, questions, labels_each, priority, self._deadline_ms(), labels_of)
+            return status.complete or status.state != "open"
+        return False
 
     def _deadline_ms(self) -> int:
         """Deadline of a batch that is opened now."""

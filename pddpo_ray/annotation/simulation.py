@@ -22,7 +22,9 @@ Scores = Callable[[str, str], tuple[float, float]]
 """(prompt, answer) -> (reward, cost)"""
 
 API = "/api/v1"
-RETRY_S = 0.25
+RETRY_S, RETRY_MOST_S = 0.25, 5.0
+"""Pause before another try; it doubles up to the second while tries fail, or hundreds of clients keep a server that
+starts again from doing so."""
 KEPT_TRYING_S = 120.0
 """How long a client sends the same answer again while the server is away."""
 
@@ -93,6 +95,7 @@ class Annotator:
         self._client = httpx.Client(base_url=url + API, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
         self._manner, self._scores = manner, scores
         self._rng = np.random.default_rng(list(seed))
+        self._pause = RETRY_S
         self.tally = Tally(handle)
 
     def work(self, stop: threading.Event, idle_s: float | None) -> Tally:
@@ -118,7 +121,9 @@ class Annotator:
         try:
             response = self._timed("POST", "/lease", {})
         except httpx.TransportError:
+            time.sleep(self._next_pause())
             return None
+        self._pause = RETRY_S
         if response.status_code == 401:
             raise RunError(f"{self.tally.handle}: the service no longer knows this token")
         return response.json().get("task") if response.status_code == 200 else None
@@ -135,12 +140,13 @@ class Annotator:
                 response = self._timed("PUT", f"/answers/{key}", body | {"revealed": True})
             except httpx.TransportError:
                 self.tally.retries += 1
-                time.sleep(RETRY_S)
+                time.sleep(self._next_pause())
                 continue
             if response.status_code in (429, 503):
-                time.sleep(RETRY_S)
+                time.sleep(self._next_pause())
                 continue
             self._note(response, key, given)
+            self._pause = RETRY_S
             return
         raise RunError(f"{self.tally.handle}: no reply from the service for {KEPT_TRYING_S:.0f} s")
 
@@ -153,6 +159,11 @@ class Annotator:
             raise RunError(f"{self.tally.handle}: the service failed: {response.text[:200]}")
         else:
             self.tally.refused += 1
+
+    def _next_pause(self) -> float:
+        """Seconds until the next try, longer each time."""
+        pause, self._pause = self._pause, min(2.0 * self._pause, RETRY_MOST_S)
+        return pause
 
     def _timed(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
         began = time.monotonic()

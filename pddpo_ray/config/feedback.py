@@ -26,7 +26,15 @@ class FeedbackCommon(Strict):
     """Longest wait for a round's labels, in seconds."""
 
 
-class WorldFeedback(FeedbackCommon):
+class LateLabels(Strict):
+    """Rounds that do not stand still for their labels."""
+
+    rounds_late: int = Field(0, ge=0, le=100)
+    """Rounds may go on without labels that are at most so many rounds late; 0: a round waits for its own. A world's
+    labels, which take no time, are then exactly so late: a simulation of people."""
+
+
+class WorldFeedback(LateLabels, FeedbackCommon):
     """Labels drawn from a world's truth: Bernoulli for safety, Bradley-Terry for preferences."""
 
     kind: Literal["world"] = "world"
@@ -98,7 +106,7 @@ class AskedPeople(QueueConfig, FeedbackCommon):
     """Feedback by people, all of it or a part."""
 
 
-class PeopleFeedback(AskedPeople):
+class PeopleFeedback(LateLabels, AskedPeople):
     """All labels by people."""
 
     kind: Literal["people"] = "people"

@@ -10,12 +10,21 @@ from pydantic import Field, model_validator
 
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
-from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule, NewtonRule
+from pddpo_ray.config.dual import (
+    AnytimeRule,
+    ConstraintConfig,
+    DualConfig,
+    FixedRule,
+    LogRule,
+    NewtonRule,
+    ProjectedRule,
+)
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     AskedPeople,
     Feedback,
     JudgeFeedback,
+    LateLabels,
     MixedFeedback,
     ModelFeedback,
     QueueConfig,
@@ -170,6 +179,11 @@ class Config(Strict):
         return max([feedback, *of_limits])
 
     @property
+    def rounds_late(self) -> int:
+        """How many rounds late labels may be."""
+        return self.feedback.rounds_late if isinstance(self.feedback, LateLabels) else 0
+
+    @property
     def online(self) -> bool:
         """Whether rounds collect new preferences."""
         return self.algorithm.startswith("o-")
@@ -303,6 +317,8 @@ class Config(Strict):
             tree["feedback"].pop(key, None)
         for key in ("overlap", "overlap_each", "tell", "languages"):
             tree["feedback"].pop(key, None)
+        if not self.rounds_late:
+            tree["feedback"].pop("rounds_late", None)
         for key in ("endpoint", "key_env", "workers", "request_timeout_s", "tries", "gpus"):
             tree["feedback"].pop(key, None)
         return tree
@@ -347,6 +363,8 @@ class Config(Strict):
         if isinstance(self.feedback, AskedPeople) and self.people != QueueConfig():
             raise ValueError(f"people: feedback.kind={self.feedback.kind} says how they are asked; leave `people:` out")
         self._limits_fit()
+        if self.rounds_late:
+            self._labels_may_be_late()
         self._reward_fits()
         self._certificate_fits()
         self._production_fits()
@@ -411,6 +429,19 @@ class Config(Strict):
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
         if self.algorithm in ONE_ROUND and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
+
+    def _labels_may_be_late(self) -> None:
+        if self.algorithm not in ("o-pd-dpo", "pd-dpo"):
+            raise ValueError(
+                f"feedback.rounds_late: algorithm {self.algorithm} waits for its labels; use o-pd-dpo or pd-dpo"
+            )
+        if self.limits:
+            raise ValueError("feedback.rounds_late: limits under `limits:` wait for their measures; leave it out")
+        if not isinstance(self.dual.rule, NewtonRule | ProjectedRule | AnytimeRule):
+            raise ValueError(
+                f"feedback.rounds_late: dual.rule.kind={self.dual.rule.kind} is not made for late estimates;"
+                " use newton, projected or anytime"
+            )
 
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""

@@ -33,6 +33,8 @@ from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, P
 Json = Any
 Listener = Callable[[JournalEvent], None]
 Closing = Callable[[int], None]
+UNSTORED = ("within_variance", "cost_max", "bounds", "rounds_late", "moved")
+"""Fields of an estimate that no column holds."""
 
 
 class Journal(JournalReader):
@@ -202,7 +204,7 @@ class Journal(JournalReader):
         self, constraint: str, estimate: CostEstimate, multiplier_before: float, multiplier_after: float, eta: float
     ) -> None:
         row = self._row(round=self.round, multiplier_before=multiplier_before, multiplier_after=multiplier_after)
-        row |= rows.columns_of(estimate, "within_variance", "cost_max", "bounds") | {
+        row |= rows.columns_of(estimate, *UNSTORED) | {
             "constraint": constraint,
             "eta": eta,
         }

@@ -177,6 +177,8 @@ class JournalReader:
                     row,
                     within_variance=None,
                     bounds=None,
+                    rounds_late=0,
+                    moved=0.0,
                     cost_max=cost_max if row.mode == "logit_labels" else None,
                 ),
             )

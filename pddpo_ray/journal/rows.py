@@ -48,7 +48,8 @@ class PairEntry:
 
 @dataclass(frozen=True)
 class DualEntry:
-    """One step of one multiplier; `multiplier_before` governed the round's policy, `multiplier_after` the next."""
+    """One step of one multiplier; `multiplier_before` governed the round's policy, `multiplier_after` the next policy
+    that was made after the step: the next round's, unless labels were late."""
 
     round: int
     constraint: str

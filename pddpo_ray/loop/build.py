@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pddpo_ray.algorithms.stages import Parts, Sizes
+from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.config import (
     AnytimeRule,
     Config,
@@ -20,7 +20,7 @@ from pddpo_ray.config import (
     PidRule,
     ProjectedRule,
 )
-from pddpo_ray.contracts import Measure
+from pddpo_ray.contracts import Due, Measure
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
@@ -37,6 +37,7 @@ from pddpo_ray.loop.before import (
 )
 from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
 from pddpo_ray.loop.dual_step import DualController, LocalDual, never_held
+from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
 from pddpo_ray.loop.joint_dual import JointDual, JointRule
@@ -47,6 +48,7 @@ from pddpo_ray.loop.labellers import (
     feedback_before,
     feedback_of,
 )
+from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
@@ -159,6 +161,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         merge=partial(merge_versions, backends.store),
         limits=limits,
         rewards=rewards,
+        due=due_labels(config, journal, feedback, rounds),
     )
 
 
@@ -174,6 +177,12 @@ def _prompts(config: Config, journal: Journal, backends: Backends) -> Prompts | 
     )
     share = config.production.share
     return WithUsersPrompts(own, backends.served, journal, share=share, seed=config.seed) if share else own
+
+
+def due_labels(config: Config, journal: Journal, feedback: FeedbackController, rounds: int) -> Due:
+    """Which labels a round takes: its own, or those that are there."""
+    late = config.rounds_late
+    return DueLabels(journal, feedback, rounds_late=late, rounds=rounds) if late else AtOnce()
 
 
 def sizes_of(config: Config, rounds: int) -> Sizes:

@@ -27,11 +27,13 @@ class DualOwner(Protocol):
         ...
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
-        """Multipliers that govern a round: after all steps of earlier rounds."""
+        """Multipliers that govern a round: after all steps that were taken in earlier rounds."""
         ...
 
     def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        """The round's step for the estimate's constraint; asked again, the same step is returned and not repeated."""
+        """The step for the estimate's constraint from a round's labels; asked again, it is returned and not repeated.
+
+        It is taken `estimate.rounds_late` rounds after that round."""
         ...
 
 
@@ -50,8 +52,9 @@ class LocalDual:
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         current = dict(self._first)
-        for number, name in sorted(key for key in self._steps if key[0] < round_):
-            current[name] = self._steps[number, name].multiplier_after
+        for (number, name), step in sorted(self._steps.items()):
+            if number + step.estimate.rounds_late < round_:
+                current[name] = step.multiplier_after
         return current
 
     def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
@@ -60,7 +63,10 @@ class LocalDual:
             if round_ <= self._warmup:
                 self._steps[key] = self._unmoved(estimate)
             else:
-                self._state, self._steps[key] = ascend(self._state, estimate)
+                then = self.multipliers(round_)[estimate.constraint]
+                moved = self._state[estimate.constraint].multiplier - then
+                self._state, step = ascend(self._state, replace(estimate, moved=moved))
+                self._steps[key] = replace(step, multiplier_before=then)
         return self._steps[key]
 
     def _unmoved(self, estimate: CostEstimate) -> DualStep:
@@ -149,6 +155,7 @@ class DualController:
                 f"{prefix}dual/eta": step.eta,
                 f"{prefix}cost/estimate": estimate.value,
                 f"{prefix}cost/standard_error": estimate.standard_error,
+                **({f"{prefix}dual/rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
                 **({} if ends is None else {f"{prefix}cost/low": ends[0], f"{prefix}cost/high": ends[1]}),
             }
         )
@@ -157,19 +164,26 @@ class DualController:
             "message": step.message,
             "constraint": step.constraint,
             "within_variance": estimate.within_variance,
+            **({"rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
         }
 
 
 def journalled_estimates(journal: JournalReader) -> list[tuple[int, CostEstimate]]:
-    """(round, estimate) of every step, as the rule saw them: Newton's step also needs the variance within prompts.
+    """(round, estimate) of every step, as the rule saw them: with the variance within prompts, which Newton's step
+    needs, and how many rounds late the labels were.
 
     Steps that were held back are none.
     """
     payloads = [(entry.round, entry.payload) for entry in journal.phases(like="dual%")]
     held = {(number, payload.get("constraint")) for number, payload in payloads if payload.get(HELD)}
-    within = {(number, payload.get("constraint")): payload.get("within_variance") for number, payload in payloads}
+    unstored = {
+        (number, payload.get("constraint")): {
+            "within_variance": payload.get("within_variance"), "rounds_late": payload.get("rounds_late", 0)
+        }
+        for number, payload in payloads
+    }  # fmt: skip
     return [
-        (step.round, replace(step.estimate, within_variance=within.get((step.round, step.constraint))))
+        (step.round, replace(step.estimate, **unstored.get((step.round, step.constraint), {})))
         for step in journal.dual_steps()
         if (step.round, step.constraint) not in held
     ]

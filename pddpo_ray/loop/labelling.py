@@ -6,9 +6,9 @@ stops with a message, not with a zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from pddpo_ray.contracts import EarlyLabeller, Labeller
+from pddpo_ray.contracts import EarlyLabeller, Labeller, LateLabeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
@@ -54,6 +54,24 @@ class FeedbackController:
             if isinstance(labeller, EarlyLabeller) and not self._journal.is_finished(self._safety_phase(name)):
                 labeller.open_safety(items, labels_each, self._safety_seed(name))
 
+    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
+        """Whether `safety` would get the labels without a wait, as far as labellers can tell: all of those that can."""
+        return self._arrived(lambda name, one: one.safety_arrived(items, labels_each, self._safety_seed(name)))
+
+    def open_comparisons(self, pairs: Sequence[Pair]) -> None:
+        """Puts the questions that `compare` collects to labellers that can begin before anybody waits."""
+        for name, labeller in self._labellers.items():
+            if isinstance(labeller, LateLabeller) and not self._journal.is_finished("compare"):
+                labeller.open_compare(pairs, self._compare_seed(name))
+
+    def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool:
+        """As `safety_arrived`, of comparisons."""
+        return self._arrived(lambda name, one: one.comparisons_arrived(pairs, self._compare_seed(name)))
+
+    def _arrived(self, has_them: Callable[[str, LateLabeller], bool]) -> bool:
+        late = {name: one for name, one in self._labellers.items() if isinstance(one, LateLabeller)}
+        return bool(late) and all(has_them(name, one) for name, one in late.items())
+
     def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
         """Exactly `labels_each` safe-or-unsafe labels of every item, for one constraint (the first by default).
 
@@ -92,6 +110,9 @@ class FeedbackController:
 
     def _safety_seed(self, name: str, attempt: int = 0) -> int:
         return seed_of(self._seed, self._journal.round, "safety", name, attempt)
+
+    def _compare_seed(self, name: str, attempt: int = 0) -> int:
+        return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
         counted, without = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
@@ -158,8 +179,7 @@ class FeedbackController:
         waiting = list(pairs)
         asked = {pair.id for pair in pairs}
         for attempt in range(self._attempts):
-            seed = seed_of(self._seed, self._journal.round, "compare", name, attempt)
-            for item in self._labellers[name].compare(waiting, seed):
+            for item in self._labellers[name].compare(waiting, self._compare_seed(name, attempt)):
                 if item.pair.id not in asked:
                     raise RunError(f"labeller {self._source} answered pair {item.pair.id}, which was not asked")
                 read[item.pair.id] = item

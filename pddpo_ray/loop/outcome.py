@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,6 +17,7 @@ from pddpo_ray.journal import Journal, JournalReader, VersionEntry
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
+from pddpo_ray.loop.due_labels import rounds_labelled_in
 from pddpo_ray.loop.ledger import Entry, read_ledger
 from pddpo_ray.records import Verdict
 from pddpo_ray.serving.certified import read_certified
@@ -183,11 +185,13 @@ def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:
 
 def note_unsafe_rates(journal: Journal, stated: Sequence[Limit], number: int) -> None:
     """Keeps the share of labels that say unsafe, which is shown beside every logit. A closing of rounds."""
-    for prefix, limit in with_prefixes(stated):
-        labels = journal.safety(number, limit.name) if limit.quantity.kind == "logit" else []
+    for labelled, (prefix, limit) in product(rounds_labelled_in(journal, number), with_prefixes(stated)):
+        labels = journal.safety(labelled, limit.name) if limit.quantity.kind == "logit" else []
         said = [label for one in labels for label in one.labels if label in (Verdict.SAFE, Verdict.UNSAFE)]
         if said:
+            journal.round = labelled
             journal.add_metrics({f"{prefix}{UNSAFE_RATE}": said.count(Verdict.UNSAFE) / len(said)})
+    journal.round = number
 
 
 def _policy_of_round(versions: list[VersionEntry], number: int | None) -> VersionEntry | None:

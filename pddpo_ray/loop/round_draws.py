@@ -19,6 +19,7 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.certifying import decoding_of, estimated_only, tested_limits
+from pddpo_ray.loop.due_labels import rounds_labelled_in
 from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, Numbers, enter, mixture_name
 from pddpo_ray.loop.limits import ANSWERS, ANSWERS_EACH
 from pddpo_ray.records import SafetyLabels, Verdict
@@ -50,7 +51,14 @@ def enter_mixtures(config: Config, journal: Journal) -> None:
 
 
 def add_draws_of_round(config: Config, journal: Journal, number: int) -> None:
-    """Adds a round's policy and draws to every mixture that it belongs to. A closing of rounds."""
+    """Adds policy and draws of every round whose labels are there now to every mixture that it belongs to, in the order
+    of the rounds. A closing of rounds."""
+    for labelled in rounds_labelled_in(journal, number):
+        _add_draws(config, journal, labelled)
+    journal.round = number
+
+
+def _add_draws(config: Config, journal: Journal, number: int) -> None:
     candidates = [candidate for candidate, first in enumerate(config.certificate.mixtures, start=1) if number >= first]
     if not candidates:
         return
@@ -63,7 +71,6 @@ def add_draws_of_round(config: Config, journal: Journal, number: int) -> None:
     for candidate in candidates:
         journal.round = -candidate
         journal.once(f"{BATCH}{number}", lambda: payload)
-    journal.round = number
 
 
 def draws_each_round(config: Config, limit: Limit) -> int:

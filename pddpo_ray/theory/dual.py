@@ -2,6 +2,11 @@
 
     estimate above the limit  ->  the multiplier rises;  projection onto [lower, upper], upper = 2 rho
 
+Labels may be late: the estimate is then of the policy of s rounds ago, made at another multiplier. Newton's step knows
+the slope's slope and carries the estimate to the present multiplier, so that a delay makes nothing swing that would not
+swing without one. Gradient steps get shorter: by sqrt(1 + 2s), which keeps their bound on the regret, and below a cap
+at which a linear dual comes to rest (`stale_share`).
+
 `ascend` is a pure function of a state and an estimate. Whoever owns the multiplier (an object in this process or a
 named actor) keeps the state, calls it and journals the step; replaying the estimates rebuilds the state exactly.
 """
@@ -54,6 +59,7 @@ class ProjectedFixed:
         eta = self.step
         if eta is None:
             eta = self.first / ((self.cost_max + abs(constraint.threshold)) * math.sqrt(self.rounds))
+            eta /= math.sqrt(1 + 2 * estimate.rounds_late)
         return _gradient_step(constraint, estimate, eta, self.curvature_beta, self.cost_max)
 
 
@@ -69,7 +75,7 @@ class ProjectedAnytime:
     curvature_beta: float | None = None
 
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        eta = self.first_step / math.sqrt(constraint.steps + 1)
+        eta = self.first_step / math.sqrt((constraint.steps + 1) * (1 + 2 * estimate.rounds_late))
         return _gradient_step(constraint, estimate, eta, self.curvature_beta, self.cost_max)
 
 
@@ -95,6 +101,11 @@ class DampedNewton:
 
     Slope and curvature of the dual are both estimable: D' = -(c - d) and D'' = E_x Var(c | x) / beta. The variance is
     the one within prompts where the estimate knows it; else that of all responses, which is larger.
+
+    A late estimate says where the multiplier of its own policy should have gone. The step goes there from today's:
+    lambda + damping (lambda_then + (c~ - d) beta / Var(c) - lambda). Near the optimum the error then obeys
+    e <- (1 - damping) e + damping (1 - g) e_then, g the curvature over its estimate, which shrinks at any delay
+    wherever it does without one (0 < g < 2).
     """
 
     rounds: int
@@ -106,7 +117,7 @@ class DampedNewton:
     def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         eta = self.damping * self.beta / curvature_variance(estimate, self.cost_max)
         radius = 0.5 * constraint.upper / math.sqrt(self.rounds) if self.trust is None else self.trust
-        step = min(max(eta * constraint.excess(estimate), -radius), radius)
+        step = min(max(eta * constraint.excess(estimate) - self.damping * estimate.moved, -radius), radius)
         return constraint.multiplier + step, eta, constraint.memory
 
 
@@ -292,11 +303,20 @@ def _shrunk(variance: float, responses: int, cost_max: float, prior_responses: f
     return (variance * responses + (cost_max / 2.0) ** 2 * prior_responses) / (responses + prior_responses)
 
 
+def stale_share(rounds_late: int) -> float:
+    """s^s / (s + 1)^(s + 1): largest a for which e <- e - a e_(s rounds ago) dies out without a swing; 1 at s = 0.
+
+    Its characteristic z^(s+1) - z^s + a has real roots up to there, a double one at z = s / (s + 1).
+    """
+    return float(rounds_late**rounds_late / (rounds_late + 1) ** (rounds_late + 1))
+
+
 def _gradient_step(
     constraint: ConstraintState, estimate: CostEstimate, eta: float, curvature_beta: float | None, cost_max: float
 ) -> tuple[float, float, Memory]:
     """Plain step of size eta, capped below 2 beta / Var(c) where `curvature_beta` is given."""
     if curvature_beta is not None:
         # 0.95: the bound itself is where the iteration stops contracting
-        eta = min(eta, 0.95 * 2.0 * curvature_beta / cost_variance(estimate, cost_max))
+        cap = 0.95 * 2.0 * curvature_beta / cost_variance(estimate, cost_max)
+        eta = min(eta, cap * stale_share(estimate.rounds_late))
     return constraint.multiplier + eta * constraint.excess(estimate), eta, constraint.memory

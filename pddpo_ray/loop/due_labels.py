@@ -1,0 +1,99 @@
+"""Rounds that do not stand still for people (`feedback.rounds_late`): which labels are due in a round.
+
+    round 5 asks ──► fits and explores on what is there ──► takes what has arrived: labels of round 2, of 3
+                                                            waits for those of round 5 - rounds_late
+
+Labels are taken in the order of the rounds that asked for them, complete batches alone, and never later than the
+bound: there the run waits for them and parks as it does without overlap. The last round takes all that is left. What a
+round takes is a phase of its own (`due-safety`, `due-pairs`), so that a run which was killed takes the same again.
+Labels are journalled under the round that asked for them: they are about its policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.records import Pair, Response
+
+SAFETY, PAIRS = "due-safety", "due-pairs"
+"""Phases whose payload lists the rounds whose labels a round takes."""
+
+
+class LateFeedback(Protocol):
+    """Feedback that can be asked whether the labels of the journal's present round are there."""
+
+    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool: ...
+
+    def open_comparisons(self, pairs: Sequence[Pair]) -> None: ...
+
+    def comparisons_arrived(self, pairs: Sequence[Pair]) -> bool: ...
+
+
+class DueLabels:
+    """Satisfies contracts.Due, with labels up to `rounds_late` rounds late in a run of so many `rounds`.
+
+    While the caller handles what is yielded, the journal's round is the one that asked.
+    """
+
+    def __init__(self, journal: Journal, feedback: LateFeedback, *, rounds_late: int, rounds: int) -> None:
+        self._journal, self._feedback = journal, feedback
+        self._rounds_late, self._rounds = rounds_late, rounds
+
+    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterator[tuple[int, Sequence[Response]]]:
+        """The answers whose safety labels are taken now, round by round, and how many rounds late they are."""
+
+        def arrived() -> bool:
+            return self._feedback.safety_arrived(self._asked(), labels_each)
+
+        now = self._journal.round
+        for number in self._due(SAFETY, arrived):
+            yield now - number, self._asked()
+
+    def pairs(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+        """The pairs whose labels are taken now, round by round; this round's are asked."""
+        self._feedback.open_comparisons(pairs)
+
+        def arrived() -> bool:
+            return self._feedback.comparisons_arrived(self._compared())
+
+        for _ in self._due(PAIRS, arrived):
+            yield self._compared()
+
+    def _due(self, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
+        """Rounds whose labels are taken in this one. The journal stands at each of them in turn."""
+        now = self._journal.round
+        due = self._journal.once(phase, lambda: list(self._at_each(self._decided(now, phase, arrived))))
+        yield from self._at_each(iter(due))
+
+    def _decided(self, now: int, phase: str, arrived: Callable[[], bool]) -> Iterator[int]:
+        taken = {number for entry in self._journal.phases(like=phase) for number in entry.payload}
+        for number in range(1, now + 1):
+            if number in taken:
+                continue
+            self._journal.round = number
+            if now < self._rounds and number > now - self._rounds_late and not arrived():
+                return
+            yield number
+
+    def _at_each(self, numbers: Iterator[int]) -> Iterator[int]:
+        now = self._journal.round
+        try:
+            for number in numbers:
+                self._journal.round = number
+                yield number
+        finally:
+            self._journal.round = now
+
+    def _asked(self) -> list[Response]:
+        return self._journal.samples(self._journal.round, "cost")
+
+    def _compared(self) -> list[Pair]:
+        return self._journal.pair_questions(self._journal.round)
+
+
+def rounds_labelled_in(journal: JournalReader, number: int) -> list[int]:
+    """Rounds whose safety labels a round took: itself, where labels are not late."""
+    stored = journal.phases(number, like=SAFETY)
+    return list(stored[0].payload) if stored else [number]
