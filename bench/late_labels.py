@@ -24,7 +24,7 @@ from pddpo_ray.theory.intervals import student_half_width
 RESULTS = Path(__file__).parent / "results" / "late_labels"
 CELL = Cell(rare=0.012, beta=0.2, picks=2, candidates=32)
 ROUNDS, LATE = 24, (0, 1, 10)
-SEEDS = {"tables": range(6000, 6028), "twin": range(6000, 6010)}
+SEEDS = {"tables": range(6000, 6029), "twin": range(6000, 6010)}
 
 
 def play(place: str) -> None:
