@@ -265,7 +265,13 @@ def test_what_cannot_be_late_is_refused(given: list[str], said: str) -> None:
         load("tabular", [*SMALL, "feedback.rounds_late=2", *given])
 
 
-PEOPLE = ["feedback.kind=people", "feedback.rounds_late=1", "feedback.poll_s=0.05", "feedback.labels_each=2"]
+PEOPLE = [
+    "feedback.kind=people",
+    "feedback.rounds_late=1",
+    "feedback.poll_s=0.05",
+    "feedback.labels_each=2",
+    "feedback.responses=10",
+]
 RATE = ["feedback.signal=unsafe_rate", "dual.threshold=0.5"]
 
 
