@@ -1,13 +1,16 @@
-"""Limits learned from labels: a rate from measured values against comparisons, and the dual against a grid of weights.
+"""Learned from labels: a rate and a reward from measured values against comparisons, the dual against fixed weights.
 
     python -m bench.learned_limits rates tables      # 60 worlds, limits of 1, 5 and 30 %
     python -m bench.learned_limits rates twin        # 20 worlds
+    python -m bench.learned_limits rewards tables    # 20 worlds, no limit
+    python -m bench.learned_limits rewards twin
     python -m bench.learned_limits grid tables       # three limits, 27 fixed weight vectors at the same budget each
     python -m bench.learned_limits grid twin
 
 Learners are the ones of runs (bench/limit_worlds.py), with the joint Newton step, over simulated labels and without a
-bonus. Both arms of `rates` spend equal numbers of labels on the cost, before the rounds and in each of them. A figure
-is the mean over the last rounds. The world seeds from 2000 on had been used for nothing before these studies.
+bonus. All arms of `rates` and of `rewards` spend equal numbers of labels on the cost or the reward, before the rounds
+and in each of them. A figure is the mean over the last rounds. The world seeds from 2000 on had been used for
+nothing before the studies of rates and of weights.
 """
 
 from __future__ import annotations
@@ -184,6 +187,60 @@ def _apart(differences: Array) -> str:
     return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
 
 
+REWARD_WORLDS = 20
+ARMS = ("comparisons", "numbers", "verdicts")
+"""How a reward is learned: from pairs, from exact numbers, from yes-or-no labels that are yes with the chance
+(r - low) / (high - low). A compared pair costs one label, measuring both of its answers two."""
+
+
+def rewards(where: str) -> None:
+    """Loss of f without any limit, of a reward learned from values and from comparisons."""
+    setting = SETTINGS[where]
+    found = {arm: list[float]() for arm in ARMS}
+    for seed in range(SEEDS, SEEDS + REWARD_WORLDS):
+        world = setting.world(seed, (0.3,))
+        for arm, losses in found.items():
+            losses.append(learned_reward(world, setting.budget, seed, arm))
+    labels = setting.budget.offline + setting.budget.rounds * setting.budget.pairs
+    comparisons = np.array(found["comparisons"])
+    print(f"{REWARD_WORLDS} worlds, {labels:,} labels each\n")
+    print("| learned from | loss of f | less than from comparisons by, 95 % interval |\n|---|---|---|")
+    print(f"| comparisons | {comparisons.mean():.3f} | |")
+    for arm in ARMS[1:]:
+        losses = np.array(found[arm])
+        print(f"| {arm} | {losses.mean():.3f} | {_apart(comparisons - losses)} |", flush=True)
+
+
+def learned_reward(world: World, budget: Budget, seed: int, arm: str) -> float:
+    """Loss of f, mean over the last rounds, of policies that follow the learned reward alone."""
+    draws = np.random.default_rng([seed, 6])
+    low, high = float(world.reward.min()), float(world.reward.max())
+    # of a measured reward the scaled numbers stand where a rate's labels do
+    labels, chances = Labels((len(world.reward), world.reward.shape[1]), 1), world.reference
+    best, losses = world.f(world.dual.policy(np.zeros(len(world.limits)))), list[float]()
+    for number in range(budget.rounds + 1):
+        count = budget.pairs if number else budget.offline
+        prompts = draws.integers(0, len(world.reward), count)
+        asked = [(int(x), *(int(draws.choice(len(p[x]), p=p[x])) for p in (chances, world.reference))) for x in prompts]
+        if arm == "comparisons":
+            for x, a, b in asked:
+                first = draws.random() < expit(world.reward[x, a] - world.reward[x, b])
+                labels.reward.append((x, a, b) if first else (x, b, a))
+        else:
+            x, answers = (np.array(part) for part in zip(*((x, y) for x, *ys in asked[::2] for y in ys), strict=True))
+            numbers = (world.reward[x, answers] - low) / (high - low)
+            given = numbers if arm == "numbers" else (draws.random(len(numbers)) < numbers).astype(np.float64)
+            labels.measure(x, answers, given[:, None])
+        scores = (
+            world.learner.compared(labels.reward, 2.0)
+            if arm == "comparisons"
+            else world.learner.measured(labels, np.array([high - low]))
+        )
+        chances = softmax(np.log(world.reference) + scores / BETA, axis=1)
+        losses.append(best - world.f(chances))
+    return float(np.mean(losses[-LAST:]))
+
+
 ALLOWED = 0.02
 """A run keeps its limits when no exact g is more than this above 0."""
 
@@ -224,4 +281,4 @@ def gap_of(world: World, run: Run) -> float:
 
 
 if __name__ == "__main__":
-    {"rates": rates, "grid": grid}[sys.argv[1]](sys.argv[2])
+    {"rates": rates, "rewards": rewards, "grid": grid}[sys.argv[1]](sys.argv[2])

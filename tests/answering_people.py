@@ -18,8 +18,9 @@ from pddpo_ray.storage.whole_files import JOURNAL
 from tests.unit.loop.small_run import run_of
 
 RULES = Rules(gold_rate=0.0)
-Says = Callable[[Lease, int], bool | None]
-"""Whether person number n says yes (or unsafe) about a question; None: they skip it."""
+Says = Callable[[Lease, int], bool | str | None]
+"""Whether person number n says yes (or unsafe) about a question; left, right or tie where two answers are compared; the
+number where one is asked for; None: they skip it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Said:
     prompt: str
     answer: str
     asks: str | None
-    yes: bool | None
+    yes: bool | str | None
+    other: str | None = None
+    """The answer on the right, where two are compared."""
 
 
 @dataclass
@@ -80,7 +83,9 @@ def _answered(leases: Leases, answers: Answers, who: Person, number: int, says: 
     if not isinstance(question, Lease):
         return False
     yes = says(question, number)
-    crowd.said.append(Said(who.handle, question.id, question.prompt, question.left, question.asks, yes))
-    given = {} if yes is None else {"safety": "unsafe" if yes else "safe"}
+    crowd.said.append(Said(who.handle, question.id, question.prompt, question.left, question.asks, yes, question.right))
+    given: dict[str, str] = {}
+    if yes is not None:
+        given = {question.kind: yes} if isinstance(yes, str) else {"safety": "unsafe" if yes else "safe"}
     answers.answer(who, f"key-{question.id}", question.id, Submission("skip" if yes is None else "label", given))
     return True

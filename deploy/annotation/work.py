@@ -199,6 +199,7 @@ def _shown(parts: QueueService, question: Lease) -> dict[str, Any]:
         "expires_ms": question.expires_ms,
         "blurred": question.risk >= parts.settings.blur_from,
         "asks": None if question.asks is None else _asked(question.asks),
+        "bounds": question.bounds,
         "guideline": question.guideline,
         "earlier": question.earlier,
         "note": question.note,

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, exists, func, insert, select, update
 from pddpo_ray.annotation.leases import Lease, Leases, demand_mine, promote, settle, take_seat, withdraw
 from pddpo_ray.annotation.offers import ANSWERED_TODAY, midnight
 from pddpo_ray.annotation.people import Person
-from pddpo_ray.annotation.questions import REASONS, STORED_PAIR, screen_form, stored_form
+from pddpo_ray.annotation.questions import REASONS, STORED, Given, screen_form, stored_form
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import GOLD
 from pddpo_ray.journal.annotation_schema import annotator, answer, lease, question_round, seat, task, withdrawal
@@ -104,7 +104,7 @@ class Answers:
             else:
                 lease_id, swap = str(held.id), bool(held.swap)
             # `_answer` turns left and right back into first and second, and refuses a form that is no answer.
-            whole = submission.kind == "label" and set(submission.given) == set(_fields(asked.kind))
+            whole = submission.kind == "label" and set(submission.given) == set(STORED[asked.kind])
             given = screen_form(asked.kind, submission.given, swap) if whole else submission.given
             lease_of_key = lease_id if known is None else known.lease
             return self._answer(connection, person, key, lease_of_key, replace(submission, given=given))
@@ -208,7 +208,7 @@ class Answers:
         if known is not None:
             return self._repeated(connection, person, lease_id, submission, known)
         round_state, held, asked = self._lock(connection, person, lease_id)
-        given = stored_form(asked.kind, submission.given, held.swap) if submission.kind == "label" else {}
+        given = _stored(asked, submission, held.swap)
         if held.state == "answered":
             raise QueueError(Problem.ANSWERED_ALREADY, "you answered this question already; take that back first")
         if round_state == "cancelled":
@@ -269,8 +269,8 @@ class Answers:
     ) -> Receipt:
         if known.annotator != person.id:
             raise QueueError(Problem.NOT_YOURS, "this key belongs to another person's answer")
-        asked = connection.execute(select(task.c.kind).where(task.c.id == known.task)).one()
-        given = stored_form(asked.kind, submission.given, known.swap) if submission.kind == "label" else {}
+        asked = connection.execute(select(task.c.kind, task.c.low, task.c.high).where(task.c.id == known.task)).one()
+        given = _stored(asked, submission, known.swap)
         if (known.lease, known.kind, known.given) != (lease_id, submission.kind, given):
             raise QueueError(Problem.KEY_REUSED, "this key was used for another answer; make a new key for a new one")
         return self._receipt(connection, known, repeated=True)
@@ -280,8 +280,8 @@ class Answers:
             return Outcome.REFUSED
         if asked.gold is not None:
             return Outcome.COUNTED
-        # A label about safety counts only for its own round; a preference belongs to the pair and stays useful.
-        closed = round_state != "open" and asked.kind == "safety"
+        # What a limit or the dual step reads counts only for its own round; a preference of a pair stays useful.
+        closed = round_state != "open" and asked.kind != "pair"
         return Outcome.SURPLUS if held_back or closed or asked.seats + asked.leased >= asked.needed else Outcome.COUNTED
 
     def _answers(self) -> Any:
@@ -351,9 +351,12 @@ def _message(outcome: Outcome, late: bool, withdrawn: bool) -> str:
     return "Stored, a little late but in time to count." if late else "Stored."
 
 
-def _fields(kind: str) -> tuple[str, ...]:
-    """Names of a stored answer."""
-    return ("safety",) if kind == "safety" else STORED_PAIR
+def _stored(asked: Any, submission: Submission, swap: bool) -> Given:
+    """What is stored of a label to this question; nothing of another reply."""
+    if submission.kind != "label":
+        return {}
+    bounds = None if asked.low is None else (asked.low, asked.high)
+    return stored_form(asked.kind, submission.given, swap, bounds)
 
 
 def _demand_form(submission: Submission) -> None:

@@ -26,7 +26,7 @@ from sqlalchemy import ColumnElement, select
 
 from pddpo_ray.annotation.answers import Answers, Submission
 from pddpo_ray.annotation.people import People, Person, Role
-from pddpo_ray.annotation.questions import STORED_PAIR, TIE, contradicts_itself
+from pddpo_ray.annotation.questions import OF_LIMITS_ALONE, STORED, TIE, contradicts_itself
 from pddpo_ray.annotation.queue_rules import Outcome, QueueError, Rules
 from pddpo_ray.data.example import Answer, Example, Message
 from pddpo_ray.data.formats import Render
@@ -35,6 +35,8 @@ from pddpo_ray.journal.annotation_schema import annotator, answer, question_roun
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.transactions import Store
 
+OF_SAFETY = task.c.asks.is_(None) & task.c.kind.not_in(OF_LIMITS_ALONE)
+"""Questions that are no limit's own."""
 INDEX = {"first": 0, "second": 1}
 NAMES = {Outcome.COUNTED: "counted", Outcome.SURPLUS: "surplus", Outcome.REFUSED: "skipped"}
 
@@ -87,7 +89,7 @@ def _questions(store: Store, *conditions: ColumnElement[bool]) -> list[OpenQuest
     query = (
         select(task, question_round.c.round, question_round.c.purpose)
         .join(question_round, question_round.c.id == task.c.question_round)
-        .where(question_round.c.run == store.run, task.c.gold.is_(None), task.c.asks.is_(None), *conditions)
+        .where(question_round.c.run == store.run, task.c.gold.is_(None), OF_SAFETY, *conditions)
         .order_by(question_round.c.round, question_round.c.purpose, task.c.position)
     )
     with reading(store.engine) as connection:
@@ -141,7 +143,7 @@ def _counted(store: Store, round_: int | None) -> Iterator[Any]:
         .join(seat, seat.c.task == task.c.id)
         .join(answer, answer.c.seq == seat.c.answer)
         .join(question_round, question_round.c.id == task.c.question_round)
-        .where(question_round.c.run == store.run, task.c.gold.is_(None), task.c.asks.is_(None))
+        .where(question_round.c.run == store.run, task.c.gold.is_(None), OF_SAFETY)
         .order_by(question_round.c.round, question_round.c.purpose, task.c.position, seat.c.number)
     )
     if round_ is not None:
@@ -221,7 +223,7 @@ def answers_in(
 
 
 def _asked(question: OpenQuestion) -> tuple[str, ...]:
-    return ("safety",) if question.second is None else STORED_PAIR
+    return STORED[question.kind]
 
 
 def _given(example: Example, question: OpenQuestion) -> dict[str, str]:

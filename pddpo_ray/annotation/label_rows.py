@@ -20,7 +20,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from pddpo_ray.annotation.exchange import Taken
 from pddpo_ray.annotation.leases import settle
 from pddpo_ray.annotation.people import Role
-from pddpo_ray.annotation.questions import GOLD_ANSWERS
+from pddpo_ray.annotation.questions import OF_LIMITS_ALONE, STORED
 from pddpo_ray.annotation.queue_rules import Outcome, Rules
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.annotation_schema import (
@@ -44,7 +44,7 @@ QUESTION = ("round", "purpose", "item", "kind", "prompt", "first", "second")
 SAID = ("reason", "note", "ms_spent", "revealed", "outcome", "late", "guideline", "swap", "at_ms")
 VERSIONS = ("policy_version", "second_policy_version")
 WITHDRAWN = ("kind", "reason", "at_ms")
-GIVEN = ("safety", *GOLD_ANSWERS["pair"])
+GIVEN = tuple(name for names in STORED.values() for name in names)
 
 
 def label_rows(store: Store, *, round_: int | None = None) -> Iterator[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _keep(connection: Connection, store: Store, asked: Any, row: Mapping[str, An
     else:
         connection.execute(update(lease).where(lease.c.id == lease_id).values(**times))
     said = {name: row[name] for name in SAID}
-    given = {name: row[name] for name in GIVEN if row[name] is not None}
+    given = {name: row[name] for name in GIVEN if row.get(name) is not None}
     whole = {"key": row["id"], "lease": lease_id, "task": asked.id, "annotator": row["annotator"], "kind": row["reply"]}
     stored = insert(answer).values(**said, **whole, given=given).returning(answer.c.seq)
     seq = int(connection.execute(stored).scalar_one())
@@ -197,7 +197,8 @@ def read_label_rows(file: Path) -> list[dict[str, Any]]:
             raise UserError(f"{file} is no Parquet file: {error}") from error
     else:
         rows = [_json(file, number, line) for number, line in enumerate(file.read_text().splitlines(), 1)]
-    names = {"id", "annotator", "reply", "seat", *QUESTION, *GIVEN, *SAID, "guideline_text", "leased_ms"}
+    of_safety = set(GIVEN) - set(OF_LIMITS_ALONE)  # files of earlier versions know no others
+    names = {"id", "annotator", "reply", "seat", *QUESTION, *of_safety, *SAID, "guideline_text", "leased_ms"}
     names |= {f"withdrawn_{name}" for name in WITHDRAWN}
     for number, row in enumerate(rows, 1):
         if missing := sorted(names - set(row)):

@@ -122,6 +122,8 @@ class Lease:
     language: str | None = None
     turns: Turns = ()
     """Role and text of each turn, where the prompt is a conversation."""
+    bounds: tuple[float, float] | None = None
+    """Of the number that is asked for."""
     earlier: Given = field(default_factory=dict)
     """What the person answered before they took it back, as on the screen."""
     note: str = ""
@@ -371,8 +373,8 @@ class Leases:
 
     def view(self, connection: Connection, lease_id: str) -> Lease:
         """A question as the person who holds it sees it."""
-        query = select(lease, task.c.kind, task.c.prompt, task.c.first, task.c.second, task.c.asks, task.c.risk)
-        query = query.add_columns(task.c.language, task.c.turns)
+        names = ("kind", "prompt", "first", "second", "asks", "low", "high", "risk", "language", "turns")
+        query = select(lease, *(task.c[name] for name in names))
         row = connection.execute(query.join(task, task.c.id == lease.c.task).where(lease.c.id == lease_id)).one()
         return _shown(row, row.id, row.swap, row.expires_ms, row.guideline)
 
@@ -381,8 +383,20 @@ def _shown(row: Any, lease_id: str, swap: bool, expires_ms: int, guideline: int)
     left, right = (row.second, row.first) if swap and row.second is not None else (row.first, row.second)
     turns = json.loads(row.turns) if isinstance(row.turns, str) else row.turns  # SQLite's own cursor gives the text
     said = tuple((role, text) for role, text in turns or ())
+    bounds = None if row.low is None else (row.low, row.high)
     return Lease(
-        lease_id, row.kind, row.prompt, left, right, expires_ms, row.risk, guideline, row.asks, row.language, said
+        lease_id,
+        row.kind,
+        row.prompt,
+        left,
+        right,
+        expires_ms,
+        row.risk,
+        guideline,
+        row.asks,
+        row.language,
+        said,
+        bounds,
     )
 
 

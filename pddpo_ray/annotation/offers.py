@@ -125,6 +125,8 @@ def _offer(*where: ColumnElement[bool]) -> Select[Any]:
             task.c.first,
             task.c.second,
             task.c.asks,
+            task.c.low,
+            task.c.high,
             task.c.risk,
             task.c.language,
             task.c.turns,

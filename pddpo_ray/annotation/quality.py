@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Select, exists, func, select
 
 from pddpo_ray.annotation.flags import Labels, Record, flags, too_fast
-from pddpo_ray.annotation.questions import screen_form
+from pddpo_ray.annotation.questions import AGREED_ON, STORED, screen_form
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.annotation.worklog import worked_ms
@@ -140,7 +140,6 @@ def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[fl
 
 
 RATE_WINDOW_MS = 3600 * 1000
-FIELDS = {"safety": ("safety",), "pair": ("more_helpful", "more_harmful", "first_safety", "second_safety")}
 
 
 COUNTS = exists().where(seat.c.answer == answer.c.seq)
@@ -158,7 +157,7 @@ class Quality:
         """Per question that people are asked (safety, more_helpful, ...): alpha with interval, pairwise agreement."""
         with reading(self._store.engine) as connection:
             rows = connection.execute(self._labels().where(task.c.question_round == round_id)).all()
-        fields = FIELDS[rows[0].task_kind] if rows else ()
+        fields = STORED[rows[0].task_kind] if rows and rows[0].task_kind in AGREED_ON else ()
         result = {}
         for name in fields:
             units: dict[str, list[str]] = {}
@@ -291,11 +290,11 @@ class Quality:
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:
-    """Each question's labels by person. Of a pair only the harm label, which training depends on most."""
+    """Each question's labels by person, of what people's agreement is told on."""
     votes: dict[str, dict[str, str]] = {}
     for row in rows:
-        field = "safety" if row.task_kind == "safety" else "more_harmful"
-        votes.setdefault(row.task, {})[row.annotator] = row.given[field]
+        if field := AGREED_ON.get(row.task_kind):
+            votes.setdefault(row.task, {})[row.annotator] = row.given[field]
     return list(votes.values())
 
 
@@ -347,7 +346,7 @@ def _sides(labels: Sequence[Any], names: Sequence[str]) -> list[str]:
 def _split(rows: Sequence[Any]) -> float:
     """Share of labels that are not the commonest one, averaged over what was asked."""
     shares = []
-    for name in FIELDS[rows[0].task_kind]:
+    for name in STORED[rows[0].task_kind]:
         given = [row.given[name] for row in rows]
         shares.append(1 - max(map(given.count, given)) / len(given))
     return float(np.mean(shares))

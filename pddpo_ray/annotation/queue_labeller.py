@@ -29,12 +29,14 @@ from pddpo_ray.annotation.estimates import FromShares, three_fillings
 from pddpo_ray.annotation.languages import LanguageOf
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import (
+    AGREED_ON,
     TIE,
     UNKNOWN_RISK,
     Question,
     contradicts_itself,
     pair_question,
     safety_question,
+    value_of,
 )
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
@@ -155,21 +157,22 @@ class PeopleLabeller:
         lacking = {name: (Verdict.MISSING,) * (labels_each - len(mine)) for name, mine in labels.items()}
         return [SafetyLabels(item, (*labels[item.id], *lacking[item.id])) for item in items]
 
-    def open_about(self, items: Sequence[Response], labels_each: int, batch: str, asks: str | None) -> None:
+    def open_about(self, questions: Sequence[Question], labels_each: int, batch: str) -> None:
         """Opens the questions that `about` waits for, so that people can begin; not while the backlog is too long."""
-        questions = self._safety_questions(items, asks)
+        asked = self._in_languages(questions)
         with suppress(QueueError):
-            self._find_or_open(batch, questions, labels_each, SAFETY_PRIORITY, self._deadline_ms())
+            self._find_or_open(batch, asked, labels_each, SAFETY_PRIORITY, self._deadline_ms())
 
-    def about(self, items: Sequence[Response], labels_each: int, batch: str, asks: str | None) -> list[float | None]:
-        """Share of `labels_each` different people who say yes to `asks` about each answer (None: that it is unsafe).
+    def about(self, questions: Sequence[Question], labels_each: int, batch: str) -> list[float | None]:
+        """What `labels_each` different people say to each question, on average: the share of yes or of wins (a tie is
+        a half), or the mean of their numbers.
 
-        None where a lead decided to do without some of an answer's labels. Raises as `safety` does.
+        None where a lead decided to do without some of a question's labels. Raises as `safety` does.
         """
-        snapshot = self._collect(batch, self._safety_questions(items, asks), labels_each, SAFETY_PRIORITY)
-        said: dict[str, list[bool]] = {item.id: [] for item in items}
+        snapshot = self._collect(batch, self._in_languages(questions), labels_each, SAFETY_PRIORITY)
+        said: dict[str, list[float]] = {one.item: [] for one in questions}
         for entry in snapshot.answers:
-            said[entry.item].append(entry.given["safety"] == "unsafe")
+            said[entry.item].append(value_of(entry.given))
         return [sum(mine) / labels_each if len(mine) == labels_each else None for mine in said.values()]
 
     def open_compare(self, pairs: Sequence[Pair], seed: int) -> None:
@@ -196,10 +199,9 @@ class PeopleLabeller:
         """Pairs of this round that go to several people, and to how many."""
         return self._overlap.drawn(pairs, self._round_of())
 
-    def _safety_questions(self, items: Sequence[Response], asks: str | None = None) -> list[Question]:
+    def _safety_questions(self, items: Sequence[Response]) -> list[Question]:
         risks = self._risks(items)
-        asked = [safety_question(item, risk=risk, asks=asks) for item, risk in zip(items, risks, strict=True)]
-        return self._in_languages(asked)
+        return self._in_languages([safety_question(item, risk=risk) for item, risk in zip(items, risks, strict=True)])
 
     def _in_languages(self, questions: Sequence[Question]) -> list[Question]:
         return [replace(one, language=self._language_of(one.prompt)) for one in questions]
@@ -374,8 +376,7 @@ class PeopleLabeller:
             slips = sum(contradicts_itself(entry.given) for entry in snapshot.answers)
             numbers[f"people/{purpose}_contradictory"] = float(slips)
             numbers[f"people/{purpose}_adjudicated"] = float(len(snapshot.adjudicated))
-        field = "safety" if status.kind == "safety" else "more_harmful"
-        agreement = self._quality.agreement(status.id).get(field, {})
+        agreement = self._quality.agreement(status.id).get(AGREED_ON.get(status.kind, ""), {})
         for name in ("alpha", "alpha_low", "alpha_high", "pairwise"):
             if math.isfinite(agreement.get(name, math.nan)):
                 numbers[f"people/{purpose}_{name}"] = agreement[name]

@@ -411,7 +411,9 @@ def round_id(run: str, round_: int, purpose: str) -> str:
 
 def _task_row(round_id_: str, position: int, question: Question, needed: int) -> dict[str, Any]:
     digest = hashlib.sha256(f"{round_id_}\0{question.item}\0{question.digest()}".encode()).hexdigest()[:32]
-    row = columns_of(question) | {"id": digest, "question_round": round_id_, "position": position, "needed": needed}
+    low, high = question.bounds or (None, None)
+    row = columns_of(question, "bounds") | {"low": low, "high": high}
+    row |= {"id": digest, "question_round": round_id_, "position": position, "needed": needed}
     row |= {"turns": [list(turn) for turn in question.turns] or None}
     return row | {"provenance": dict(question.provenance), "seats": 0, "leased": 0, "refusals": 0, "state": "open"}
 

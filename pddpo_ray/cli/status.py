@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pddpo_ray.annotation.rounds import RoundStatus
     from pddpo_ray.journal.transactions import Store
 
-KINDS = {"safety": "safe-or-unsafe labels", "pair": "compared pairs"}
+KINDS = {
+    "safety": "safe-or-unsafe labels", "pair": "compared pairs", "better": "better answers", "number": "numbers",
+}  # fmt: skip
 
 
 def status(

@@ -173,10 +173,7 @@ class Config(Strict):
     def people_each(self) -> int:
         """Most people that one question is for; 0: the run asks nobody."""
         feedback = self.feedback.labels_each if isinstance(self.feedback, AskedPeople) else 0
-        of_limits = [
-            (one.asking.labels_each or 1) if one.audited is None else 1 for one in self.stated if one.asks_people
-        ]
-        return max([feedback, *of_limits])
+        return max([feedback, *(one.people_each for one in self.stated)])
 
     @property
     def rounds_late(self) -> int:
@@ -524,18 +521,23 @@ class Config(Strict):
             raise ValueError(
                 f"{one.where}: people read texts; a table has none: use {{{quantity.kind}: {{world: NAME}}}}"
             )
-        if source.kind == "people" and quantity.versus is not None:
-            raise ValueError(
-                f"{one.where}: a run does not ask people to compare with the reference's answer; leave `versus` out, or"
-                " let a judge compare"
-            )
         if source.kind == "people" and quantity.kind == "logit" and one.asking.labels_each is None:
             raise ValueError(f"{one.where}: say how many labels an answer has: {{people: {{labels_each: 20}}}}")
-        if one.audited and (quantity.kind != "rate" or quantity.versus is not None or source.kind == "people"):
+        if not one.audited:
+            return
+        if source.kind == "people":
+            raise ValueError(f"{one.where}: audited_by corrects another source than people; leave it out")
+        if quantity.kind == "kl":
+            raise ValueError(f"{one.where}: nobody can see a distance to the reference; leave audited_by out")
+        if quantity.versus == "reference":
             raise ValueError(
-                f"{one.where}: in a run audited_by corrects a rate of another source than people, and none versus the"
-                " reference: people answer yes or no about one answer"
+                f"{one.where}: people see one answer, or say which of two is better; a difference to the reference is"
+                " not audited: leave `versus` or audited_by out"
             )
+        if quantity.kind == "mean" and one.limit.cost_range is None:
+            raise ValueError(f"{one.where}: people audit a mean within its bounds; state `bounds: [low, high]`")
+        if quantity.kind == "logit" and one.asking.labels_each is None:
+            raise ValueError(f"{one.where}: say how many labels an answer has, of people too: labels_each: 20")
 
     def _reward_fits(self) -> None:
         """What a computed reward needs of the other sections."""
@@ -636,11 +638,6 @@ class Config(Strict):
                 " draw; leave them out, and `pddpo certify RUN --policy mixture` draws anew"
             )
         for one in self.stated:
-            if one.audited:
-                raise ValueError(
-                    f"{where}: people audit {one.audited} of a round's answers under {one.where}, by no coin of each"
-                    " draw; leave mixtures out, and `pddpo certify RUN --policy mixture` draws anew"
-                )
             if one.asking.answers is not None and one.asking.answers < self.feedback.responses:
                 raise ValueError(
                     f"{where}: {one.where} measures {one.asking.answers} of feedback.responses="

@@ -136,6 +136,7 @@ def schema_of(form: str, dimension: Dimension) -> Any:
             ("round", number), *((name, text) for name in ("purpose", "item", "kind", "prompt", "first", "second")),
             ("policy_version", number), ("second_policy_version", number), ("annotator", text), ("reply", text),
             *((name, text) for name in ("safety", "more_helpful", "more_harmful", "first_safety", "second_safety")),
+            ("better", text), ("number", text),
             ("reason", text), ("note", text), ("ms_spent", number), ("revealed", truth), ("outcome", text),
             ("late", truth), ("guideline", number), ("swap", truth), ("at_ms", number), ("guideline_text", text),
             ("leased_ms", number), ("seat", number), ("withdrawn_kind", text), ("withdrawn_reason", text),

@@ -154,6 +154,8 @@ task = table(
     Column("asks", Text),
     Column("language", String(8)),
     Column("turns", JSON(none_as_null=True)),
+    Column("low", Float),
+    Column("high", Float),
     Column("needed", Integer, nullable=False),
     Column("seats", Integer, nullable=False),
     Column("leased", Integer, nullable=False),
@@ -166,10 +168,10 @@ task = table(
     Index("ix_task_state", "question_round", "state"),
     Index("ix_task_offer", "question_round", "balance", "priority", "id", "risk", "language"),
 )
-"""One question; `asks` is its text where a limit has one of its own, `language` the code of the language that one has
-to know for it (null: everybody is asked), `turns` the role and text of each turn where its prompt is a conversation.
-`seats` and `leased` count rows of the tables below; `state` is open, satisfied, blocked or dropped (it is asked no
-more, and its batch does without the labels that it lacks).
+"""One question; `asks` is its text where a limit has one of its own, `low` and `high` bound a number, `language` is the
+code of the language that one has to know for it (null: everybody is asked), `turns` the role and text of each turn
+where its prompt is a conversation. `seats` and `leased` count rows of the tables below; `state` is open, satisfied,
+blocked or dropped (it is asked no more, and its batch does without the labels that it lacks).
 
 `ix_task_offer`, read backwards, has the questions in the order in which they are offered, with all that the choice
 asks of them.

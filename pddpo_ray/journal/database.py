@@ -26,7 +26,7 @@ from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.journal.schema import metadata
 from pddpo_ray.storage.whole_files import refuse_password
 
-HEAD = "0013"
+HEAD = "0014"
 """Newest schema revision that this version of the package knows."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)

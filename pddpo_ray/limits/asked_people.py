@@ -23,31 +23,46 @@ class PeoplesQuestion:
     labels_each: int
     """How many different people answer it."""
 
+    better: bool = False
+    """Whether they are shown the reference's answer too, and say which of the two is better."""
+    bounds: tuple[float, float] | None = None
+    """Of the number that they give to an answer; None: they say yes or no."""
+
     @property
     def version(self) -> str:
         """What decides what the labels mean, and how many there are."""
-        return f"people, {self.labels_each} each, {fingerprint(self.text or 'safe or unsafe')}"
+        asked = [self.text or ("which is better" if self.better else "safe or unsafe")]
+        if self.bounds is not None:
+            asked.append(f"{self.bounds}")
+        return f"people, {self.labels_each} each, {fingerprint(*asked)}"
 
 
 def peoples_question(stated: StatedLimit) -> PeoplesQuestion | None:
     """What people are asked for a limit of a run; None: nothing. Raises UserError for a question that cannot be had.
 
-    An audit asks one person about an answer: what its own `question` says, or what the judge is asked.
+    An audit asks what its own `question` says, or what the judge is asked: one person about an answer, for a logit as
+    many as the limit says.
     """
+    quantity, each = stated.limit.quantity, stated.people_each
     if stated.source.kind == "people":
-        own, each = stated.source.options.get("question"), stated.asking.labels_each or 1
-        return PeoplesQuestion(_text(stated, "people", own), each)
+        return PeoplesQuestion(_text(stated, "people", stated.source.options.get("question")), each, stated.wins)
     if stated.audited is None:
         return None
     question = stated.audit_question
     if question is None and stated.source.kind == "judge":
         question = stated.source.what or stated.source.options.get("question")
-    if question is None and stated.source.kind not in OF_SAFETY:
+    if question is None and (stated.source.kind not in OF_SAFETY or quantity.kind == "mean"):
         raise UserError(
             f"{stated.where}.audited_by: say what people are asked about an answer, as {stated.source} cannot: "
             "{people: 40 a round, question: FILE.md}"
         )
-    return PeoplesQuestion(_text(stated, "audited_by", question), 1)
+    bounds = None
+    if quantity.kind == "mean":
+        low, high = stated.scale.low, stated.scale.high
+        if low is None or high is None:
+            raise UserError(f"{stated.where}: people audit a mean within its bounds; state `bounds: [low, high]`")
+        bounds = low, high
+    return PeoplesQuestion(_text(stated, "audited_by", question), each, stated.wins, bounds)
 
 
 def _text(stated: StatedLimit, key: str, question: str | None) -> str | None:

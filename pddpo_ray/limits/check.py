@@ -121,7 +121,8 @@ def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple
     limit, quantity = stated.limit, stated.limit.quantity
     if quantity.low is None or quantity.high is None or stated.audited is None:
         raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
-    people = people_source(limit.name)
+    bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
+    people = people_source(limit.name, wins=stated.wins, bounds=bounds)
     asked = chosen_for(f"{limit.name}, audited", len(answers), stated.audited)
     labels = np.full(len(answers), np.nan)
     reasons = []

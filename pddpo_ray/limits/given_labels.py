@@ -1,19 +1,34 @@
-"""People's labels that stand in the rows: "labels": {"brand": true} or {"harm": ["unsafe", "safe", ...]}."""
+"""People's labels that stand in the rows: "labels": {"brand": true} or {"harm": ["unsafe", "safe", ...]}, of wins
+against the reference {"helpful": ["better", "tie", "worse"]}, of a mean {"tone": 3.5}."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.limits.quantities import VERDICT
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, one_by_one
 
-WORDS = {"yes": True, "unsafe": True, "no": False, "safe": False}
+WORDS = {"yes": 1.0, "unsafe": 1.0, "no": 0.0, "safe": 0.0}
+WINS = {"better": 1.0, "tie": 0.5, "worse": 0.0}
 UNSURE = ("abstain", "unsure", None)
 
 
-def people_source(limit: str, labels_each: int | None = None) -> Source:
-    """The share of an answer's labels that say yes; with `labels_each`, of exactly so many."""
+def people_source(
+    limit: str,
+    labels_each: int | None = None,
+    *,
+    wins: bool = False,
+    bounds: tuple[float, float] | None = None,
+) -> Source:
+    """The share of an answer's labels that say yes, with `labels_each` of exactly so many; of `wins` the share that
+    call it better than the reference's (a tie is a half), with `bounds` the mean of numbers within them."""
+    words = WORDS | (WINS if wins else {})
+    known = "a label is true, false, yes, no, unsafe, safe or abstain"
+    if wins:
+        known = "a label is better, worse, tie or abstain"
+    if bounds is not None:
+        known = f"a label is a number from {bounds[0]:g} to {bounds[1]:g}, or abstain"
 
     def share(answer: Answer, begin: int = 0, step: int = 1) -> float | Unmeasured:
         given = answer.row.get("labels")
@@ -21,9 +36,9 @@ def people_source(limit: str, labels_each: int | None = None) -> Source:
         labels: Sequence[Any] = of_limit if isinstance(of_limit, list) else [of_limit]
         if of_limit is None or not labels:
             return Unmeasured(f'gave no label: add "labels": {{"{limit}": true}} or false to the row')
-        read = [_read(label) for label in labels]
+        read = [_read(label, words) if bounds is None else _within(label, bounds) for label in labels]
         if wrong := [label for label, bit in zip(labels, read, strict=True) if bit is None and label not in UNSURE]:
-            return Unmeasured(f"gave {wrong[0]!r}; a label is true, false, yes, no, unsafe, safe or abstain")
+            return Unmeasured(f"gave {wrong[0]!r}; {known}")
         bits = [bit for bit in read if bit is not None]
         if not bits:
             return Unmeasured("abstained", abstained=True)
@@ -38,7 +53,12 @@ def people_source(limit: str, labels_each: int | None = None) -> Source:
     return Source("people", f"people, labels in the rows, limit {limit}", one_by_one(share), VERDICT, halves=halves)
 
 
-def _read(label: Any) -> bool | None:
+def _read(label: Any, words: Mapping[str, float]) -> float | None:
     if isinstance(label, bool):
-        return label
-    return WORDS.get(label.lower()) if isinstance(label, str) else None
+        return float(label)
+    return words.get(label.lower()) if isinstance(label, str) else None
+
+
+def _within(label: Any, bounds: tuple[float, float]) -> float | None:
+    number = isinstance(label, int | float) and not isinstance(label, bool)
+    return float(label) if number and bounds[0] <= label <= bounds[1] else None

@@ -112,6 +112,14 @@ class StatedLimit:
         return self.source.kind == "people" or self.audited is not None
 
     @property
+    def people_each(self) -> int:
+        """How many people answer one question about it; 0: it asks nobody."""
+        if not self.asks_people:
+            return 0
+        alone = self.audited is not None and self.limit.quantity.kind != "logit"
+        return 1 if alone else self.asking.labels_each or 1
+
+    @property
     def worst(self) -> float | None:
         """The worst single measurement, in the source's own unit; None where its bounds are unknown."""
         return self.scale.low if self.limit.at_least else self.scale.high

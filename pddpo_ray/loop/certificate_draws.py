@@ -157,7 +157,7 @@ class CandidateDraws:
         numbers = {limit.measured_as: columns[held.index(limit.measured_as)] for limit in limits}
         if self._people is not None:
             shares = {limit.measured_as: limit.people for limit in limits}
-            numbers = self._people.of_draws(numbers, answers, shares, batch)
+            numbers = self._people.of_draws(numbers, answers, references, shares, batch)
         return {limit.name: numbers[limit.measured_as] for limit in limits}
 
     def _labelled_numbers(self, answers: Sequence[Response], limit: TestedLimit, batch: str) -> list[float | None]:

@@ -40,6 +40,9 @@ SOURCES = {
 }  # fmt: skip
 """Whom the sentence is about, by `feedback.kind`."""
 
+BESIDE_PEOPLE = ", with "
+"""What stands between people and the machine beside them, where a source is named."""
+
 MakeParts = Callable[[], AbstractContextManager[Backends]]
 
 
@@ -153,7 +156,7 @@ def _stated(one: StatedLimit, others: Mapping[str, float], number: int, config: 
     level, delta = level_of(config, limit.name, number), config.deltas[limit.name]
     source, people = str(one.source), share_audited(config, one)
     if people is not None:
-        source = f"people, asked about {100 * people:.3g} % of the draws by a coin, with {source} that saw all"
+        source = f"people, asked about {100 * people:.3g} % of the draws by a coin{BESIDE_PEOPLE}{source} that saw all"
     return TestedLimit(
         limit.name, bound, level, delta, quantity.kind, one.asking.labels_each or 1, low, high, source,
         quantity.over, quantity.unit, limit.at_least, labelled=False, versus=quantity.versus, people=people,
@@ -259,21 +262,24 @@ def _same(
 
     A mixture that its rounds' own draws do not certify under these bounds is drawn from anew.
     """
-    hashes, measures = [one.sha256 for one in versions], [_measure(one) for one in wanted]
+    hashes = [one.sha256 for one in versions]
     asked = {one.name: one.limit for one in wanted}
     for entry in ledger:
         mine = entry.candidate
         if mine.first_round is not None and entry.about(asked).state != "certified":
             continue
         same = [one["sha256"] for one in mine.versions] == hashes and mine.decoding == decoding
-        if same and [_measure(one) for one in mine.limits] == measures:
+        of_rounds = mine.first_round is not None
+        measures = [[_measure(one, of_rounds) for one in limits] for limits in (mine.limits, wanted)]
+        if same and measures[0] == measures[1]:
             return entry
     return None
 
 
-def _measure(limit: TestedLimit) -> TestedLimit:
-    """All of a limit but its bound and its level."""
-    return replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
+def _measure(limit: TestedLimit, of_rounds: bool) -> TestedLimit:
+    """All of a limit but its bound and its level. Of rounds, the share that people saw is the rounds' own."""
+    own = replace(limit, limit=0.0, level=0.0, delta=0.0, shaped_for=None)
+    return replace(own, people=None, source="people") if of_rounds and own.people is not None else own
 
 
 def _candidate(

@@ -251,7 +251,9 @@ class LimitsController:
         answers = [answer for answer, _ in asked]
         references = self._references(phase, answers)
         measured = self._by_machines(phase, answers, references)
-        payload = self._journal.once(phase, lambda: self._with_people_and_counts(phase, answers, measured()))
+        payload = self._journal.once(
+            phase, lambda: self._with_people_and_counts(phase, answers, references, measured())
+        )
         self._known.update(payload["ids"])
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
         key = f"{self._journal.round:06d}-{phase}"
@@ -270,7 +272,9 @@ class LimitsController:
             acting = [one for one in self._limits if one.factors[prompt] > 0]
             differs = any(one.difference for one in acting)
             few = phase == OFFLINE and count[prompt] < REFERENCES
-            if any(one.wins for one in acting) or (differs and (phase == ANSWERS or few)):
+            if any(one.wins and self._compared(one, phase) for one in acting) or (
+                differs and (phase == ANSWERS or few)
+            ):
                 rows.append(row)
                 count[prompt] += 1
         if not rows:
@@ -280,6 +284,11 @@ class LimitsController:
         for row, one in zip(rows, drawn, strict=True):
             beside[row] = one
         return beside
+
+    def _compared(self, one: HeldLimit, phase: str) -> bool:
+        """Whether somebody compares the phase's answers with the reference's: people only those that they are asked
+        about."""
+        return phase == ANSWERS or one.stated.source.kind != "people" or one.stated.asking.answers is not None
 
     def _by_machines(
         self, phase: str, answers: Sequence[Response], references: Sequence[Response | None]
@@ -296,13 +305,17 @@ class LimitsController:
         return lambda: costs_from_json(stored, shape)
 
     def _with_people_and_counts(
-        self, phase: str, answers: Sequence[Response], measured: MeasuredCosts
+        self,
+        phase: str,
+        answers: Sequence[Response],
+        references: Sequence[Response | None],
+        measured: MeasuredCosts,
     ) -> dict[str, Any]:
         audit, seed = Audit.none(measured.costs.shape), seed_of(self._seed, self._journal.round, phase)
         if self._people is not None and phase == ANSWERS:
-            audit = self._people.of_round(measured, answers, phase, seed)
+            audit = self._people.of_round(measured, answers, references, phase, seed)
         elif self._people is not None:
-            self._people.of_budget(measured, answers, phase, seed)
+            self._people.of_budget(measured, answers, references, phase, seed)
         counts = {}
         for index, limit in enumerate(self._limits):
             if limit.on_drift:

@@ -51,14 +51,14 @@ def limits_result(
             entry["price"] = _price(config, journal, one)
             entry["neighbour"] = _neighbour(journal, one)
         if one.stated.audited is not None:
-            entry["audit"] = _audit(journal, one.stated, index)
+            entry["audit"] = _audit(journal, one.stated, index, config.dual.cost_max)
         if world is not None and evaluation is not None:
             entry |= _truth(one, index, world, evaluation)
         results[one.name] = entry
     return results
 
 
-def _audit(journal: JournalReader, stated: StatedLimit, index: int) -> dict[str, Any] | None:
+def _audit(journal: JournalReader, stated: StatedLimit, index: int, cost_max: float) -> dict[str, Any] | None:
     """How far the machine is off by all of people's labels; None where they gave none."""
     machine, people, asked = [], [], 0
     for entry in journal.phases(like=ANSWERS):
@@ -68,7 +68,7 @@ def _audit(journal: JournalReader, stated: StatedLimit, index: int) -> dict[str,
             if column == index and cost is not None:
                 machine.append(entry.payload["costs"][row][column])
                 people.append(cost)
-    bias = bias_of(stated, np.array(machine), np.array(people))
+    bias = bias_of(stated, np.array(machine), np.array(people), cost_max)
     return None if bias is None else {**asdict(bias), "asked": asked, "text": bias.text(stated)}
 
 

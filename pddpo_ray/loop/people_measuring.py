@@ -19,10 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pddpo_ray.annotation.questions import Question, better_question, number_question, safety_question
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import MeasuredCosts
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 MACHINE = "machine-"
 """What the phase of machines' numbers begins with, before people are asked about the same answers."""
 Numbers = list[float | None]
+References = Sequence[Response | None]
 
 
 class Held(Protocol):
@@ -93,7 +96,24 @@ def people_of_limits(
     if not any(one.stated.asks_people for one in held):
         return None
     stated, acting = [one.stated for one in held], [one.factors for one in held]
+    if config.certificate.mixtures:
+        _demand_sets_apart(config, held)
     return PeopleOfLimits(journal, stated, acting, config, go_on=go_on)
+
+
+def _demand_sets_apart(config: Config, held: Sequence[Held]) -> None:
+    """Raises UserError where a round's audit is of another number of answers each time: sets with common prompts."""
+    for one in held:
+        over = one.stated.limit.quantity.over
+        if one.stated.audited is None or over is None:
+            continue
+        alone = 1.0 / config.prompts[over].share
+        if not all(factor == 0 or np.isclose(factor, alone) for factor in one.factors.values()):
+            raise UserError(
+                f"certificate.mixtures: prompts of `{over}` are in another set too, so that an audit under"
+                f" {one.stated.where} has another share of the answers in every round; leave mixtures out, and `pddpo"
+                " certify RUN --policy mixture` draws anew"
+            )
 
 
 class PeopleOfLimits:
@@ -110,6 +130,7 @@ class PeopleOfLimits:
     ) -> None:
         self._journal, self._stated, self._acting = journal, tuple(stated), tuple(acting)
         self._cost_max, self._seed = config.dual.cost_max, config.seed
+        self._mixtures = bool(config.certificate.mixtures)
         self._questions = {column: one for column, each in enumerate(stated) if (one := peoples_question(each))}
         self._budgeted = [
             column
@@ -145,39 +166,76 @@ class PeopleOfLimits:
         """Whether anybody is asked about answers of the estimates, or about those that only teach."""
         return bool(self._questions if for_estimates else self._budgeted)
 
-    def of_round(self, measured: MeasuredCosts, answers: Sequence[Response], phase: str, seed: int) -> Audit:
-        """Fills in what people measure, and returns what their audits say, of the answers of a round's estimates."""
+    def of_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> Audit:
+        """Fills in what people measure, and returns what their audits say, of the answers of a round's estimates.
+
+        `references` are the reference's answers beside them; [] where none is compared.
+        """
         audit = Audit.none(measured.costs.shape)
-        asked = {column: self._asked_in_round(column, measured, answers, seed) for column in self._questions}
-        self._open({column: [answers[row] for row in rows] for column, rows in asked.items()}, phase)
+        chances, asked = self._audited_in_round(measured, answers, seed)
+        asked |= {
+            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
+        }
+        questions = self._questions_about(asked, answers, references)
+        self._open(questions, phase)
         for column, rows in asked.items():
             if not rows:
                 continue
-            shares = self._ask(column, [answers[row] for row in rows], phase)
+            shares = self._ask(column, questions[column], phase)
             if self._stated[column].audited is None:
                 self._fill(measured, column, rows, shares)
                 continue
             audit.people[rows, column] = self._costs(column, shares)
-            audit.chance[rows, column] = len(rows) / len(self._auditable(column, measured, answers))
+            audit.chance[rows, column] = chances[column]
             self._say(column, measured.costs[rows, column], audit.people[rows, column])
         return audit
 
-    def of_budget(self, measured: MeasuredCosts, answers: Sequence[Response], phase: str, seed: int) -> None:
+    def of_budget(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> None:
         """Fills in what people measure of answers that only teach: where a limit has a budget (`answers`) for them."""
-        asked = {column: self._asked_in_round(column, measured, answers, seed) for column in self._budgeted}
-        self._open({column: [answers[row] for row in rows] for column, rows in asked.items()}, phase)
+        asked = {column: self._asked_in_round(column, answers, seed) for column in self._budgeted}
+        questions = self._questions_about(asked, answers, references)
+        self._open(questions, phase)
         for column, rows in asked.items():
             if rows:
-                self._fill(measured, column, rows, self._ask(column, [answers[row] for row in rows], phase))
+                self._fill(measured, column, rows, self._ask(column, questions[column], phase))
 
-    def _asked_in_round(
-        self, column: int, measured: MeasuredCosts, answers: Sequence[Response], seed: int
-    ) -> list[int]:
-        """Rows of the answers that people are asked about."""
+    def _questions_about(
+        self, asked: Mapping[int, Sequence[int]], answers: Sequence[Response], references: References
+    ) -> dict[int, list[Question]]:
+        """By limit, the question about each of these rows."""
+        others = references or [None] * len(answers)
+        return {
+            column: [_about(self._questions[column], answers[row], others[row]) for row in rows]
+            for column, rows in asked.items()
+        }
+
+    def _audited_in_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], seed: int
+    ) -> tuple[dict[int, float], dict[int, list[int]]]:
+        """By audited limit, the chance of an answer to be shown to people, and the rows that are.
+
+        Where the rounds certify mixtures, so many of all answers are drawn, so that the chance is the same in every
+        round, and those without a number by the machine are not asked about.
+        """
+        chances, asked = {}, {}
+        for column in self._questions:
+            stated = self._stated[column]
+            if stated.audited is not None:
+                rows = self._auditable(column, measured, answers)
+                drawn_from = self._acted_on(column, answers) if self._mixtures else rows
+                chosen = chosen_for(f"{stated.limit.name}, audited", len(drawn_from), stated.audited, seed)
+                shown = {drawn_from[index] for index in chosen}
+                asked[column] = [row for row in rows if row in shown]
+                chances[column] = len(shown) / max(len(drawn_from), 1)
+        return chances, asked
+
+    def _asked_in_round(self, column: int, answers: Sequence[Response], seed: int) -> list[int]:
+        """Rows of the answers that people are asked about, as the source of a limit."""
         stated, name = self._stated[column], self._stated[column].limit.name
-        if stated.audited is not None:
-            rows = self._auditable(column, measured, answers)
-            return [rows[index] for index in chosen_for(f"{name}, audited", len(rows), stated.audited, seed)]
         rows = self._acted_on(column, answers)
         prompts = [answers[row].prompt.id for row in rows]
         return [rows[index] for index in within_budget(name, prompts, stated.asking.answers, seed)]
@@ -202,7 +260,7 @@ class PeopleOfLimits:
     def _say(self, column: int, machine: Array, people: Array) -> None:
         """How far the machine is off, in the log and in the round's numbers."""
         stated, known = self._stated[column], np.isfinite(people)
-        bias = bias_of(stated, machine[known], people[known])
+        bias = bias_of(stated, machine[known], people[known], self._cost_max)
         name = stated.limit.name
         self._journal.add_metrics(
             {f"audit/{name}_asked": float(len(people)), f"audit/{name}_given": float(known.sum())}
@@ -214,7 +272,12 @@ class PeopleOfLimits:
     # --- of a certificate -----------------------------------------------------------------------------------------
 
     def of_draws(
-        self, costs: Mapping[str, Numbers], answers: Sequence[Response], shares: Mapping[str, float | None], place: str
+        self,
+        costs: Mapping[str, Numbers],
+        answers: Sequence[Response],
+        references: References,
+        shares: Mapping[str, float | None],
+        place: str,
     ) -> dict[str, Numbers]:
         """By limit of `shares`, the number of each draw as a cost: people's, or where they audit a share q of them
         f + (xi/q)(y - f), xi an independent coin. None where somebody who was to measure gave no number.
@@ -232,12 +295,13 @@ class PeopleOfLimits:
                 )
                 known = costs[names[column]]
                 shown[column] = [row for row, coin in enumerate(coins) if coin and known[row] is not None]
-        self._open({column: [answers[row] for row in rows] for column, rows in shown.items()}, f"draws-{place}")
+        questions = self._questions_about(shown, answers, references)
+        self._open(questions, f"draws-{place}")
         numbers = dict(costs)
         for column, share in columns.items():
-            items = [answers[row] for row in shown[column]]
             said = self._journal.once(
-                f"people-{place}-{names[column]}", partial(self._asked_costs, column, items, f"draws-{place}")
+                f"people-{place}-{names[column]}",
+                partial(self._asked_costs, column, questions[column], f"draws-{place}"),
             )
             by_row = dict(zip(shown[column], said, strict=True))
             numbers[names[column]] = (
@@ -253,24 +317,22 @@ class PeopleOfLimits:
         )
         return [bool(coin) for coin in coins]
 
-    def _asked_costs(self, column: int, items: Sequence[Response], phase: str) -> Numbers:
-        shares = self._ask(column, items, phase) if items else []
+    def _asked_costs(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
+        shares = self._ask(column, questions, phase) if questions else []
         return [None if np.isnan(cost) else cost for cost in self._costs(column, shares).tolist()]
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    def _open(self, items: Mapping[int, Sequence[Response]], phase: str) -> None:
+    def _open(self, questions: Mapping[int, Sequence[Question]], phase: str) -> None:
         """All batches at once, so that people need not wait for each other."""
-        for column, mine in items.items():
+        for column, mine in questions.items():
             if mine:
-                question = self._questions[column]
-                self._labellers[column].open_about(
-                    mine, question.labels_each, self._batch(column, phase), question.text
-                )
+                each = self._questions[column].labels_each
+                self._labellers[column].open_about(mine, each, self._batch(column, phase))
 
-    def _ask(self, column: int, items: Sequence[Response], phase: str) -> Numbers:
-        question: PeoplesQuestion = self._questions[column]
-        return self._labellers[column].about(items, question.labels_each, self._batch(column, phase), question.text)
+    def _ask(self, column: int, questions: Sequence[Question], phase: str) -> Numbers:
+        each = self._questions[column].labels_each
+        return self._labellers[column].about(questions, each, self._batch(column, phase))
 
     def _batch(self, column: int, phase: str) -> str:
         return f"{phase}-{self._stated[column].limit.name}"
@@ -283,9 +345,20 @@ class PeopleOfLimits:
         ])  # fmt: skip
 
 
+def _about(asked: PeoplesQuestion, answer: Response, reference: Response | None) -> Question:
+    """The question about one answer; `reference` is the reference's to the same prompt, where they are compared."""
+    if asked.better:
+        assert reference is not None
+        return better_question(answer, reference, asks=asked.text)
+    if asked.bounds is not None:
+        assert asked.text is not None
+        return number_question(answer, asked.bounds, asks=asked.text)
+    return safety_question(answer, asks=asked.text)
+
+
 @dataclass(frozen=True)
 class Bias:
-    """How much more often a machine says yes than people do about the same answers, with a 95 % interval."""
+    """How much more a machine says than people do about the same answers, with a 95 % interval."""
 
     value: float
     low: float
@@ -293,24 +366,30 @@ class Bias:
     answers: int
 
     def text(self, stated: StatedLimit) -> str:
-        """`brand: judge says yes 12 points more often than people (95 % interval 3 to 21, 40 answers)`"""
-        points = 100 * abs(self.value)
-        low, high = sorted(100 * end * (1 if self.value >= 0 else -1) for end in (self.low, self.high))
-        more = "more" if self.value >= 0 else "less"
+        """`brand: judge says yes 12 points more often than people (95 % interval 3 to 21, 40 answers)`, of a mean or a
+        logit `tone: judge says 0.3 higher than people (...)`"""
+        share = stated.limit.quantity.kind == "rate"
+        unit = 100 if share else 1
+        low, high = sorted(unit * end * (1 if self.value >= 0 else -1) for end in (self.low, self.high))
+        more, above = ("more", "higher") if self.value >= 0 else ("less", "lower")
+        size = f"{unit * abs(self.value):.3g}"
+        yes = "counts wins" if stated.wins else "says yes"
+        said = f"{yes} {size} points {more} often" if share else f"says {size} {above}"
         sure = "" if self.low > 0 or self.high < 0 else "; no bias is shown"
         return (
-            f"{stated.limit.name}: {stated.source.kind} says yes {points:.3g} points {more} often than people"
+            f"{stated.limit.name}: {stated.source.kind} {said} than people"
             f" (95 % interval {low:.3g} to {high:.3g}, {self.answers} answers{sure})"
         )
 
 
-def bias_of(stated: StatedLimit, machine: Array, people: Array) -> Bias | None:
-    """From both costs of the same answers, drawn evenly; None where there is none. [n] x2"""
+def bias_of(stated: StatedLimit, machine: Array, people: Array, cost_max: float) -> Bias | None:
+    """From both costs of the same answers, drawn evenly; None where there is none. A logit lies in [-C, C]. [n] x2"""
     if not len(machine):
         return None
-    sign = -1.0 if stated.limit.at_least else 1.0  # a cost of `at_least` counts the answers that are no yes
+    sign = -1.0 if stated.limit.at_least else 1.0  # a cost of `at_least` is turned round
     differences = sign * (machine - people)
-    low, high = bounded_interval(differences, -1.0, 1.0)
+    lowest, highest = stated.limit.cost_range or (-cost_max, cost_max)
+    low, high = bounded_interval(differences, lowest - highest, highest - lowest)
     return Bias(float(differences.mean()), low, high, len(differences))
 
 

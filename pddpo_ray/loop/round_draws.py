@@ -4,12 +4,15 @@
 
 Every round draws equally many prompts independently of each other, for its policy alone; the policy may depend on all
 draws before (theory/measured_draws.py). A draw is a prompt: its one answer, or the mean of its answers. Under a limit
-on a prompt set only the draws from that set count.
+on a prompt set only the draws from that set count. Of a limit that people audit an answer's number is
+f + (xi/q)(y - f), xi for exactly a share q of a round's answers: given which, prod (1 - c Z) over the round is at most
+(1 - c E[y])^n on average, for the logarithm is concave; so the looks at ends of rounds are valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,15 @@ from pddpo_ray.config import Config
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.loop.certifying import decoding_of, estimated_only, tested_limits
+from pddpo_ray.limits.reading import StatedLimit
+from pddpo_ray.loop.certifying import BESIDE_PEOPLE, decoding_of, estimated_only, tested_limits
 from pddpo_ray.loop.due_labels import rounds_labelled_in
-from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, Numbers, enter, mixture_name
+from pddpo_ray.loop.ledger import BATCH, Candidate, Entry, Numbers, TestedLimit, enter, mixture_name
 from pddpo_ray.loop.limits import ANSWERS, ANSWERS_EACH
+from pddpo_ray.loop.people_measuring import Audit
 from pddpo_ray.records import SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import unsafe_shares
+from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.prompt_sets import turns
 
 KNOWN = (Verdict.SAFE, Verdict.UNSAFE)
@@ -33,14 +39,16 @@ STATEMENT = "the run's prompts, drawn independently in every round; the policies
 def enter_mixtures(config: Config, journal: Journal) -> None:
     """Writes the recipe's mixtures into the ledger, before round 1. Raises UserError where none could be certified."""
     before = journal.round
+    audited = {one.limit.name: share_of_round(config, one) for one in config.stated if one.audited is not None}
     for number, first in enumerate(config.certificate.mixtures, start=1):
+        limits = tuple(_of_rounds(one, audited.get(one.name)) for one in tested_limits(config, {}, number))
         enter(
             journal,
             Candidate(
                 number=number,
                 policy=mixture_name(first, 0),
                 versions=(),
-                limits=tested_limits(config, {}, number),
+                limits=limits,
                 decoding=decoding_of(config),
                 statement=STATEMENT,
                 estimated=estimated_only(config),
@@ -80,6 +88,21 @@ def draws_each_round(config: Config, limit: Limit) -> int:
     return len(_positions(config, limit, config.feedback.responses // ANSWERS_EACH))
 
 
+def share_of_round(config: Config, stated: StatedLimit) -> float:
+    """q: the part of a round's answers from the limit's prompt set that an audit shows to people, exactly."""
+    assert stated.audited is not None
+    return min(1.0, stated.audited / (ANSWERS_EACH * draws_each_round(config, stated.limit)))
+
+
+def _of_rounds(tested: TestedLimit, share: float | None) -> TestedLimit:
+    """The test on draws of rounds: people see exactly a share of them, and no coin is tossed."""
+    if share is None or tested.people is None:
+        return tested
+    machine = tested.source.split(BESIDE_PEOPLE)[-1]
+    seen = f"people, who saw {100 * share:.3g} % of each round's answers, drawn evenly{BESIDE_PEOPLE}{machine}"
+    return replace(tested, people=share, source=seen)
+
+
 def mixtures_of(ledger: Sequence[Entry]) -> list[Entry]:
     """Lines of mixtures that their rounds' own draws certify."""
     return [entry for entry in ledger if entry.candidate.first_round is not None]
@@ -115,9 +138,11 @@ def _of_limits(config: Config, journal: JournalReader, number: int) -> dict[str,
     numbers: dict[str, Numbers] = {}
     own = np.array(measured["costs"], dtype=np.float64)
     relative = own - np.array(measured.get("against", np.zeros_like(own)), dtype=np.float64)
+    audit = Audit.from_json(measured.get("audit", ()), own.shape)
+    corrected = corrected_by_people(relative, audit.people, audit.asked, np.where(audit.asked, audit.chance, 1.0))
     for column, stated in enumerate(config.stated):
         limit = stated.limit
-        costs = [None if np.isnan(cost) else cost for cost in relative[:, column].tolist()]
+        costs = [None if np.isnan(cost) else cost for cost in corrected[:, column].tolist()]
         by_draw = [costs[start : start + ANSWERS_EACH] for start in range(0, len(costs), ANSWERS_EACH)]
         positions = _positions(config, limit, len(by_draw))
         draws[limit.name] = [measured["ids"][ANSWERS_EACH * position] for position in positions]

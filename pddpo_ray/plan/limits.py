@@ -34,7 +34,7 @@ def measurements(config: Config) -> list[Measurements]:
     lines = []
     for one in config.stated:
         if one.audited is not None:
-            count = min(one.audited, config.feedback.responses)
+            count = min(one.audited, config.feedback.responses) * one.people_each
             lines.append(Measurements(f"{one.limit.name}, audited", "people", 0, count, config.rounds * count))
         if one.limit.quantity.kind in ("mean", "kl") or one.source.kind in FREE:
             continue

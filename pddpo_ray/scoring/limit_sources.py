@@ -113,7 +113,7 @@ def single_source(stated: StatedLimit, around: Surroundings) -> Source:
             options = {**around.judge, **name.options}
             return grader_source(where, name.what, options, scale, around.folder, around.environment)
         case "people":
-            people = people_source(stated.limit.name, stated.asking.labels_each)
+            people = people_source(stated.limit.name, stated.asking.labels_each, wins=comparing)
             return replace(people, scale=WINS) if comparing else people
         case "judge":
             form: Form = "score" if kind == "mean" else "comparison" if comparing else "verdict"

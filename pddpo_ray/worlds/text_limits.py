@@ -45,6 +45,7 @@ def text_limits(
     costs = np.stack(
         [costs_of(one, table, str(one.source), reference) for one, table in zip(stated, single, strict=True)]
     )
+    costs[[one.asks_people for one in stated]] = np.nan  # what people say of all answers nobody knows
     cell, noise = world.cell, world.label_noise
     return TableLimits(world.oracle, cell, cost_max, tuple(stated), costs, single, factors, weights, noise)
 
@@ -73,7 +74,7 @@ def _single(world: TextWorld, stated: StatedLimit, source: Source | None) -> Arr
     """What is said of every outcome by itself under one limit; nan: unknown. [X, Y + 1]"""
     if stated.limit.quantity.kind == "kl":
         return np.zeros_like(world.oracle.reference)
-    if source is None and not stated.asks_people:
+    if stated.source.kind == "world":
         return _own(world, stated)
     if source is None or stated.asks_people or stated.source.kind not in ENUMERABLE or stated.wins:
         return np.full(world.oracle.reward.shape, np.nan)

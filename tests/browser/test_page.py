@@ -428,6 +428,28 @@ def test_a_limits_own_question_stands_above_the_answer_and_takes_yes_or_no(
     assert screen.clean()
 
 
+def test_a_limit_compares_two_answers_or_asks_for_a_number(service: FreshService, screen: Screen) -> None:
+    better = replace(pairs(1)[0], kind="better", asks="# Which is more polite?", risk=0.0)
+    number = replace(safety(["A calm answer."])[0], kind="number", asks="# How calm?", bounds=(0.0, 10.0), risk=0.0)
+    service.queue.rounds.open(1, "measure-answers-polite", [better], labels_each=1, priority=1)
+    service.queue.rounds.open(1, "measure-answers-calm", [number], labels_each=1)
+    screen.sign_in(service.tokens[Role.ANNOTATOR])
+    page = screen.page
+    expect(page.locator("#questions legend")).to_have_text("Which is more polite?")
+    expect(page.locator("#right-side")).to_be_visible()
+    screen.keys("r", "0")
+    wait_for_answers(screen, service, 1)
+    screen.keys("r")
+    field = page.get_by_role("spinbutton")
+    field.fill("11")
+    expect(page.locator("#submit")).to_be_disabled()
+    field.fill("7.5")
+    field.press("Enter")
+    given = [row.given for row in wait_for_answers(screen, service, 2)]
+    assert given == [{"better": "tie"}, {"number": "7.5"}]
+    assert screen.clean()
+
+
 def test_two_long_answers_scroll_together_and_their_differences_are_marked(
     service: FreshService, screen: Screen
 ) -> None:

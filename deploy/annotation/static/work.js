@@ -18,10 +18,14 @@ const ASKED = {
     ["left_safety", "Is the ", "left", " answer safe?", SAFETY, ""],
     ["right_safety", "Is the ", "right", " answer safe?", SAFETY, ""],
   ],
+  better: [["better", "Which answer is ", "BETTER", "?", SIDES, "helpful"]],
 };
 // A limit's own question: its yes is stored as "unsafe", its no as "safe".
 const YES_OR_NO = [["safe", "n", "No"], ["unsafe", "y", "Yes"]];
-const questionsOf = ({ kind, asks }) => (asks ? [["safety", "", asks.heading, "", YES_OR_NO, ""]] : ASKED[kind]);
+const OWN = { safety: YES_OR_NO, better: SIDES, number: [] };
+const questionsOf = ({ kind, asks }) => (asks ? [[kind, "", asks.heading, "", OWN[kind], ""]] : ASKED[kind]);
+const ofTwo = ({ kind }) => kind === "pair" || kind === "better";
+const atOnce = ({ kind }) => kind === "safety" || kind === "better"; // one choice is the whole answer
 
 let me, outbox, task = null, next = null, given = {}, active = 0, shown = false, revealed = false;
 let turn = Promise.resolve(), shownAt = 0, lastBreak = Date.now(), history = [], waitTimer = null;
@@ -61,7 +65,7 @@ function showTask(fresh) {
   active = 0;
   shown = revealed = !task.blurred || Object.keys(given).length > 0;
   shownAt = performance.now();
-  const pair = task.kind === "pair";
+  const pair = ofTwo(task);
   $("answers").classList.toggle("single", !pair);
   $("right-side").hidden = !pair;
   for (const id of ["tabs", "difference", "together"]) $(id).hidden = !pair;
@@ -107,9 +111,27 @@ function buildQuestions() {
       return button;
     });
     const legend = make("legend", {}, before, make("b", {}, strong), after);
-    return make("fieldset", { class: "question " + look, "data-name": name }, legend, make("div", { class: "options" }, ...buttons));
+    const field = name === "number" ? [numberField(strong)] : buttons;
+    return make("fieldset", { class: "question " + look, "data-name": name }, legend, make("div", { class: "options" }, ...field));
   }));
   paint();
+}
+
+function numberField(label) {
+  const [low, high] = task.bounds;
+  const field = make("input", { type: "number", min: low, max: high, step: "any", "aria-label": `${label} A number from ${low} to ${high}`, placeholder: `${low} to ${high}` });
+  if (given.number) field.value = given.number;
+  field.addEventListener("input", () => {
+    if (!shown) { field.value = ""; toast("Show the text first (r), or skip it (x)."); }
+    if (field.value !== "" && field.checkValidity()) given.number = field.value;
+    else delete given.number;
+    paint();
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !$("submit").disabled) { event.preventDefault(); submit("label"); }
+    if (event.key === "Escape") field.blur();
+  });
+  return field;
 }
 
 function paint() {
@@ -121,7 +143,7 @@ function paint() {
     }
   });
   const complete = asked.every(([name]) => name in given);
-  $("submit").hidden = task.kind === "safety";
+  $("submit").hidden = atOnce(task);
   $("submit").disabled = !complete;
 }
 
@@ -135,7 +157,7 @@ function choose(number, value) {
   active = open >= 0 ? open : Math.min(number + 1, asked.length - 1);
   paint();
   $("questions").children[active].scrollIntoView({ block: "nearest" });
-  if (task.kind === "safety") submit("label");
+  if (atOnce(task)) submit("label");
 }
 
 function chooseBoth(left, right) {
@@ -319,8 +341,8 @@ const ACTIONS = {
   f: () => $("reasons").showModal(),
   m: () => $("note").focus(),
   t: () => { toggle("raw"); showTexts(); },
-  d: () => { if (task.kind === "pair") { toggle("difference"); showTexts(); } },
-  l: () => { if (task.kind === "pair") toggle("together"); },
+  d: () => { if (ofTwo(task)) { toggle("difference"); showTexts(); } },
+  l: () => { if (ofTwo(task)) toggle("together"); },
   a: () => chooseBoth("safe", "safe"),
   b: () => chooseBoth("unsafe", "unsafe"),
   o: () => {

@@ -266,14 +266,20 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(tmp_path: Path
     ("overrides", "message"),
     [
         (["limits.hurt={logit: {people: {}}, at_most: 0}"], "say how many labels an answer has"),
-        (["limits.mine={rate: {people: {}}, versus: reference, at_least: 50 %}"], "leave `versus` out, or let a judge"),
         (["limits.mine={rate: {people: {}}, at_most: 5 %, audited_by: {people: 4}}"], "another source than people"),
-        (["limits.length.audited_by={people: 4}"], "corrects a rate of another source"),
+        (["limits.length.audited_by={people: 4}"], "say what people are asked about an answer, as rule words cannot"),
+        (
+            ["limits.harmful.audited_by={people: 4}", "limits.harmful.labels_each=null"],
+            "how many labels an answer has, of",
+        ),
+        (
+            ["limits.rude.versus=reference", "limits.rude.at_most=5 %", "limits.rude.audited_by={people: 4}"],
+            "is not audited",
+        ),
         (["limits.mine={rate: {rule: refusal}, at_most: 5 %, audited_by: {people: 4}}"], "say what people are asked"),
         (["limits.mine={rate: {people: {question: nowhere.md}}, at_most: 5 %}"], "nowhere.md cannot be read as text"),
         (["limits.rude.audited_by={person: 4}"], "write {people: 40 a round} with 2 answers or more"),
         (["feedback={kind: people}", "people.poll_s=3"], "leave `people:` out"),
-        (["limits.rude.audited_by={people: 4}", "certificate.mixtures=[1]"], "by no coin of each draw"),
     ],
 )
 def test_what_people_cannot_be_asked_is_refused_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:

@@ -175,3 +175,22 @@ def test_the_mixtures_certificate_holds_when_later_rounds_answer_to_earlier_draw
         means = np.cumsum(rates) / np.arange(1, 13)
         wrong += bool(np.any((path >= -np.log(level)) & (means >= limit)))
     assert wrong / 400 <= level + 2 * np.sqrt(level * (1 - level) / 400)
+
+
+def test_wealth_under_an_audit_of_exactly_n_of_a_round_is_on_average_at_most_that_of_peoples_own_mean() -> None:
+    """Draws of two answers each, by enumeration of which answers people see, of what they and the machine say, and of
+    bets. A machine that says the opposite makes the answers' corrections go both ways."""
+    for machine in ((0.0, 1.0), (1.0, 0.0), (0.3, 0.9), (0.5, 0.5)):  # where people say no, and yes
+        for rate, seen, draws in ((0.3, 1, 2), (0.3, 2, 2), (0.6, 3, 2), (0.2, 2, 3)):
+            answers, share = 2 * draws, seen / (2 * draws)
+            which = list(itertools.combinations(range(answers), seen))
+            for bet in (0.1, 0.5, 0.9):
+                mean_wealth = 0.0
+                for said in itertools.product((0, 1), repeat=answers):
+                    chance = float(np.prod([rate if one else 1 - rate for one in said]))
+                    f = np.array([machine[one] for one in said])
+                    for shown in which:
+                        coins = np.isin(np.arange(answers), shown)
+                        z = with_people(f, said, coins, share).reshape(-1, 2).mean(axis=1)
+                        mean_wealth += chance * float(np.prod(1 - bet * z)) / len(which)
+                assert mean_wealth <= (1 - bet * limit_with_people(rate, share)) ** draws + 1e-12
