@@ -207,8 +207,8 @@ def rewards(where: str) -> None:
     print("| learned from | loss of f | less than from comparisons by, 95 % interval |\n|---|---|---|")
     print(f"| comparisons | {comparisons.mean():.3f} | |")
     for arm in ARMS[1:]:
-        losses = np.array(found[arm])
-        print(f"| {arm} | {losses.mean():.3f} | {_apart(comparisons - losses)} |", flush=True)
+        mine = np.array(found[arm])
+        print(f"| {arm} | {mine.mean():.3f} | {_apart(comparisons - mine)} |", flush=True)
 
 
 def learned_reward(world: World, budget: Budget, seed: int, arm: str) -> float:
@@ -227,10 +227,11 @@ def learned_reward(world: World, budget: Budget, seed: int, arm: str) -> float:
                 first = draws.random() < expit(world.reward[x, a] - world.reward[x, b])
                 labels.reward.append((x, a, b) if first else (x, b, a))
         else:
-            x, answers = (np.array(part) for part in zip(*((x, y) for x, *ys in asked[::2] for y in ys), strict=True))
-            numbers = (world.reward[x, answers] - low) / (high - low)
+            measured = ((x, y) for x, *ys in asked[::2] for y in ys)
+            places, answers = (np.array(part) for part in zip(*measured, strict=True))
+            numbers = (world.reward[places, answers] - low) / (high - low)
             given = numbers if arm == "numbers" else (draws.random(len(numbers)) < numbers).astype(np.float64)
-            labels.measure(x, answers, given[:, None])
+            labels.measure(places, answers, given[:, None])
         scores = (
             world.learner.compared(labels.reward, 2.0)
             if arm == "comparisons"

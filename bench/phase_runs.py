@@ -114,8 +114,8 @@ def played(ground: Ground, cell: Cell, arm: Arm, seed: int, *, rounds: int = ROU
         while asked and (k == rounds or k - asked[0].round >= rounds_late):
             due = asked.popleft()
             run.label(*due.pairs, due.round)
-            late = {"rounds_late": k - due.round, "moved": state.multiplier - due.multiplier}
-            state, _ = ascend(state, replace(due.estimate, **late))
+            moved = state.multiplier - due.multiplier
+            state, _ = ascend(state, replace(due.estimate, rounds_late=k - due.round, moved=moved))
     return Played(
         [round(gap, 6) for gap in gaps],
         round(oracle.g(policy), 6),
