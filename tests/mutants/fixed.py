@@ -260,8 +260,8 @@ FIXED = (
     mutant(
         "lambda of the next round",
         "loop/dual_step LocalDual.multipliers",
-        "if key[0] < round_",
-        "if key[0] <= round_",
+        "if number + step.estimate.rounds_late < round_",
+        "if number + step.estimate.rounds_late <= round_",
         "test_each_multiplier_answers_its_own_estimate_from_the_next_round_on",
     ),
     mutant(
@@ -281,8 +281,8 @@ FIXED = (
     mutant(
         "anytime steps do not shrink",
         "theory/dual ProjectedAnytime.next",
-        "math.sqrt(constraint.steps + 1)",
-        "math.sqrt(1)",
+        "(constraint.steps + 1) * (1 +",
+        "1 * (1 +",
         "test_anytime_steps_shrink_with_the_square_root_of_the_round",
     ),
     mutant(

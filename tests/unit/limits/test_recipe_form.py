@@ -6,6 +6,7 @@ import math
 
 import pytest
 import yaml
+from scipy.optimize import brentq
 
 from pddpo_ray.config import load
 from pddpo_ray.limits.estimate import LimitEstimate
@@ -94,11 +95,20 @@ def test_beside_a_logit_stands_the_unsafe_rate_and_a_score_without_bounds_has_no
 
 
 def test_a_mean_has_an_interval_within_stated_bounds_alone() -> None:
-    """Maurer and Pontil's by hand: 48 draws of two answers each, values in [0, 40]."""
+    """48 draws of two answers each, values in [0, 40]: at either end one of the stakes has won log(J / .025)."""
     quantity = Quantity("mean", "words", low=0.0, high=40.0)
     estimate = CostEstimate(12.0, 0.5, 96, 1, "cost_model", "short")
     said = LimitEstimate.of(Limit("short", Amount(quantity, 20.0)), estimate)
-    half = math.sqrt(2 * math.log(80)) * 0.5 + 7 * 40 * math.log(80) / (3 * 47)
+    count, squares = 48, (0.5 / 40.0) ** 2 * 48 * 47
+    stakes = (0.9, math.sqrt(8.0 * math.log(40.0) / count))
+
+    def wealth(distance: float) -> float:
+        """Of the best stake against a mean that lies so far off, above what refutes it."""
+        lost = squares + count * distance**2
+        won = (count * b * distance + (math.log(1.0 - b) + b) * lost for b in stakes)
+        return max(won) - math.log(len(stakes) / 0.025)
+
+    half = 40.0 * brentq(wealth, 0.0, 0.3)
     assert (said.low, said.high) == pytest.approx((12.0 - half, 12.0 + half))
     unbounded = LimitEstimate.of(Limit("short", Amount(Quantity("mean", "words"), 20.0)), estimate)
     assert (unbounded.low, unbounded.high) == (None, None)
