@@ -385,7 +385,7 @@ def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_t
     expect(page.locator("#outlook")).to_contain_text("between 0.0 % and 100.0 %")
     page.get_by_role("button", name="Move the deadline").click()
     page.get_by_label("From now").select_option("2 hours")
-    page.get_by_label("Why").fill("a holiday")
+    page.get_by_role("textbox", name="Why (kept in the audit log)", exact=True).fill("a holiday")
     screen.picture("decide")
     page.get_by_role("button", name="Do it").click()
     expect(page.locator("#situation")).to_have_text("The run waits for these labels.")
