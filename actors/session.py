@@ -26,6 +26,8 @@ from pddpo_ray.storage.whole_files import kept_secret
 
 STARTS = 3
 """How often a session of this machine is tried."""
+SET = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "RAY_API_SERVER_ADDRESS", "RAY_worker_niceness")
+"""Environment variables that a session of this machine sets while it lasts."""
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def ray_session(
         finally:
             ray.shutdown()
         return
-    with _on_loopback():
+    with _environment_kept(*SET), _on_loopback():
         _start_local(namespace, cpus)
         try:
             yield
@@ -65,17 +67,25 @@ def _on_loopback() -> Iterator[None]:
 
     Otherwise its servers take every address of the machine, whatever the dashboard's host is.
     """
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = (os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER)
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before[1]
-        if before[0] is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _environment_kept(*names: str) -> Iterator[None]:
+    """These variables are afterwards what they were; the address of a session that ended would mislead what follows."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 TOKEN_FILE = Path(".ray") / "auth_token"

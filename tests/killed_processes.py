@@ -18,6 +18,7 @@ CLIENTS = 12
 CORE, PROXY = "VLLM::Engine", "ray::ProxyActor"
 REPLICA, ENTRANCE = "ray::ServeReplica:pddpo-demo:Engine", "ray::ServeReplica:pddpo-demo:Entrance"
 """Names of an endpoint's processes: vLLM's own, Serve's HTTP proxy, the replica that drives vLLM, the entrance."""
+FORKING = "multiprocessing.forkserver"
 GOOD, WAIT = "200", "503 with Retry-After"
 
 
@@ -35,13 +36,32 @@ class Recovery:
 
 
 def processes(root: int, name: str) -> list[psutil.Process]:
-    """Those below the process `root` whose title or command contains this."""
+    """Those below the process `root` whose title or command contains this; vLLM's, titled or not: see `_forked`."""
     found = []
     for process in psutil.Process(root).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if name in " ".join(process.cmdline()) or name in process.name():
+            if name in _title(process) or (name == CORE and _forked(process)):
                 found.append(process)
     return found
+
+
+def _title(process: psutil.Process) -> str:
+    return f"{process.name()} {' '.join(process.cmdline())}"
+
+
+def _forked(process: psutil.Process) -> bool:
+    """Whether this is an engine that the warm process forked; where a title cannot be set, both keep one command."""
+    above = [FORKING in _title(one) for one in process.parents()[:2]]
+    return above == [True, False]
+
+
+def titles(root: int) -> str:
+    """What runs below the process `root`, a line each."""
+    lines = []
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            lines.append(f"{process.ppid()} > {process.pid} {_title(process)[:160]}")
+    return "\n".join(lines)
 
 
 def cpu_seconds(endpoint: Served) -> dict[int, float]:
@@ -104,7 +124,7 @@ def killed_under_clients(endpoint: Served, key: str, prompt: list[int], name: st
                 assert time.monotonic() < deadline, seen
                 time.sleep(0.05)
             victims, used = processes(endpoint.process.pid, name), cpu_seconds(endpoint)
-            assert victims, f"no process {name!r}"
+            assert victims, f"no process {name!r} in\n{titles(endpoint.process.pid)}"
             killed_at[0] = time.monotonic()
             for victim in victims:
                 victim.kill()

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.ray
 
 def test_a_start_that_fails_is_tried_again_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_worker_niceness"):
-        monkeypatch.setenv(name, os.environ.get(name, "0"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ def test_ray_that_does_not_start_says_why_and_what_to_do(monkeypatch: pytest.Mon
         raise Exception("Failed to read dashboard.err file:\n no such file")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "restored")
-    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "before")
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
     monkeypatch.setattr(ray, "init", fail)
     said = r"did not start on this machine, 3 times .*dashboard.err file: no such file\): .* give the command again"
     with pytest.raises(RunError, match=said), ray_session("test"):
         pass
     assert len(tries) == 3
+    assert os.environ["RAY_API_SERVER_ADDRESS"] == "before", "commands that follow do not ask the session that ended"
+    assert "RAY_worker_niceness" not in os.environ
