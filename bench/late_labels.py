@@ -27,19 +27,19 @@ ROUNDS, LATE = 24, (0, 1, 10)
 SEEDS = {"tables": range(6000, 6029), "twin": range(6000, 6010)}
 
 
-def play(place: str) -> None:
+def play(name: str) -> None:
     """Writes every world when its runs are finished."""
-    out = RESULTS / f"{place}.json"
+    out = RESULTS / f"{name}.json"
     known = json.loads(out.read_text()) if out.exists() else {}
-    for seed in SEEDS[place]:
+    for seed in SEEDS[name]:
         if str(seed) in known:
             continue
-        ground = GROUNDS[place](seed, CELL.rare, CELL.beta)
+        ground = GROUNDS[name](seed, CELL.rare, CELL.beta)
         runs = {late: played(ground, CELL, ARMS["shipped"], seed, rounds=ROUNDS, rounds_late=late) for late in LATE}
         known[str(seed)] = {str(late): _kept(run) for late, run in runs.items()}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("{\n" + ",\n".join(f'"{key}": {json.dumps(one)}' for key, one in known.items()) + "\n}\n")
-        print(place, seed, {late: run.gaps[-1] for late, run in runs.items()}, flush=True)
+        print(name, seed, {late: run.gaps[-1] for late, run in runs.items()}, flush=True)
 
 
 def _kept(run: Played) -> dict[str, object]:
@@ -51,16 +51,16 @@ def rounds_of_waiting(late: int) -> int:
     return (ROUNDS + late) // (1 + late)
 
 
-def rows(place: str) -> list[str]:
+def rows(name: str) -> list[str]:
     """Lines of the table."""
-    worlds = list(json.loads((RESULTS / f"{place}.json").read_text()).values())
+    worlds = list(json.loads((RESULTS / f"{name}.json").read_text()).values())
     lines = []
     for late in LATE:
         last = np.array([world[str(late)]["gaps"][-1] for world in worlds])
         prompt = np.array([world["0"]["gaps"][-1] for world in worlds])
         waited = np.array([world["0"]["gaps"][rounds_of_waiting(late) - 1] for world in worlds])
         lines.append(
-            f"| {place} ({len(worlds)}) | {late} | {last.mean():.3f} | {_said(last - prompt) if late else '-'}"
+            f"| {name} ({len(worlds)}) | {late} | {last.mean():.3f} | {_said(last - prompt) if late else '-'}"
             f" | {ROUNDS * (1 + late)} | {ROUNDS + late} | {rounds_of_waiting(late)}"
             f" | {_said(last - waited) if late else '-'} |"
         )
@@ -83,15 +83,15 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("place", nargs="?", choices=list(SEEDS))
+    parser.add_argument("ground", nargs="?", choices=list(SEEDS))
     asked = parser.parse_args()
     if asked.action == "run":
-        for place in [asked.place] if asked.place else SEEDS:
-            play(place)
+        for name in [asked.ground] if asked.ground else SEEDS:
+            play(name)
     else:
         print(HEADER)
-        for place in SEEDS:
-            print("\n".join(rows(place)))
+        for name in SEEDS:
+            print("\n".join(rows(name)))
 
 
 if __name__ == "__main__":

@@ -164,13 +164,13 @@ def rates(where: str) -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for limit in (0.01, 0.05, 0.3):
-        found: dict[str, list[tuple[float, float, int]]] = {"values": [], "comparisons": []}
+        measured: dict[str, list[tuple[float, float, int]]] = {"values": [], "comparisons": []}
         for seed in range(SEEDS, SEEDS + setting.worlds):
             world = setting.world(seed, (limit,))
-            for arm, gaps in found.items():
+            for arm, gaps in measured.items():
                 run = simulated(world, setting.budget, seed, arm)
                 gaps.append((gap_of(world, run), float(run.excess[0]), run.labels))
-        values, comparisons = (np.array(found[arm]) for arm in ("values", "comparisons"))
+        values, comparisons = (np.array(measured[arm]) for arm in ("values", "comparisons"))
         assert (values[:, 2] == comparisons[:, 2]).all()
         print(
             f"| {100 * limit:g} % | {values[:, 0].mean():.3f} | {comparisons[:, 0].mean():.3f} |"
@@ -196,18 +196,18 @@ ARMS = ("comparisons", "numbers", "verdicts")
 def rewards(where: str) -> None:
     """Loss of f without any limit, of a reward learned from values and from comparisons."""
     setting = SETTINGS[where]
-    found = {arm: list[float]() for arm in ARMS}
+    measured = {arm: list[float]() for arm in ARMS}
     for seed in range(SEEDS, SEEDS + REWARD_WORLDS):
         world = setting.world(seed, (0.3,))
-        for arm, losses in found.items():
+        for arm, losses in measured.items():
             losses.append(learned_reward(world, setting.budget, seed, arm))
     labels = setting.budget.offline + setting.budget.rounds * setting.budget.pairs
-    comparisons = np.array(found["comparisons"])
+    comparisons = np.array(measured["comparisons"])
     print(f"{REWARD_WORLDS} worlds, {labels:,} labels each\n")
     print("| learned from | loss of f | less than from comparisons by, 95 % interval |\n|---|---|---|")
     print(f"| comparisons | {comparisons.mean():.3f} | |")
     for arm in ARMS[1:]:
-        mine = np.array(found[arm])
+        mine = np.array(measured[arm])
         print(f"| {arm} | {mine.mean():.3f} | {_apart(comparisons - mine)} |", flush=True)
 
 

@@ -40,6 +40,10 @@ MAX_MIB = 100
 SECRET_WORDS = re.compile(r"(?i)token|secret|passw|api_?key|credential")
 STOP_S = 60
 """Seconds that a job has to end after it was told to; Ray's own three are too few to give engines back."""
+AGAIN_S = 1.0
+"""Between two tries to reach a head that does not answer."""
+HEAD_GONE_S = 120
+"""How long a head may be away; a restarted one takes about half a minute."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -206,19 +210,40 @@ def ended_within(client: Any, job: str, wait_s: float) -> bool:
 
 
 def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
-    """Shows the job's log until it ends. -> the exit code of its `pddpo train`"""
+    """Shows the job's log until it ends. -> the exit code of its `pddpo train`
+
+    Raises UserError when the head does not answer for `HEAD_GONE_S`.
+    """
 
     async def tail() -> None:
         async for text in client.tail_job_logs(job):
             show(text)
 
-    while _status(client.get_job_info(job)) not in ENDED:
+    while _status(_details(client, job, show)) not in ENDED:
         try:
             asyncio.run(tail())
         except (ConnectionError, RuntimeError):
             # The log's connection may break while the job goes on; the status above decides.
-            continue
-    return exit_code(client.get_job_info(job))
+            time.sleep(AGAIN_S)
+    return exit_code(_details(client, job, show))
+
+
+def _details(client: Any, job: str, show: Callable[[str], None]) -> Any:
+    """What the head says of a job; a head that is away is waited for."""
+    deadline, told = time.monotonic() + HEAD_GONE_S, False
+    while True:
+        try:
+            return client.get_job_info(job)
+        except (ConnectionError, RuntimeError) as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"the cluster's head has not answered for {HEAD_GONE_S} s: the job {job} may go on;"
+                    " give the command again when the head is back"
+                ) from error
+            if not told:
+                show(f"waiting up to {HEAD_GONE_S} s for the cluster's head, which does not answer\n")
+            told = True
+            time.sleep(AGAIN_S)
 
 
 def exit_code(details: Any) -> int:

@@ -34,7 +34,7 @@ from pddpo_ray.journal.annotation_schema import (
     withdrawal,
 )
 from pddpo_ray.journal.audit import ERASURE, record_event
-from pddpo_ray.journal.database import driver_cursor, reading
+from pddpo_ray.journal.database import empty_write_ahead_log, overwrite_deleted, reading
 from pddpo_ray.journal.tokens import hashed, new_token
 from pddpo_ray.journal.transactions import Store
 
@@ -76,7 +76,7 @@ class PersonalData:
         """Everything that is stored about a person. Raises QueueError (not_found)."""
         with reading(self._store.engine) as connection:
             row = _demand(connection, id_)
-            found = {
+            stored = {
                 "account": {name: getattr(row, name) for name in ACCOUNT} | {"pseudonym": id_[:PSEUDONYM]},
                 "sessions": _rows(connection, login, login.c.annotator == id_, "expires_ms", "revoked_ms"),
                 "consents": _rows(connection, consent, consent.c.annotator == id_, "version", "text", "at_ms"),
@@ -85,7 +85,7 @@ class PersonalData:
                     connection, audit_event, _about(row), "seq", "at_ms", "actor", "action", "object", "data"
                 ),
             }
-        return found | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
+        return stored | {"work": [asdict(day) for day in self._worklog.days() if day.handle == row.handle]}
 
     def erase(self, id_: str, *, by: str, reason: str) -> Erased:
         """Erases what names a person; their answers stay and go on counting.
@@ -96,16 +96,13 @@ class PersonalData:
             raise QueueError(Problem.MALFORMED, "say why: the reason is kept in the audit log, without the name")
         self._leases.release_all(id_)
         done = self._store.write(lambda connection: self._erase(connection, id_, by, reason))
-        if self._store.one_writer:  # what was there before lies in the write-ahead log until it is emptied
-            with self._store.engine.connect() as connection, driver_cursor(connection) as cursor:
-                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        empty_write_ahead_log(self._store.engine)
         return done
 
     def _erase(self, connection: Connection, id_: str, by: str, reason: str) -> Erased:
         row = _demand(connection, id_)
         _demand_other_admin(connection, row)
-        if self._store.one_writer:
-            connection.exec_driver_sql("PRAGMA secure_delete=ON")  # or the old words stay in free pages of the file
+        overwrite_deleted(connection)
         named = (audit_event.c.object == row.handle) | (audit_event.c.data["handle"].as_string() == row.handle)
         events = list(connection.execute(select(audit_event.c.seq).where(named)).scalars())
         connection.execute(update(audit_event).where(audit_event.c.seq.in_(events)).values(object="", data=ERASED))

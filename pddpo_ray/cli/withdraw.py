@@ -24,9 +24,9 @@ def withdraw(
     """Take back prompts that users gave to training, with all answers, labels and pairs that came of them."""
     from pddpo_ray.loop.taking_back import take_back
 
-    found = find_run(run, journal)
-    with store_of(found) as store:
-        done = take_back(store, found.folder, by=getpass.getuser(), reply=reply, key=key, user=user)
+    source = find_run(run, journal)
+    with store_of(source) as store:
+        done = take_back(store, source.folder, by=getpass.getuser(), reply=reply, key=key, user=user)
     if as_json:
         print_json({name: value for name, value in asdict(done).items() if name != "pair_names"})
         return

@@ -118,6 +118,22 @@ def reading(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+def overwrite_deleted(connection: Connection) -> None:
+    """What this connection deletes or replaces is overwritten in SQLite's file; it would stay in free pages."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("PRAGMA secure_delete=ON")
+
+
+def empty_write_ahead_log(engine: Engine) -> None:
+    """SQLite's log holds pages as they were until it is emptied into the file; outside of any transaction."""
+    if engine.dialect.name == "sqlite":
+        connection = engine.raw_connection()
+        try:
+            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+
+
 def upgrade(engine: Engine) -> None:
     """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks.
 

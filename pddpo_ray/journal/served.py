@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,13 +125,6 @@ def withdrawn_prompts(engine: Engine, run: str) -> frozenset[str]:
     query = select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == run)
     with reading(engine) as connection:
         return frozenset(connection.execute(query).scalars())
-
-
-def counts(engine: Engine, run: str) -> Mapping[str, int]:
-    """Kept prompts by key."""
-    query = select(served_prompt.c.key, func.count()).where(served_prompt.c.run == run).group_by(served_prompt.c.key)
-    with reading(engine) as connection:
-        return {key: int(count) for key, count in connection.execute(query)}
 
 
 def prompts_of(engine: Engine, run: str, *, reply: str = "", key: str = "", user: str = "") -> Sequence[str]:

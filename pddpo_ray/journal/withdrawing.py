@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from pddpo_ray.journal.annotation_schema import question_round, task
 from pddpo_ray.journal.audit import record_event
+from pddpo_ray.journal.database import empty_write_ahead_log, overwrite_deleted
 from pddpo_ray.journal.schema import pair, pair_label, prompt, round_, safety_label, sample
 from pddpo_ray.journal.served import withdrawn_prompts
 from pddpo_ray.journal.served_schema import served_answer, served_prompt, served_withdrawal
@@ -44,8 +45,7 @@ def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") 
     """Erases these kept prompts and all that came of them; with `reply`, also the question that its feedback became."""
 
     def apply(connection: Connection) -> Withdrawn:
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA secure_delete=ON")  # else the text stays in the file's free pages
+        overwrite_deleted(connection)
         replies = _drop_kept(connection, store.run, prompts)
         row = {"run": store.run, "by": by, "at_ms": store.clock()}
         known = connection.execute(select(served_withdrawal.c.prompt).where(served_withdrawal.c.run == store.run))
@@ -60,7 +60,7 @@ def withdraw(store: Store, prompts: Sequence[str], *, by: str, reply: str = "") 
         )
 
     done = store.write(apply)
-    _flush(store.engine)
+    empty_write_ahead_log(store.engine)
     return done
 
 
@@ -70,10 +70,9 @@ def erase_withdrawn(engine: Engine, run: str, *, through: int) -> Withdrawn:
     if not names:
         return Withdrawn(0, 0, 0, 0, 0)
     with engine.begin() as connection:
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA secure_delete=ON")
+        overwrite_deleted(connection)
         done = erase(connection, run, names, below=through + 1)
-    _flush(engine)
+    empty_write_ahead_log(engine)
     return done
 
 
@@ -132,12 +131,12 @@ def _drop_kept(connection: Connection, run: str, prompts: Sequence[str]) -> list
 
 def _forget_questions(connection: Connection, run: str, values: Sequence[str], column: Any) -> int:
     """Empties the questions to people in which `column` has one of these values; open ones are asked no more."""
-    found = 0
+    questions = 0
     of_run = select(question_round.c.id).where(question_round.c.run == run)
     for names in _parts(values):
         mine = task.c.question_round.in_(of_run) & column.in_(names)
         for row in connection.execute(select(task.c.id, task.c.second, task.c.provenance).where(mine)).all():
-            found += 1
+            questions += 1
             provenance = {name: value for name, value in row.provenance.items() if name != NOTES}
             change = update(task).where(task.c.id == row.id)
             connection.execute(
@@ -150,20 +149,9 @@ def _forget_questions(connection: Connection, run: str, values: Sequence[str], c
                 )
             )
             connection.execute(change.where(task.c.state == "open").values(state="dropped"))
-    return found
+    return questions
 
 
 def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
     for begin in range(0, len(names), AT_ONCE):
         yield names[begin : begin + AT_ONCE]
-
-
-def _flush(engine: Engine) -> None:
-    """SQLite's write-ahead log holds the pages of before until they are back in the file."""
-    if engine.dialect.name != "sqlite":
-        return
-    connection = engine.raw_connection()
-    try:
-        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        connection.close()

@@ -203,3 +203,27 @@ def test_mistakes_are_one_line_and_exit_code_2(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_head_that_is_away_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(submit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    class Away(Jobs):
+        """Its head answers again after so many seconds."""
+
+        def __init__(self, back_s: float) -> None:
+            super().__init__([Details("RUNNING", driver_exit_code=3)])
+            self.back_s = back_s
+
+        def get_job_info(self, job: str) -> Details:
+            if now[0] < self.back_s:
+                raise ConnectionError("nobody is there")
+            return super().get_job_info(job)
+
+    shown: list[str] = []
+    assert submit.follow(Away(30), "pddpo-mnt-runs-a-1", shown.append) == 3
+    assert shown == ["waiting up to 120 s for the cluster's head, which does not answer\n", "round 1\n"]
+    with pytest.raises(UserError, match="has not answered for 120 s: the job pddpo-mnt-runs-a-1 may go on"):
+        submit.follow(Away(10_000), "pddpo-mnt-runs-a-1", shown.append)
