@@ -1,7 +1,7 @@
 """Runs in the clients' own environment: calls the endpoint as their documentation says, and prints JSON.
 
 python client_calls.py openai|langchain|litellm FOLDER
-python client_calls.py lm-eval FOLDER TASK transformers|completions|chat
+python client_calls.py lm-eval FOLDER TASK transformers|completions|chat [True|False: whether texts begin with <bos>]
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def with_litellm() -> dict[str, Any]:
     }
 
 
-def with_lm_eval(folder: Path, task: str, way: str) -> dict[str, Any]:
+def with_lm_eval(folder: Path, task: str, way: str, bos: str = "True") -> dict[str, Any]:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     base, tokenizer = os.environ["OPENAI_BASE_URL"], folder / "tokenizer"
     weights = os.environ["PDDPO_MODEL"]
     through = {
-        "transformers": ("hf", f"pretrained={weights},tokenizer={tokenizer},dtype=float32,add_bos_token=True"),
+        "transformers": ("hf", f"pretrained={weights},tokenizer={tokenizer},dtype=float32,add_bos_token={bos}"),
         "completions": (
             "local-completions",
             f"model=round-1,base_url={base}/completions,tokenizer={tokenizer},tokenizer_backend=huggingface,"
-            "num_concurrent=1,max_retries=1,max_length=128,add_bos_token=True",
+            f"num_concurrent=1,max_retries=1,max_length=128,add_bos_token={bos}",
         ),
         "chat": ("local-chat-completions", f"model=round-1,base_url={base}/chat/completions,max_retries=1"),
     }

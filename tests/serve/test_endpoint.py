@@ -121,10 +121,11 @@ def test_an_answer_is_what_transformers_says_with_the_weights_that_are_stated(
     assert reply.usage.completion_tokens <= 6
 
 
-def test_the_log_probabilities_of_prompts_are_those_of_transformers(endpoint: Endpoint) -> None:
-    """As evaluation harnesses ask: two prompts at once, echoed, without an answer."""
+@pytest.mark.parametrize("answer", [{"max_tokens": 0}, {"max_tokens": 1, "temperature": 0, "seed": 1234}])
+def test_the_log_probabilities_of_prompts_are_those_of_transformers(endpoint: Endpoint, answer: dict[str, Any]) -> None:
+    """As evaluation harnesses ask: two prompts at once, echoed, without an answer or (lm-eval) with one token."""
     prompts = [list(PROMPT.token_ids), [*PROMPT.token_ids, 9, 10]]
-    reply = endpoint.client().completions.create(model="round-1", prompt=prompts, echo=True, logprobs=1, max_tokens=0)
+    reply = endpoint.client().completions.create(model="round-1", prompt=prompts, echo=True, logprobs=1, **answer)
     own = tiny_llama(101)
     assert [choice.index for choice in reply.choices] == [0, 1]
     for ids, choice in zip(prompts, reply.choices, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from actors import metrics
 from deploy.serving import metrics as serving_metrics
@@ -20,6 +21,7 @@ from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ServeArgs
 from pddpo_ray import __version__
 from pddpo_ray.config import load, recipe_names
+from pddpo_ray.serving.catalog import Catalog
 
 ROOT = Path(__file__).parents[3]
 CLUSTERS = [ROOT / "cluster.yaml", *sorted((ROOT / "deploy" / "cluster").glob("*.yaml"))]
@@ -265,6 +267,7 @@ def test_the_dashboard_shows_metrics_that_exist_in_panels_that_do_not_overlap() 
     named = {name for expression in expressions for name in named_in(expression)}
     assert named <= KNOWN
     assert len(named) >= 25
+    assert set(serving_metrics.NAMES) <= named
     assert all(balanced(expression) for expression in expressions)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     taken: set[tuple[int, int]] = set()
@@ -278,8 +281,34 @@ def test_the_dashboard_shows_metrics_that_exist_in_panels_that_do_not_overlap() 
         assert place["x"] + place["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
-    variables = {entry["name"] for entry in dashboard["templating"]["list"]}
-    assert set(re.findall(r"\$\{?(\w+)\}?", json.dumps(dashboard["panels"]))) <= variables
+    variables = {entry["name"]: entry for entry in dashboard["templating"]["list"]}
+    # an endpoint without a training run beside it is found too
+    assert named_in(variables["run"]["query"]["query"]) == {"ray_pddpo_round", "pddpo_serving_released_round"}
+    assert set(re.findall(r"\$\{?(\w+)\}?", json.dumps(dashboard["panels"]))) <= set(variables)
+
+
+def test_queries_on_the_endpoint_use_the_labels_that_its_metrics_have() -> None:
+    made = serving_metrics.ServingMetrics("demo")
+    made.answered("round-1", 1, 200, tokens=5, first_s=0.1, seconds=0.2)
+    made.refused(429)
+    made.measured("cost", 0.0)
+    text = made.text(Catalog("demo", {}, None, ()), ongoing=0, accepting=True, now_ms=0).decode()
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels.setdefault(sample.name.removesuffix("_bucket"), set()).update(sample.labels)
+    assert labels.keys() >= set(serving_metrics.NAMES)
+    dashboard, (alerts,) = json.loads(DASHBOARD.read_text(encoding="utf-8")), documents(ALERTS)
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    for expression in [side for whole in expressions for side in re.split(r"\b(?:and|or|unless)\b", whole)]:
+        served = named_in(expression) & labels.keys()
+        if not served:
+            continue
+        has = set.intersection(*(labels[name] for name in served))
+        grouped = ",".join(re.findall(r"\bby \(([^)]*)\)", expression)).replace(" ", "").split(",")
+        matched = re.findall(r"[{,]\s*(\w+)\s*[=!]", expression)
+        assert {*grouped, *matched} - {""} <= has, expression
 
 
 def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
