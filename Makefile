@@ -139,7 +139,7 @@ audit: setup $(TOOLS_READY)
 	@$(TOOLS)/bin/python requirements/audit.py $(SITE)
 
 clients: setup $(CLIENTS_READY)
-	$(BIN)/pytest tests/serve/test_clients.py $(ARGS)
+	$(BIN)/pytest tests/serve/test_clients.py tests/serve/test_dashboard_types.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(TOOLS) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
