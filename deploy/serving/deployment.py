@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -18,7 +20,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve import Application
-from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from actors.session import ray_session
@@ -258,14 +260,14 @@ def serve_forever(
     Raises UserError when there is no run to serve, before anything is started.
     """
     application = build(args)
-    name = f"{APPLICATION}-{Path(args.run).name}"
+    name = application_name(Path(args.run), shared=address is not None)
     # Of Ray's processes, which inherit it; a cluster has it from its image.
     os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
     with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
         serve.start(http_options={"host": host, "port": port, **files})
         try:
-            entrance = serve.run(application, name=name, route_prefix=route)
+            entrance = deployed(application, name, route)
             while not entrance.ready.remote().result():
                 time.sleep(WATCH_S)
             # Only here: ray.init puts handlers of its own in place of those that it finds.
@@ -279,6 +281,27 @@ def serve_forever(
             else:
                 close_port()
                 serve.shutdown()
+
+
+def application_name(run: Path, *, shared: bool) -> str:
+    """Serve's name of a run's application. `shared`: on a cluster, where runs whose folders have one name must not take
+    each other's place; the same run keeps its name, so that it is deployed anew in place."""
+    name = f"{APPLICATION}-{run.name}"
+    return f"{name}-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]}" if shared else name
+
+
+def deployed(application: Application, name: str, route: str) -> Any:
+    """The running application's handle. Raises UserError where another application has the route."""
+    try:
+        return serve.run(application, name=name, route_prefix=route)
+    except RayServeException as error:
+        taken = re.search(r"is being used by application \"([^\"]*)\"", str(error))
+        if taken is None:
+            raise
+        raise UserError(
+            f"--route {route}: the application {taken[1]} of this cluster answers there; give another, e.g."
+            f" --route /{name}"
+        ) from None
 
 
 def close_port() -> None:
