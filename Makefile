@@ -26,7 +26,7 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase sbom audit clients \
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase sbom audit clients chart \
         clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate; a broken run goes on"
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
+	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
 	@echo "make sbom     bill of materials of .venv (CycloneDX);  make audit  its known vulnerabilities"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
 
@@ -114,12 +115,20 @@ TOOLS := .venv-tools
 TOOLS_READY := $(TOOLS)/ready-$(shell cat requirements/tools.lock 2>/dev/null | cksum | cut -d' ' -f1)
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/ready-$(shell cat requirements/clients.lock 2>/dev/null | cksum | cut -d' ' -f1)
+CHART := .venv-chart
+CHART_READY := $(CHART)/ready-$(shell cat requirements/chart.lock 2>/dev/null | cksum | cut -d' ' -f1)
 SITE = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
 
 $(TOOLS_READY):
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	rm -f $(TOOLS)/ready-*
 	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/tools.lock
+	touch $@
+
+$(CHART_READY):
+	test -x $(CHART)/bin/python || $(PYTHON) -m venv $(CHART)
+	rm -f $(CHART)/ready-*
+	$(CHART)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/chart.lock
 	touch $@
 
 # The clients meet the project's packages behind their own: lm-eval evaluates the same weights with our transformers.
@@ -141,6 +150,9 @@ audit: setup $(TOOLS_READY)
 clients: setup $(CLIENTS_READY)
 	$(BIN)/pytest tests/serve/test_clients.py tests/serve/test_dashboard_types.py $(ARGS)
 
+chart: setup $(CHART_READY)
+	$(BIN)/pytest tests/cluster/test_chart.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(TOOLS) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(CLIENTS) $(CHART) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

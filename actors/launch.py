@@ -93,7 +93,7 @@ class Groups:
         self.stack = stack
         self._device = _device(config)
         self._bundles: dict[str, Bundle] = {bundle.part: bundle for bundle in bundles(config, self._device)}
-        check_cluster(list(self._bundles.values()))
+        check_cluster(list(self._bundles.values()), autoscaler_s=cluster.autoscaler_s)
         self._lack = partial(lack, list(self._bundles.values()))
         self._waiting: list[Callable[[], None]] = []
 

@@ -6,6 +6,7 @@ cluster has before anything is started, so an impossible run ends within seconds
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,11 @@ import ray
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.plan.resources import Bundle
 
+logger = logging.getLogger(__name__)
+
 Resources = Mapping[str, float]
+SAY_EVERY_S = 60.0
+"""How often a run that waits for nodes says so."""
 
 
 def total(bundles: Sequence[Bundle]) -> dict[str, float]:
@@ -62,15 +67,50 @@ def lack(bundles: Sequence[Bundle]) -> str | None:
     return shortfall(bundles, ray.cluster_resources()) or misfit(bundles, _nodes())
 
 
-def check_cluster(bundles: Sequence[Bundle], *, patience_s: float = 5.0) -> None:
-    """Raise UserError if the cluster can never hold the run. Nodes that are just joining get `patience_s`."""
+def check_cluster(bundles: Sequence[Bundle], *, patience_s: float = 5.0, autoscaler_s: float = 0.0) -> None:
+    """Raise UserError if the cluster can never hold the run. Nodes that are just joining get `patience_s`.
+
+    autoscaler_s: above 0, Ray's autoscaler is asked for the nodes that lack and has so many seconds to bring them.
+    """
+    if autoscaler_s and (short := lack(bundles)):
+        _wait_for_autoscaler(bundles, short, autoscaler_s)
+        return
     deadline = time.monotonic() + patience_s
     while short := lack(bundles):
         if time.monotonic() > deadline:
             raise UserError(
-                f"the cluster is too small: {short}. Add nodes, or lower trainer.workers or rollout.engines"
+                f"the cluster is too small: {short}. Add nodes, lower trainer.workers or rollout.engines, or give an"
+                " autoscaler time (cluster.autoscaler_s)"
             )
         time.sleep(0.5)
+
+
+def _wait_for_autoscaler(bundles: Sequence[Bundle], short: str, wait_s: float) -> None:
+    """The request is taken back at the end: what a run reserves then keeps its nodes, and a refused run keeps none."""
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=[_resources(bundle) for bundle in bundles for _ in range(bundle.count)])
+    started = told = time.monotonic()
+    logger.warning("asked the autoscaler for nodes and wait up to %.0f s: %s", wait_s, short)
+    try:
+        while still := lack(bundles):
+            now = time.monotonic()
+            if now - started > wait_s:
+                raise UserError(
+                    f"the autoscaler brought too few nodes within {wait_s:.0f} s: {still}. Raise its most nodes or"
+                    " cluster.autoscaler_s, or lower trainer.workers or rollout.engines"
+                )
+            if now - told > SAY_EVERY_S:
+                told = now
+                logger.warning("wait for the autoscaler since %.0f s: %s", now - started, still)
+            time.sleep(0.5)
+    finally:
+        request_resources(bundles=[])
+
+
+def _resources(bundle: Bundle) -> dict[str, float]:
+    """What one process of a part reserves, as Ray writes it."""
+    return {"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})}
 
 
 def beside_driver() -> Any:
@@ -85,9 +125,8 @@ def reserve(bundle: Bundle, *, strategy: str, deadline_s: float) -> Any:
 
     strategy: `pack` or `spread`.
     """
-    resources = {"CPU": bundle.cpus, **({"GPU": bundle.gpus} if bundle.gpus else {})}
     name = f"{bundle.part} {uuid.uuid4().hex}"
-    group = ray.util.placement_group([resources] * bundle.count, strategy=strategy.upper(), name=name)
+    group = ray.util.placement_group([_resources(bundle)] * bundle.count, strategy=strategy.upper(), name=name)
     try:
         ray.get(group.ready(), timeout=deadline_s)
     except ray.exceptions.GetTimeoutError:

@@ -5,7 +5,7 @@ with StopSignals() as signals:
     let_finish(entrance, signals, grace_s)
 
 `python -m deploy.serving.stopping APPLICATION GRACE_S` does it to an application of the cluster at RAY_ADDRESS or of
-this node: a head pod's preStop (deploy/kuberay/rayservice.yaml), since Ray waits for nobody at SIGTERM.
+this node: a head pod's preStop (deploy/helm), since Ray waits for nobody at SIGTERM.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ class RayCluster(Strict):
     engine, and the engine sleeps while the trainer works (as many engines as workers, no tensor parallelism)."""
     placement: Literal["pack", "spread"] = "pack"
     """Reserve the parts' resources on few nodes or on many."""
+    autoscaler_s: float = Field(0.0, ge=0)
+    """Seconds that Ray's autoscaler has to bring the nodes that a run lacks; 0: the cluster has no autoscaler."""
     start_deadline_s: float = Field(300.0, gt=0)
     """Longest wait for resources and for the parts to come up, in seconds."""
 

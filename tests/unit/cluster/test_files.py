@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import subprocess
@@ -16,37 +15,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors import metrics
 from deploy.serving import metrics as serving_metrics
-from deploy.serving import stopping
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ServeArgs
-from pddpo_ray import __version__
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.serving.catalog import Catalog
 
 ROOT = Path(__file__).parents[3]
 CLUSTERS = [ROOT / "cluster.yaml", *sorted((ROOT / "deploy" / "cluster").glob("*.yaml"))]
-KUBERAY = sorted((ROOT / "deploy" / "kuberay").glob("*.yaml"))
 SBATCH = ROOT / "deploy" / "slurm" / "pddpo.sbatch"
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
 DASHBOARD = ROOT / "deploy" / "grafana" / "pddpo.json"
 ALERTS = ROOT / "deploy" / "monitoring" / "alerts.yaml"
-CRDS: dict[str, Any] = json.loads(gzip.decompress((ROOT / "tests/cluster/schemas/kuberay-v1.json.gz").read_bytes()))
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-
-
-def strict(schema: Any) -> Any:
-    """As the API server's strict validation: no field that the schema does not know."""
-    if isinstance(schema, list):
-        return [strict(entry) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {key: strict(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        result.setdefault("additionalProperties", False)
-    return result
 
 
 # --- ray up ----------------------------------------------------------------------------------------------------------
@@ -90,110 +73,6 @@ def test_every_node_of_a_cloud_has_an_image_of_its_own() -> None:
         assert "/images/family/" in disk["initializeParams"]["sourceImage"]
 
 
-# --- KubeRay ---------------------------------------------------------------------------------------------------------
-
-
-def kuberay(document: dict[str, Any]) -> None:
-    """Raises ValidationError. The schemas themselves are not checked: that would take longer than everything else."""
-    jsonschema.Draft7Validator(strict(CRDS[document["kind"]])).validate(document)
-
-
-@pytest.mark.parametrize("path", KUBERAY, ids=lambda path: path.name)
-def test_kuberay_files_fit_the_schemas_of_their_kinds(path: Path) -> None:
-    for document in documents(path):
-        if document["apiVersion"] == "ray.io/v1":
-            kuberay(document)
-        else:
-            assert document["kind"] in {"Namespace", "PersistentVolumeClaim", "NetworkPolicy"}
-        assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "pddpo"
-
-
-def test_a_misspelt_field_is_noticed() -> None:
-    (document,) = documents(ROOT / "deploy" / "kuberay" / "raycluster.yaml")
-    document["spec"]["headGroupSpec"]["rayStartParam"] = {}
-    with pytest.raises(jsonschema.ValidationError, match="rayStartParam"):
-        kuberay(document)
-
-
-def ray_cluster(document: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = document["spec"]
-    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
-
-
-@pytest.mark.parametrize("name", ["raycluster", "rayjob", "rayservice"])
-def test_clusters_on_kubernetes_ask_for_a_token_and_keep_the_head_free(name: str) -> None:
-    (document,) = documents(ROOT / "deploy" / "kuberay" / f"{name}.yaml")
-    cluster = ray_cluster(document)
-    assert cluster["authOptions"] == {"mode": "token"}
-    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    pods = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
-    for pod in pods:
-        (container,) = pod["spec"]["containers"]
-        assert container["image"] == f"pddpo-ray:{__version__}"
-        assert {"name": "shared", "mountPath": "/mnt/pddpo"} in container["volumeMounts"]
-        assert pod["spec"]["securityContext"]["runAsNonRoot"]
-        plain = {variable["name"] for variable in container.get("env", []) if "value" in variable}
-        assert plain <= {"HF_HUB_OFFLINE", "HF_HOME"}, "secrets come by reference"
-        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert "nvidia.com/gpu" not in str(cluster["headGroupSpec"])
-    for group in cluster["workerGroupSpecs"]:
-        assert "nvidia.com/gpu" in {entry["key"] for entry in group["template"]["spec"]["tolerations"]}
-    # Ray's autoscaler is a container of the head's and asks the API server
-    scaled = cluster.get("enableInTreeAutoscaling", False)
-    assert pods[0]["spec"]["automountServiceAccountToken"] is scaled
-    assert not any(pod["spec"]["automountServiceAccountToken"] for pod in pods[1:])
-
-
-def test_the_jobs_command_is_one_that_exists() -> None:
-    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayjob.yaml")
-    recipe = re.search(r"pddpo_ray train (\S+)", document["spec"]["entrypoint"])
-    assert recipe is not None
-    assert recipe[1] in recipe_names()
-
-
-@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 0), (143, 143)])
-def test_a_run_that_parks_ends_its_job_well(ended: int, code: int, tmp_path: Path) -> None:
-    """Its command as a shell executes it, with a run that ends like this."""
-    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayjob.yaml")
-    (tmp_path / "python").write_text(f'#!/bin/bash\necho "$@" > {tmp_path / "called"}\nexit {ended}\n')
-    (tmp_path / "python").chmod(0o755)
-    command = ["bash", "-c", document["spec"]["entrypoint"]]
-    done = subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
-    assert done.returncode == code
-    called = (tmp_path / "called").read_text().split()
-    assert "journal=postgresql://pddpo@db.example/pddpo" in called, "SQLite cannot be on the shared volume"
-    assert called[-1] == "--go-on"
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while its module is imported
-def test_the_served_application_is_the_one_of_the_serve_file() -> None:
-    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayservice.yaml")
-    served = yaml.safe_load(document["spec"]["serveConfigV2"])
-    shipped = yaml.safe_load((ROOT / "deploy" / "serving" / "serve.yaml").read_text(encoding="utf-8"))
-    paths = [[application["import_path"] for application in file["applications"]] for file in (served, shipped)]
-    assert paths[0] == paths[1]
-
-    from ray.serve.schema import ServeDeploySchema
-
-    ServeDeploySchema.model_validate(served)
-
-
-def test_an_evicted_head_lets_answers_end_before_ray_does() -> None:
-    (document,) = documents(ROOT / "deploy" / "kuberay" / "rayservice.yaml")
-    (application,) = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"]
-    pod = ray_cluster(document)["headGroupSpec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    *command, name, grace_s = container["lifecycle"]["preStop"]["exec"]["command"]
-    assert command == ["python", "-m", stopping.__name__]
-    assert name == application["name"]
-    assert application["args"]["request_s"] <= float(grace_s) < pod["terminationGracePeriodSeconds"]
-    run = re.search(r"docker run --init --stop-timeout (\d+) ", CONTAINERFILE.read_text(encoding="utf-8"))
-    assert run is not None
-    assert int(run[1]) > ServeArgs(run="any").request_s
-    assert f"{CALLBACK_VARIABLE}={CALLBACK}" in CONTAINERFILE.read_text(encoding="utf-8")
-
-
 # --- Slurm, container ------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +97,13 @@ def test_the_slurm_script_calls_what_ray_and_this_package_know() -> None:
     usage = re.search(r"sbatch .*pddpo\.sbatch (\S+)", script)
     assert usage is not None
     assert usage[1] in recipe_names()
+
+
+def test_the_image_gives_an_endpoint_time_to_stop() -> None:
+    run = re.search(r"docker run --init --stop-timeout (\d+) ", CONTAINERFILE.read_text(encoding="utf-8"))
+    assert run is not None
+    assert int(run[1]) > ServeArgs(run="any").request_s
+    assert f"{CALLBACK_VARIABLE}={CALLBACK}" in CONTAINERFILE.read_text(encoding="utf-8")
 
 
 def test_the_image_installs_this_package_and_runs_without_root() -> None:
