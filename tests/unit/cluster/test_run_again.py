@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from deploy.annotation.app import create_app
-from deploy.run_again import LABEL, Jobs, look
 from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.simulation import Manner, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
+from pddpo_ray.cli.run_again import LABEL, Jobs, look
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError
 from pddpo_ray.journal.database import open_database

@@ -1,6 +1,6 @@
 """Begins a run on Kubernetes, and begins it again when it has parked and its labels are in.
 
-python -m deploy.run_again RUN JOURNAL RAYJOB      as the chart's CronJob calls it, every few minutes (deploy/helm)
+python -m pddpo_ray.cli.run_again RUN JOURNAL RAYJOB   as the chart's CronJob calls it, every few minutes (deploy/helm)
 
 The job goes on with the run (`--go-on`), so it is created whenever nobody drives an unfinished run and nothing that it
 waits for is open. A job that failed is not repeated: KubeRay has tried `backoffLimit` times, and a person looks at it.
