@@ -162,7 +162,7 @@ def import_(
 
     prompt = rendering("plain", None, None).prompt
     # Equal rows and both orders of a pair are no fault here: one text may be asked about more than once.
-    inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN)))
+    inspection = inspect(files, Settings(format=form, keep=frozenset(BETWEEN), judged=False))
     with queue_of(run, journal) as (store, rules):
         answers, problems = answers_in(inspection.examples(), all_questions(store), who, prompt)
         taken = take_answers(store, rules, "file", answers)

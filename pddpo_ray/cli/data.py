@@ -42,6 +42,13 @@ Keep = Annotated[
     list[str] | None,
     typer.Option(help="Do not set aside: duplicate, duplicate-id, contradiction or leakage; repeat it."),
 ]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", help="A field's name here and in the files, e.g. prompt=question; repeat it.", metavar="NAME=THEIRS"
+    ),
+]
+Ignore = Annotated[list[str] | None, typer.Option(help="A field to leave out on purpose; repeat it.", metavar="FIELD")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first problem with exit code 1.")]
 LineMb = Annotated[float, typer.Option(help="Longest line or text, in MiB.", min=0.001)]
 Tokenizer = Annotated[Path | None, typer.Option(help="Folder of a tokenizer: lengths in tokens.", metavar="DIR")]
@@ -68,6 +75,8 @@ def check(
     means: MeansOption = Means.helpful,
     held_out: HeldOut = None,
     keep: Keep = None,
+    column: Columns = None,
+    ignore: Ignore = None,
     strict: Strict = False,
     quarantine: Quarantine = None,
     max_line_mb: LineMb = 8.0,
@@ -83,7 +92,7 @@ def check(
     from pddpo_ray.data.inspection import inspect
 
     said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
     inspection = inspect(files, settings, held_out=held_out or [])
     set_aside = set_aside_all(inspection, quarantine)
     _report({"command": "check", **_numbers(inspection, said), "quarantine": set_aside}, inspection, show, as_json)
@@ -100,6 +109,8 @@ def convert(
     means: MeansOption = Means.helpful,
     held_out: HeldOut = None,
     keep: Keep = None,
+    column: Columns = None,
+    ignore: Ignore = None,
     strict: Strict = False,
     quarantine: Quarantine = None,
     max_line_mb: LineMb = 8.0,
@@ -116,7 +127,7 @@ def convert(
     from pddpo_ray.data.inspection import inspect
 
     said = rendering(template, tokenizer, max_tokens)
-    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said)
+    settings = _settings(files, format_, means, keep, strict, max_line_mb, labels, said, column, ignore)
     target = write(out, to, "harmless" if means is Means.harmless else "helpful", said)
     inspection = inspect(files, settings, held_out=held_out or [])
     written, unlabelled, set_aside = target(inspection, quarantine)
@@ -133,6 +144,8 @@ def stats(
     format_: Form = None,
     means: MeansOption = Means.helpful,
     keep: Keep = None,
+    column: Columns = None,
+    ignore: Ignore = None,
     max_line_mb: LineMb = 8.0,
     tokenizer: Tokenizer = None,
     template: TemplateName = "tokenizer-or-plain",
@@ -145,7 +158,7 @@ def stats(
 
     said = rendering(template, tokenizer, None)
     statistics = said.statistics()
-    settings = _settings(files, format_, means, keep, False, max_line_mb, labels, said)
+    settings = _settings(files, format_, means, keep, False, max_line_mb, labels, said, column, ignore)
     inspection = inspect(files, settings, watch=statistics.add)
     numbers = {"command": "stats", **_numbers(inspection, said), "statistics": statistics.summary()}
     _report(numbers, inspection, 0, as_json)
@@ -156,7 +169,7 @@ def stats(
 
 def _settings(
     files: list[str], form: str | None, means: Means, keep: list[str] | None, strict: bool, line_mb: float,
-    labels: Labels, said: Rendering,
+    labels: Labels, said: Rendering, column: list[str] | None, ignore: list[str] | None,
 ) -> Settings:  # fmt: skip
     from pddpo_ray.data.inspection import Settings
     from pddpo_ray.data.problems import KEEPABLE, Limits
@@ -175,7 +188,19 @@ def _settings(
         keep=frozenset(keep or of_runs),
         strict=strict,
         checks=said.checks,
+        columns=_columns(column or []),
+        ignore=frozenset(ignore or ()),
     )
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    columns = {}
+    for one in given:
+        ours, sign, theirs = one.partition("=")
+        if not (ours and sign and theirs) or ours in columns:
+            raise UserError(f"--column {one}: write NAME=THEIRS, each name once, e.g. --column prompt=question")
+        columns[ours] = theirs
+    return columns
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -188,6 +213,7 @@ def _numbers(inspection: Inspection, said: Rendering) -> dict[str, Any]:
         "good": inspection.good,
         "bad": dict(inspection.kinds.most_common()),
         "kept": dict(inspection.tolerated.most_common()),
+        "unread": dict(inspection.unread.most_common()),
         "distinct_prompts": inspection.distinct_prompts,
         "warnings": said.warnings(),
         "problems": [vars(problem) for problem in inspection.problems],
@@ -209,6 +235,8 @@ def _report(numbers: dict[str, Any], inspection: Inspection, show: int, as_json:
     print_columns(rows)
     if "statistics" in numbers:
         _print_statistics(numbers["statistics"])
+    if numbers["unread"]:
+        typer.echo("fields not used: " + ", ".join(f"{name} ({n:,} rows)" for name, n in numbers["unread"].items()))
     for warning in numbers["warnings"]:
         typer.echo(f"note: {warning}")
     typer.echo(_summary(numbers))

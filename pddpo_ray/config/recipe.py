@@ -300,6 +300,9 @@ class Config(Strict):
             if getattr(self.scorers, key) == ScorerTrainingConfig.model_fields[key].default:
                 del tree["scorers"][key]
         tree["world"].pop("cache", None)
+        for key in ("columns", "ignore"):
+            if not tree["world"].get(key):
+                tree["world"].pop(key, None)
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree["world"].pop(key, None)

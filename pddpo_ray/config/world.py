@@ -166,6 +166,10 @@ class NoWorldConfig(Strict):
     harmless: list[str] = Field([])
     """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, in
     either list."""
+    columns: dict[str, str] = Field({})
+    """Names of fields of those pairs here, and what the files call them, e.g. {prompt: question}."""
+    ignore: list[str] = Field([])
+    """Fields of those pairs that are left out on purpose, though their names sound like a judgement."""
     prompts: list[str] = Field([])
     """Files of prompts for the rounds; empty: those of the pairs."""
     prompt_count: int = Field(48, ge=1)

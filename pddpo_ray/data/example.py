@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pddpo_ray.records import Message
@@ -37,6 +37,8 @@ class Example:
     id: str | None = None
     category: str | None = None
     """What the prompt is about, by the column `category` of a file of prompts."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Fields of the row that say nothing here."""
 
     def label(self, dimension: Dimension) -> int | None:
         """Index of the answer that is preferred in this dimension."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from pddpo_ray.records import Message
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 SEVERITIES = range(4)
+BLANK = "\u115f\u1160\u2800\u3164\uffa0\ufe0e\ufe0f\u034f"
+"""Fillers and selectors that draw nothing, though Unicode calls them letters or marks."""
 
 Fields = Mapping[str, Any]
 
@@ -30,6 +33,8 @@ def checked_text(value: object, name: str) -> str:
         raise RowError("wrong-type", f"`{name}` is a {type(value).__name__}, not text")
     if not value.strip():
         raise RowError("empty-text", f"`{name}` is empty")
+    if not any(_is_visible(character) for character in value):
+        raise RowError("empty-text", f"`{name}` holds nothing that can be seen")
     if "\x00" in value:
         raise RowError("broken-text", f"`{name}` holds a NUL character")
     try:
@@ -37,6 +42,10 @@ def checked_text(value: object, name: str) -> str:
     except UnicodeEncodeError:
         raise RowError("broken-text", f"`{name}` holds half of a surrogate pair") from None
     return value
+
+
+def _is_visible(character: str) -> bool:
+    return unicodedata.category(character)[0] not in "CZ" and character not in BLANK
 
 
 def choice(row: Fields, name: str) -> int | None:

@@ -6,17 +6,24 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from pddpo_ray.data import fields, transcripts
+from pddpo_ray.data import fields, public_formats, transcripts
 from pddpo_ray.data.example import Answer, Dimension, Example
 from pddpo_ray.data.problems import RowError
+from pddpo_ray.data.reading import ReadFields, demand_labels_read
+from pddpo_ray.data.turns import (
+    Fields,
+    Means,
+    demand_scores_agree,
+    demand_turns,
+    preferred,
+    prompt_of,
+    with_system,
+)
 from pddpo_ray.records import Message
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, rendered
 
-Fields = Mapping[str, Any]
-Means = Literal["helpful", "harmless", "both"]
-"""What `chosen` says in a file whose format does not tell."""
 Render = Callable[[tuple[Message, ...]], str]
 """The turns of a prompt as one text."""
 
@@ -83,32 +90,36 @@ def read_hh(row: Fields, means: Means) -> Example:
     replies = [
         fields.checked_text(turn[-1].content, name) for turn, name in ((chosen, "chosen"), (rejected, "rejected"))
     ]
-    return _preferred(tuple(chosen[:-1]), replies[0], replies[1], means)
+    return preferred(tuple(chosen[:-1]), replies[0], replies[1], means)
 
 
 def read_trl(row: Fields, means: Means) -> Example:
     """TRL preference, standard; without `prompt` the two texts share their beginning."""
     chosen, rejected = fields.text(row, "chosen"), fields.text(row, "rejected")
-    if row.get("prompt") is not None or "prompt" in row:
-        return _preferred(prompt_of(fields.text(row, "prompt"), "prompt"), chosen, rejected, means)
+    demand_scores_agree(row)
+    asked = next((name for name in QUESTIONS if name in row), None)
+    if asked is not None:
+        return preferred(with_system(row, prompt_of(fields.text(row, asked), asked)), chosen, rejected, means)
     shared = _shared_words(chosen, rejected)
     if not shared.strip():
         raise RowError("different-prompts", "there is no `prompt`, and `chosen` and `rejected` share no beginning")
     replies = [
         fields.checked_text(text[len(shared) :], name) for text, name in ((chosen, "chosen"), (rejected, "rejected"))
     ]
-    return _preferred((Message("user", shared.strip()),), replies[0], replies[1], means)
+    return preferred(with_system(row, (Message("user", shared.strip()),)), replies[0], replies[1], means)
 
 
 def read_trl_chat(row: Fields, means: Means) -> Example:
     """TRL preference, conversational; the prompt is a list, or the common beginning of the two conversations."""
     sides = [list(fields.messages(row.get(name), name)) for name in ("chosen", "rejected")]
+    demand_scores_agree(row)
+    asked = next((name for name in QUESTIONS if isinstance(row.get(name), str)), None)
     if isinstance(row.get("prompt"), list):
         prompt = list(fields.messages(row["prompt"], "prompt"))
         if any(len(side) != 1 for side in sides):
             raise RowError("wrong-turns", "`chosen` and `rejected` must be one reply each where there is a `prompt`")
-    elif len(sides[0]) == 1 and isinstance(row.get("prompt"), str):
-        prompt = list(prompt_of(fields.text(row, "prompt"), "prompt"))
+    elif len(sides[0]) == 1 and asked is not None:
+        prompt = list(prompt_of(fields.text(row, asked), asked))
     else:
         prompt = sides[0][:-1]
         if prompt != sides[1][:-1]:
@@ -116,7 +127,7 @@ def read_trl_chat(row: Fields, means: Means) -> Example:
     if any(side[-1].role != "assistant" for side in sides):
         raise RowError("wrong-turns", "a reply must be a message of the assistant")
     demand_turns(prompt, "prompt")
-    return _preferred(tuple(prompt), sides[0][-1].content, sides[1][-1].content, means)
+    return preferred(with_system(row, tuple(prompt)), sides[0][-1].content, sides[1][-1].content, means)
 
 
 def read_pairs(row: Fields, means: Means) -> Example:
@@ -125,14 +136,17 @@ def read_pairs(row: Fields, means: Means) -> Example:
     first, second = next(told, LEADS[0])
     dimension: Means = "helpful" if first == "better" else "harmless"
     prompt = prompt_of(fields.text(row, "prompt"), "prompt")
-    return _preferred(prompt, fields.text(row, first), fields.text(row, second), dimension)
+    return preferred(prompt, fields.text(row, first), fields.text(row, second), dimension)
 
 
 def read_answers(row: Fields, means: Means) -> Example:
     """Instruction and response without a judgement."""
     asked = next(name for name in QUESTIONS if name in row)
     replied = next(name for name in REPLIES if name in row)
-    return Example(prompt_of(fields.text(row, asked), asked), (Answer(fields.text(row, replied)),))
+    question = fields.text(row, asked)
+    if asked == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
+        question = f"{question}\n\n{row['input']}"  # Alpaca's second half of the question
+    return Example(with_system(row, prompt_of(question, asked)), (Answer(fields.text(row, replied)),))
 
 
 def read_prompts(row: Fields, means: Means) -> Example:
@@ -146,7 +160,7 @@ def read_prompts(row: Fields, means: Means) -> Example:
         demand_turns(list(turns), name)
         return Example(turns, category=category)
     asked = next((name for name in QUESTIONS if name in row), "prompt")
-    return Example(prompt_of(fields.text(row, asked), asked), category=category)
+    return Example(with_system(row, prompt_of(fields.text(row, asked), asked)), category=category)
 
 
 FORMATS = {
@@ -158,6 +172,15 @@ FORMATS = {
         Format("trl", (PREFERRED,), read_trl, "TRL preference, standard"),
         Format("trl-chat", (PREFERRED,), read_trl_chat, "TRL preference, conversational"),
         Format("pairs", LEADS, read_pairs, "prompt, better, worse (or cheaper, costlier)"),
+        Format(
+            "shp", (("history", "human_ref_A", "human_ref_B"),), public_formats.read_shp, "SHP: two replies and votes"
+        ),
+        Format("helpsteer", (), public_formats.read_helpsteer, "HelpSteer2 and HelpSteer3 preferences"),
+        Format("kto", (("prompt", "completion", "label"),), public_formats.read_kto, "KTO: one answer, good or bad"),
+        Format("sharegpt", (("conversations",),), public_formats.read_sharegpt, "ShareGPT turns, with a pair or alone"),
+        Format("conversation", (("messages",),), public_formats.read_conversation, "messages that end with a reply"),
+        Format("argilla", (), public_formats.read_argilla, "Argilla records, nested or flat"),
+        Format("label-studio", (("data", "annotations"),), public_formats.read_label_studio, "Label Studio, pairwise"),
         Format("answers", (), read_answers, "instruction and response", strong=False),
         Format("prompts", (), read_prompts, "prompts alone", strong=False),
     )
@@ -166,6 +189,9 @@ FORMATS = {
 
 def recognise(row: Fields) -> Format | None:
     """The most telling format that a row has the fields of."""
+    public = public_formats.fits(row)
+    if public is not None:
+        return FORMATS[public]
     if {"response_0", "response_1"} & row.keys():
         return FORMATS["pku"]
     if "response" in row and (any(name in row for name in JUDGED) or isinstance(row.get("category"), Mapping)):
@@ -184,38 +210,22 @@ def recognise(row: Fields) -> Format | None:
     return FORMATS["prompts"] if isinstance(row.get("messages"), list) else None
 
 
-def read_row(row: Fields, form: Format, means: Means) -> Example:
-    """The row as an Example. RowError says why it cannot be one."""
+def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) -> Example:
+    """The row as an Example, with all of its judgements if `judged`. RowError says why it cannot be one."""
     other = recognise(row)
     if other is not None and other is not form and other.strong and _is_other(row, form, other):
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
+    watched = ReadFields(row)
     try:
-        example = form.read(row, means)
+        example = form.read(watched, means)
     except StopIteration:
         raise RowError("missing-field", f"there is none of the fields {', '.join(QUESTIONS + REPLIES)}") from None
     if len(example.answers) == 2 and example.answers[0].text.strip() == example.answers[1].text.strip():
         raise RowError("equal-responses", "both responses are the same text")
-    return replace(example, id=fields.identity(row))
-
-
-def prompt_of(text: str, name: str) -> tuple[Message, ...]:
-    """A prompt's turns: a transcript that waits for a reply, or one question."""
-    if transcripts.is_open_transcript(text):
-        return transcripts.opened(text, name)
-    return (Message("user", text),)
-
-
-def demand_turns(turns: list[Message], name: str) -> None:
-    """RowError unless user and assistant alternate after an optional system message and the user speaks last."""
-    said = turns[1:] if turns and turns[0].role == "system" else turns
-    wrong = [index for index, turn in enumerate(said) if turn.role != ("assistant" if index % 2 else "user")]
-    if not said or wrong or len(said) % 2 == 0:
-        raise RowError("wrong-turns", f"`{name}` must alternate user and assistant and end with the user")
-
-
-def _preferred(prompt: tuple[Message, ...], chosen: str, rejected: str, means: Means) -> Example:
-    better, safer = (0 if means in (name, "both") else None for name in ("helpful", "harmless"))
-    return Example(prompt, (Answer(chosen), Answer(rejected)), better, safer)
+    identity = fields.identity(watched)
+    if judged:
+        demand_labels_read(watched.unread())
+    return replace(example, id=identity, unread=tuple(watched.unread()))
 
 
 def _shared_words(one: str, other: str) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pddpo_ray.data.between_rows import REASONS, BetweenRows, Finding
 from pddpo_ray.data.example import Example
 from pddpo_ray.data.formats import FORMATS, Format, Means, read_row, recognise
 from pddpo_ray.data.problems import Bad, Fault, Good, Limits, Problem, Row, RowError
+from pddpo_ray.data.reading import renamed
 from pddpo_ray.errors import RunError, UserError
 
 GOOD, SET_ASIDE = 0, 255
@@ -50,6 +51,12 @@ class Settings:
     """Problems between rows that are counted but not set aside."""
     strict: bool = False
     checks: tuple[Check, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Names of fields here, and those that the files have for them."""
+    ignore: frozenset[str] = frozenset()
+    """Fields that are left out on purpose."""
+    judged: bool = True
+    """Judgements are wanted: a row in which one would be lost is set aside."""
 
 
 @dataclass
@@ -74,6 +81,8 @@ class Inspection:
     kinds: Counter[str] = field(default_factory=Counter)
     tolerated: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
+    unread: Counter[str] = field(default_factory=Counter)
+    """Rows by the name of a field that was not used."""
     distinct_prompts: int = 0
     verdicts: bytearray = field(default_factory=bytearray)
     """One byte per row, in order: GOOD, SET_ASIDE, or 1 + the place of its problem in BETWEEN."""
@@ -159,6 +168,7 @@ class _FirstPass:
                 continue
             count.rows += 1
             inspection.verdicts.append(GOOD)
+            inspection.unread.update(item.example.unread)
             self._between.add(item.example, row, index, item.line, held_out=held_out)
             if self._watch is not None and not held_out:
                 self._watch(item.example)
@@ -187,7 +197,7 @@ class _FirstPass:
 
 def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iterator[Good | Bad]:
     """Rows of one source, understood or not."""
-    rows = sources.read(name, settings.limits, settings.labels)
+    rows = (_named(item, settings) for item in sources.read(name, settings.limits, settings.labels))
     head = list(islice(rows, LOOK_AHEAD))
     form = FORMATS[settings.format] if settings.format else _format_of(head)
     if form is None and any(isinstance(item, Row) for item in head):
@@ -204,7 +214,7 @@ def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iter
             continue
         assert form is not None
         try:
-            example = read_row(item.value, form, settings.means)
+            example = read_row(item.value, form, settings.means, judged=settings.judged)
             _demand_bounded(example, settings.limits)
             for check in settings.checks:
                 check(example)
@@ -212,6 +222,12 @@ def _read(name: str, settings: Settings, count: FileCount | None = None) -> Iter
             yield Bad(Problem(name, item.line, error.kind, str(error)), row=item.value)
         else:
             yield Good(name, item.line, example, item.value)
+
+
+def _named(item: Row | Fault, settings: Settings) -> Row | Fault:
+    if isinstance(item, Fault) or not (settings.columns or settings.ignore):
+        return item
+    return replace(item, value=renamed(item.value, settings.columns, settings.ignore))
 
 
 def _format_of(head: Sequence[Row | Fault]) -> Format | None:

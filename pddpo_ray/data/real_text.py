@@ -94,11 +94,12 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
     if not settings.helpful and not settings.harmless:
         files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
-    tested = _examples(config.certificate.prompts, "helpful") if config.certificate.prompts else []
+    tested = _prompts(config.certificate.prompts) if config.certificate.prompts else []
     # not even the reference is trained on what certificates draw
     apart_from = {example.prompt for example in tested}
     helpful, harmless = (
-        [example for example in _examples(files[name], name) if example.prompt not in apart_from] for name in DIMENSIONS
+        [example for example in _pairs_of(files[name], name, settings) if example.prompt not in apart_from]
+        for name in DIMENSIONS
     )
     if config.model.reference is None:
         folder = _trained_reference(settings, [*helpful, *harmless])
@@ -160,7 +161,7 @@ def _benign(config: Config, tokens: _Tokens, apart: set[str]) -> tuple[Prompt, .
     if not config.scorecard_prompts or not config.scorecard.benign:
         return ()
     files = config.scorecard.benign_files or [str(benign_file())]
-    return tuple(_different(tokens.all_prompts(_examples(files, "helpful")), apart)[: config.scorecard.benign])
+    return tuple(_different(tokens.all_prompts(_prompts(files)), apart)[: config.scorecard.benign])
 
 
 def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, ...]:
@@ -177,7 +178,7 @@ def _chosen_prompts(
     """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
     if config.prompts:
         return _sets_of_prompts(config, settings, tokens, apart)
-    named = tokens.all_prompts(_examples(settings.prompts, "helpful")) if settings.prompts else None
+    named = tokens.all_prompts(_prompts(settings.prompts)) if settings.prompts else None
     prompts = [item.pair.prompt for item in pairs] if named is None else named
     return _drawn(_different(prompts, apart), settings.prompt_count, settings.seed), None
 
@@ -191,7 +192,7 @@ def _sets_of_prompts(
     known: dict[str, Prompt] = {}
     lists: dict[str, list[str]] = {}
     for (name, one), count in zip(config.prompts.items(), counts.tolist(), strict=True):
-        there = _different(tokens.all_prompts(_examples(one.files or [], "helpful")), apart)
+        there = _different(tokens.all_prompts(_prompts(one.files or [])), apart)
         if not there or not count:
             raise UserError(
                 f"prompts.{name}: no prompt of {', '.join(one.files or [])} is used: it has {len(there)} of at most"
@@ -218,9 +219,21 @@ def _held_out(by_dimension: Sequence[Sequence[LabelledPair]], settings: NoWorldC
     return {names[index] for index in order[: round(settings.held_out * len(names))]}
 
 
-def _examples(files: Sequence[str], means: Dimension) -> list[Example]:
-    """Good rows of the files; what is set aside is logged, one line per kind."""
-    inspected = inspect(files, Settings(means=means))
+def _pairs_of(files: Sequence[str], means: Dimension, world: NoWorldConfig) -> list[Example]:
+    """Good rows of files of pairs."""
+    return _examples(files, Settings(means=means, columns=world.columns, ignore=frozenset(world.ignore)))
+
+
+def _prompts(files: Sequence[str]) -> list[Example]:
+    """Good rows of files of which the prompts alone are taken."""
+    return _examples(files, Settings(judged=False))
+
+
+def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
+    """Good rows of the files; what is set aside is logged, one line per kind, and which fields were not used."""
+    inspected = inspect(files, settings)
+    if inspected.unread:
+        logger.info("%s: fields not used: %s", ", ".join(files), ", ".join(sorted(inspected.unread)))
     for kind, times in inspected.kinds.items():
         logger.warning("%s: %d rows set aside: %s (`pddpo data check` says which)", ", ".join(files), times, kind)
     return [good.example for good in inspected.examples()]

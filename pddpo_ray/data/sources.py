@@ -129,7 +129,7 @@ def _unpacked(path: Path, magic: bytes) -> BinaryIO:
 
 def _text_rows(file: BinaryIO, suffix: str, limits: Limits) -> Iterator[Row | Fault]:
     if suffix in (".csv", ".tsv"):
-        return text_files.delimited(file, limits, "," if suffix == ".csv" else "\t")
+        return text_files.delimited(file, limits, text_files.delimiter_of(file) if suffix == ".csv" else "\t")
     if suffix == ".json" and _begins_with_bracket(file):
         return text_files.json_array(file, limits)
     return text_files.json_lines(file, limits)

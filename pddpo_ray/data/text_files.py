@@ -57,6 +57,14 @@ def json_array(file: BinaryIO, limits: Limits) -> Iterator[Row | Fault]:
             return
 
 
+def delimiter_of(file: BinaryIO) -> str:
+    """Comma or semicolon, whichever the header has more of outside of quotes."""
+    header = file.readline(1 << 16).decode("utf-8", "replace")
+    file.seek(0)
+    bare = "".join(header.split('"')[::2])
+    return ";" if bare.count(";") > bare.count(",") else ","
+
+
 def delimited(file: BinaryIO, limits: Limits, delimiter: str) -> Iterator[Row | Fault]:
     """Rows of a CSV file with a header. Empty cells are null."""
     header: list[str] | None = None

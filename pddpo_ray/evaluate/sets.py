@@ -44,7 +44,7 @@ def read_set(source: str, *, limit: int | None = None, benign: bool = False, see
 
     Damaged rows are left out (`pddpo data check` names them). UserError if nothing is left.
     """
-    inspection = inspect([locate(source)], Settings())
+    inspection = inspect([locate(source)], Settings(judged=False))
     examples = [good.example for good in inspection.examples()]
     questions = list(dict.fromkeys(example.prompt for example in examples))
     pairs = [_pair(example) for example in examples if len(example.answers) == 2]
