@@ -92,11 +92,13 @@ def test_axe_finds_nothing_on_any_state_of_the_annotators_page(
 def test_axe_finds_nothing_on_the_leads_page_and_its_dialogs(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     queue.rounds.open(1, "compare", pairs(1), labels_each=2)
-    for name, value in (("ana", "left"), ("ben", "right")):
+    for name, text in (("ana", GOOD), ("ben", BAD)):
         person = queue.person(name)
         lease = queue.leases.lease(person)
         assert isinstance(lease, Lease)
-        good = {"more_helpful": value, "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
+        # sides are drawn for each person: they differ about the texts
+        side = "left" if lease.left.startswith(text) else "right"
+        good = {"more_helpful": side, "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
         queue.answers.answer(person, f"key-{name}-0001", lease.id, Submission("label", good))
     queue.rounds.open(2, "safety", safety(["one"]), labels_each=1)
     screen.sign_in(service.tokens[Role.ADMIN])
