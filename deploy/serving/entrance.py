@@ -146,8 +146,10 @@ class EntranceState:
             fresh = await asyncio.to_thread(read_catalog, self.store, self._mixture_max)
             for number in _newly_served(self.catalog, fresh):
                 self._failed = (fresh.stamp, time.monotonic())
+                self.metrics.undelivered(True)
                 await self.engines.check(fresh.policies[number])
             self._failed = None
+            self.metrics.undelivered(False)
             before, self.catalog = self.catalog, fresh
             if fresh.released != before.released:
                 logger.info("run %s: released is round %s, was %s", fresh.run, fresh.released, before.released)

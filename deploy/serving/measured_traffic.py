@@ -46,6 +46,11 @@ class WatchedLimit:
     def name(self) -> str:
         return self.limit.name
 
+    @property
+    def at_most(self) -> float:
+        """The limit on the mean of what is measured, in [0, 1]."""
+        return self.in_unit(self.limit.cost_limit)
+
     def in_unit(self, cost: float) -> float:
         return float(scaled(cost, self.low, self.high))
 
@@ -119,12 +124,12 @@ class MeasuredTraffic:
             return
         for limit in self._limits:
             (value,) = limit.measured([answer])
-            self._metrics.measured(limit.name, value)
+            self._metrics.measured(limit.name, value, limit.at_most)
             if value is not None:
                 self._count(Watched(sha256, limit.name), limit, value)
 
     def _count(self, watched: Watched, limit: WatchedLimit, value: float) -> None:
-        bound, level = limit.in_unit(limit.limit.cost_limit), 1.0 - limit.limit.confidence
+        bound, level = limit.at_most, 1.0 - limit.limit.confidence
         before = self._states.get(watched) or self._alarms.read(watched, bound, level)
         alarm = before.after(value)
         self._states[watched] = alarm

@@ -26,6 +26,9 @@ NAMES = (
     "pddpo_serving_certified",
     "pddpo_serving_errors_total",
     "pddpo_serving_measured_total",
+    "pddpo_serving_measured_cost_total",
+    "pddpo_serving_measured_limit",
+    "pddpo_serving_undelivered",
     "pddpo_serving_alarms_total",
     "pddpo_serving_kept_total",
 )
@@ -81,6 +84,18 @@ class ServingMetrics:
             ("run", "limit", "as"),
             **common,
         )
+        self._measured_cost = Counter(
+            "pddpo_serving_measured_cost",
+            "Sum of the measured numbers, each scaled to 0 (best) ... 1 (worst)",
+            ("run", "limit"),
+            **common,
+        )
+        self._measured_limit = Gauge(
+            "pddpo_serving_measured_limit", "The limit on their mean, in the same scale", ("run", "limit"), **common
+        )
+        self._undelivered = Gauge(
+            "pddpo_serving_undelivered", "1 while an engine does not take what was released", ("run",), **common
+        )
         self._alarms = Counter("pddpo_serving_alarms", "Releases that an alarm took back", ("run",), **common)
         self._kept = Counter(
             "pddpo_serving_kept",
@@ -88,6 +103,7 @@ class ServingMetrics:
             ("run", "as"),
             **common,
         )
+        self._undelivered.labels(run)
         self._kept.labels(run, "kept")
         self._alarms.labels(run)
         self._errors.labels(run)  # there from the start, so that the first failure is a rise
@@ -109,9 +125,11 @@ class ServingMetrics:
         """A request that was answered without an engine: no key, over its limit, malformed, not accepted now."""
         self._refused.labels(self._run, status).inc()
 
-    def measured(self, limit: str, value: float | None) -> None:
-        """One served answer under one limit."""
+    def measured(self, limit: str, value: float | None, at_most: float) -> None:
+        """One served answer under one limit; value and limit in [0, 1], higher is worse."""
         self._measured.labels(self._run, limit, "number" if value is not None else "none").inc()
+        self._measured_limit.labels(self._run, limit).set(at_most)
+        self._measured_cost.labels(self._run, limit).inc(value or 0.0)
 
     def kept(self, as_: str) -> None:
         """One exchange: kept, beyond a cap, or dropped whole by a rule."""
@@ -119,6 +137,10 @@ class ServingMetrics:
 
     def rang(self) -> None:
         self._alarms.labels(self._run).inc()
+
+    def undelivered(self, is_so: bool) -> None:
+        """Whether a released round waits because an engine did not take it."""
+        self._undelivered.labels(self._run).set(is_so)
 
     def text(self, catalog: Catalog, ongoing: int, accepting: bool, now_ms: int) -> bytes:
         """Everything, in Prometheus' text form."""

@@ -177,7 +177,7 @@ def test_queries_on_the_endpoint_use_the_labels_that_its_metrics_have() -> None:
     made = serving_metrics.ServingMetrics("demo")
     made.answered("round-1", 1, 200, tokens=5, first_s=0.1, seconds=0.2)
     made.refused(429)
-    made.measured("cost", 0.0)
+    made.measured("cost", 0.0, 0.05)
     text = made.text(Catalog("demo", {}, None, ()), ongoing=0, accepting=True, now_ms=0).decode()
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -193,8 +193,10 @@ def test_queries_on_the_endpoint_use_the_labels_that_its_metrics_have() -> None:
             continue
         has = set.intersection(*(labels[name] for name in served))
         grouped = ",".join(re.findall(r"\bby \(([^)]*)\)", expression)).replace(" ", "").split(",")
-        matched = re.findall(r"[{,]\s*(\w+)\s*[=!]", expression)
-        assert {*grouped, *matched} - {""} <= has, expression
+        assert set(grouped) - {""} <= has, expression
+        for name, inside in re.findall(r"(\w+)\{([^}]*)\}", expression):
+            matched = set(re.findall(r"(?:^|,)\s*(\w+)\s*[=!]", inside))
+            assert matched <= labels.get(name.removesuffix("_bucket"), matched), expression
 
 
 def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:

@@ -407,10 +407,12 @@ def test_a_release_is_taken_over_only_after_its_policy_has_answered(caller: Call
     with pytest.raises(RunError):
         asyncio.run(caller.endpoint.look())
     assert caller.endpoint.catalog.released == 1
+    assert 'pddpo_serving_undelivered{run="demo"} 1.0' in metrics_of(caller)
     asyncio.run(caller.endpoint.look())  # not tried again at once: that would load it over and over
     caller.engine.broken = set()
     caller.run.add_round(UNSAFE)
     asyncio.run(caller.endpoint.look())
+    assert 'pddpo_serving_undelivered{run="demo"} 0.0' in metrics_of(caller)
     assert (caller.endpoint.catalog.released, caller.endpoint.catalog.rounds) == (3, (1, 2, 3, 4))
     told = caller.client.get("/admin/releases", headers={"authorization": f"Bearer {caller.keys[Scope.ADMIN]}"})
     assert [line["action"] for line in told.json()["history"]] == [
@@ -548,6 +550,10 @@ def test_texts_become_token_ids_by_the_engines_own_tokenizer(caller: Caller) -> 
     assert (dead.status_code, "retry-after" in dead.headers) == (503, True)
 
 
+def metrics_of(caller: Caller) -> str:
+    return caller.endpoint.metrics.text(caller.endpoint.catalog, 0, True, 0).decode()
+
+
 def test_a_vocabulary_of_words_cannot_write_json() -> None:
     assert not writes_json(word_tokenizer())
     assert writes_json(gpt_2())
@@ -589,7 +595,7 @@ def test_metrics_count_requests_tokens_refusals_and_what_is_served(caller: Calle
     assert seen["pddpo_serving_released_round", ()] == 1
     assert seen["pddpo_serving_certified", (("model", "released"),)] == 1
     assert seen["pddpo_serving_certified", (("model", "mixture"),)] == 0
-    text = caller.endpoint.metrics.text(caller.endpoint.catalog, 0, True, 0).decode()
+    text = metrics_of(caller)
     assert set(NAMES) == {name for name in re.findall(r"# TYPE (\w+) ", text) if not name.endswith("_created")}
 
 

@@ -141,6 +141,17 @@ def test_an_answer_without_a_number_is_left_out_and_counted(store: Store) -> Non
     assert b'as="none",limit="unsafe",run="demo"} 200.0' in served._metrics.text(read_catalog(store), 0, True, 0)
 
 
+def test_prometheus_can_tell_a_drift_from_the_limit(store: Store) -> None:
+    """The sum of what was measured over its count is the mean that the alert holds against the limit."""
+    served = traffic(store, Rung())
+    for text in ("unsafe", "fine", "fine", "fine", UNKNOWN):
+        served.measure("aa", Answer("a question", text))
+    said = served._metrics.text(read_catalog(store), 0, True, 0).decode()
+    assert 'pddpo_serving_measured_cost_total{limit="unsafe",run="demo"} 1.0' in said
+    assert 'pddpo_serving_measured_total{as="number",limit="unsafe",run="demo"} 4.0' in said
+    assert f'pddpo_serving_measured_limit{{limit="unsafe",run="demo"}} {AT_MOST}' in said
+
+
 def test_the_coin_decides_before_the_answer_is_read(store: Store) -> None:
     generator = np.random.default_rng(5)
     served = traffic(store, Rung(), share=0.1, coin=generator.random)
