@@ -62,6 +62,7 @@ METHODS: dict[str, list[str]] = {
     "pd-dpo-adalag": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0"],
     "c-dpo": ["rounds=3", "dual.rule={kind: anytime, first_step: 0.3, curvature_cap: false}", "dual.first=1.0"],
     "caid": ["rounds=3", *FIXED, "method.rate=0.2"],
+    "c-grpo": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "ppo={kl: 0.3, epochs: 2, batch: 12}"],
     "safe-rlhf": ["rounds=4", "dual.rule={kind: log}", "dual.first=1.0", "ppo.kl=0.3", "ppo.epochs=2", "ppo.batch=12"],
     **{name: ["rounds=1", *FIXED] for name in ONE_ROUND},
 }
@@ -84,6 +85,7 @@ BY_RECIPE: dict[str, list[str]] = {
     "caid": ["dual.first=1.0", "method.rate=1.0"],
     "p-sacpo": ["dual.upper=4.0", "dual.first=2.0"],
     "safe-rlhf": ["dual.first=1.0", "ppo.kl=0.12"],
+    "c-grpo": ["dual.first=1.0", "ppo.kl=0.12", "method.group=4"],
 }
 """Settings of version 0.1 for the first world, and fewer questions for people."""
 MODES = ("one process", "Ray")

@@ -72,6 +72,8 @@ class Trainer(Protocol):
         scores: tuple[Array, Array],
         multiplier: float,
         critics: Critics | None,
+        *,
+        group: int | None = None,
     ) -> PolicyVersion: ...
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
@@ -346,6 +348,7 @@ class PpoCommand:
     """A whole update: epochs over fresh answers of `start`. Executing it twice gives the same version.
 
     `critics` are those after the last update, or the reward and cost model before the first; None: new ones.
+    With `group`, so many answers of a prompt follow one another, and there is no critic at all.
     """
 
     sequence: int
@@ -356,14 +359,15 @@ class PpoCommand:
     settings: PpoConfig
     seed: int
     result: str
+    group: int | None = None
 
 
 @dataclass(frozen=True)
 class PpoResult:
-    """The stored policy, the stored critics, and what the update says about itself (`ppo/...`)."""
+    """The stored policy, the stored critics if there are any, and what the update says about itself (`ppo/...`)."""
 
     version: PolicyVersion
-    critics: Critics
+    critics: Critics | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[int, ...] = ()
 

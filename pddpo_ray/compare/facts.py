@@ -102,4 +102,12 @@ FACTS: dict[str, Facts] = {
         "5: reward, cost, policy, two critics",
         "up to 6",
     ),
+    "c-grpo": Facts(
+        "C-GRPO",
+        "rewards and costs of models on groups of fresh answers",
+        "learned, log rule on a window",
+        "none: a policy gradient on a moving objective",
+        "3: reward, cost, policy",
+        "1",
+    ),
 }

@@ -12,6 +12,9 @@ from pddpo_ray.config.section import Strict
 class MethodConfig(Strict):
     """Settings of single compared methods; a method looks at its own alone."""
 
+    group: int = Field(8, ge=2)
+    """c-grpo: G, answers to each prompt; each is compared with the mean of the others."""
+
     margin: float = Field(10.0, ge=0)
     """safe-dpo: D, what a safe answer must lead an unsafe one by in the logit (it is not multiplied by beta)."""
     share: float = Field(0.5, gt=0, lt=1)
@@ -29,7 +32,8 @@ class MethodConfig(Strict):
 
 
 class PpoConfig(Strict):
-    """safe-rlhf: proximal policy optimisation with two critics. Its batch of a round are feedback.responses answers."""
+    """safe-rlhf, c-grpo: proximal policy optimisation with two critics, or with groups of answers in their place
+    (method.group). Its batch of a round are feedback.responses answers."""
 
     kl: float = Field(0.1, gt=0)
     """kappa: weight of the divergence from the reference per token, in both streams. The policy that it leads to has

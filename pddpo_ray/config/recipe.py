@@ -73,6 +73,8 @@ SEVERAL_LIMITS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed")
 """Methods that chain one cost stage per constraint."""
 STATED_LIMITS = ("o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag")
 """Methods that hold limits of every kind (`limits:`); the others hold one limit on the paper's cost."""
+POLICY_GRADIENTS = ("safe-rlhf", "c-grpo")
+"""Methods that update the policy by clipped steps on its own scored answers, not by preference fits."""
 WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
 """Methods whose multiplier is given, found once from the reference's answers, or moved by the method itself."""
 
@@ -100,6 +102,7 @@ class Config(Strict):
         "c-dpo",
         "caid",
         "safe-rlhf",
+        "c-grpo",
     ]
     """The method that runs."""
     seed: int = Field(0, ge=0)
@@ -379,7 +382,7 @@ class Config(Strict):
             )
         unreachable = [name for name, limit in self.thresholds.items() if limit <= -self.dual.cost_max]
         # these methods average scores of a cost model, which nothing clips
-        by_scores = self.algorithm in ("safe-rlhf", "c-dpo", "caid")
+        by_scores = self.algorithm in (*POLICY_GRADIENTS, "c-dpo", "caid")
         if self.feedback.signal == "logit_labels" and not self.limits and not by_scores and unreachable:
             raise ValueError(
                 f"no policy keeps the limit of {unreachable[0]}, {self.thresholds[unreachable[0]]:g}: costs lie in"
@@ -405,8 +408,8 @@ class Config(Strict):
         feedback, without = self.feedback, "with world.learner=loglinear there is none"
         if not isinstance(self.cluster, InProcess):
             raise ValueError("world.learner=loglinear runs in one process: set cluster={mode: in-process}")
-        if self.algorithm == "safe-rlhf":
-            raise ValueError(f"algorithm safe-rlhf updates a network by policy gradients; {without}")
+        if self.algorithm in POLICY_GRADIENTS:
+            raise ValueError(f"algorithm {self.algorithm} updates a network by policy gradients; {without}")
         if self.explore.loss == "xpo":
             raise ValueError(f"explore.loss=xpo is a term in a network's loss; {without}: use explore.bonus")
         scored = isinstance(feedback, MixedFeedback) and isinstance(feedback.model, TrainedScores)
@@ -419,11 +422,11 @@ class Config(Strict):
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
         if self.algorithm == "pd-dpo-adalag" and not isinstance(self.dual.rule, LogRule):
             raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
-        if self.algorithm in ("c-dpo", "safe-rlhf") and fixed:
+        if self.algorithm in ("c-dpo", *POLICY_GRADIENTS) and fixed:
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
             )
-        if self.algorithm == "safe-rlhf":
+        if self.algorithm in POLICY_GRADIENTS:
             self._policy_gradients_are_possible()
         if fixed and self.dual.first is None and self.algorithm not in WITHOUT_MULTIPLIER:
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
@@ -462,7 +465,12 @@ class Config(Strict):
 
     def _policy_gradients_are_possible(self) -> None:
         if self.trainer.engine != "torch" or isinstance(self.model.parameters, LoraParameters):
-            raise ValueError("algorithm safe-rlhf needs trainer.engine=torch and model.parameters.kind=full")
+            raise ValueError(f"algorithm {self.algorithm} needs trainer.engine=torch and model.parameters.kind=full")
+        if self.algorithm == "c-grpo" and self.feedback.responses % self.method.group:
+            raise ValueError(
+                f"feedback.responses={self.feedback.responses} is no multiple of method.group={self.method.group}:"
+                " algorithm c-grpo samples whole groups of answers to a prompt"
+            )
 
     def _constraints_fit(self) -> None:
         names = [one.name for one in self.constraints]

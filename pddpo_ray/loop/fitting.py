@@ -144,9 +144,12 @@ class TrainerController:
         scores: tuple[Array, Array],
         multiplier: float,
         critics: Critics | None,
+        *,
+        group: int | None = None,
     ) -> PolicyVersion:
         """The round's policy by one update of PPO-Lagrangian on answers of the policy before it (of the reference in
         round 1) with their rewards and costs. `critics` are those to begin with; later ones come from the round before.
+        With `group`, the answers to a prompt are each other's baseline and no critic is kept.
         """
         command = PpoCommand(
             sequence=self._next_number(),
@@ -160,19 +163,21 @@ class TrainerController:
             settings=self._plan.ppo,
             seed=seed_of(self._seed, self._journal.round, "ppo"),
             result=f"policy-{self._journal.round}",
+            group=group,
         )
         payload = self._journal.once("ppo", lambda: self._reinforce(command))
         return self._version(payload["number"])
 
     def _reinforce(self, command: PpoCommand) -> dict[str, Any]:
         before = [entry.payload["critics"] for entry in self._journal.phases(self._journal.round - 1, like="ppo")]
-        if before:
+        if before and before[0] is not None:
             command = replace(command, critics=Critics(*(tuple(stored) for stored in before[0])))
         result = reinforce(self._backend, command)
         made, base, multiplier = result.version, command.start.number, command.multiplier
         self._journal.add_version(made, "cost", result.metrics, result.workers, base=base, multiplier=multiplier)
         self._journal.add_metrics(result.metrics)
-        return {"number": command.sequence, "critics": [list(result.critics.reward), list(result.critics.cost)]}
+        kept = result.critics
+        return {"number": command.sequence, "critics": kept and [list(kept.reward), list(kept.cost)]}
 
     def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
         """log pi(y|x), summed over the response tokens. -> [n]"""

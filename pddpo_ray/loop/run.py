@@ -21,6 +21,7 @@ from typing import Any
 
 from pddpo_ray.algorithms import (
     c_dpo,
+    c_grpo,
     caid,
     dpo_harmless,
     dpo_helpful,
@@ -74,6 +75,7 @@ METHODS: Mapping[str, ModuleType] = {
     "c-dpo": c_dpo,
     "caid": caid,
     "safe-rlhf": safe_rlhf,
+    "c-grpo": c_grpo,
 }
 OFFLINE = "offline"
 

@@ -28,7 +28,7 @@ def reinforce(
     load_start: Callable[[], None],
     keep: Callable[[], PolicyVersion],
 ) -> PpoResult:
-    """One update of the engine's model and both critics. `folder` holds the reference; `keep` stores the policy.
+    """One update of the engine's model and its critics, if any. `folder` holds the reference; `keep` stores the policy.
 
     The optimisers begin afresh in every update: a command holds everything that decides its result.
     """
@@ -39,11 +39,13 @@ def reinforce(
     load_reference()
     reference = per_token(forward, [(answer.prompt, answer.answer) for answer in command.answers], device)
     load_start()
-    given = (None, None) if command.critics is None else (command.critics.reward, command.critics.cost)
-    critics = [_critic(store, folder, weights).to(device) for weights in given]
+    critics: list[ScoreModel] = []
+    if command.group is None:
+        given = (None, None) if command.critics is None else (command.critics.reward, command.critics.cost)
+        critics = [_critic(store, folder, weights).to(device) for weights in given]
     learners = [Learner(ModuleEngine(critic, engine.shard), critic.token_scores) for critic in critics]
     metrics = run_ppo(
-        Actors(Learner(engine, forward), learners[0], learners[1]),
+        Actors(Learner(engine, forward), command.group or (learners[0], learners[1])),
         command.answers,
         reference,
         command.multiplier,
@@ -51,9 +53,9 @@ def reinforce(
         command.seed,
     )
     first_rank = engine.shard.rank == 0
-    stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=True)]
+    stored = [_stored(store, name, critic, first_rank) for name, critic in zip(NAMES, critics, strict=False)]
     metrics["ppo/seconds"] = time.perf_counter() - began
-    return PpoResult(keep(), Critics(stored[0], stored[1]), metrics, (os.getpid(),))
+    return PpoResult(keep(), Critics(*stored) if stored else None, metrics, (os.getpid(),))
 
 
 NAMES = ("reward-critic", "cost-critic")

@@ -1,4 +1,5 @@
-"""The loop of one PPO-Lagrangian update: clipped steps of a policy and two critics (`theory.ppo` has the formulas).
+"""The loop of one PPO-Lagrangian update: clipped steps of a policy and two critics, or of a policy alone whose baseline
+are groups of answers (`theory.ppo` and `theory.group_advantages` have the formulas).
 
 Tensors of tokens are flat: T tokens of all texts, one text after another.
 """
@@ -17,6 +18,7 @@ from pddpo_ray.config import FitConfig, PpoConfig
 from pddpo_ray.contracts import ScoredAnswer
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array
+from pddpo_ray.theory.group_advantages import group_advantages
 from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
@@ -53,11 +55,17 @@ class Learner:
 
 @dataclass(frozen=True)
 class Actors:
-    """The three networks of an update. At most these are resident: the reference is a column of numbers."""
+    """The networks of an update. At most these are resident: the reference is a column of numbers.
+
+    `baseline` are the reward and the cost critic, or how many answers in a row share a prompt.
+    """
 
     policy: Learner
-    reward_critic: Learner
-    cost_critic: Learner
+    baseline: tuple[Learner, Learner] | int
+
+    @property
+    def critics(self) -> tuple[Learner, ...]:
+        return () if isinstance(self.baseline, int) else self.baseline
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,9 @@ class Columns:
 
     log_probs: list[Array]
     advantages: list[Array]
-    values: tuple[list[Array], list[Array]]
-    returns: tuple[list[Array], list[Array]]
+    values: list[list[Array]]
+    """Of each critic."""
+    returns: list[list[Array]]
 
 
 def run_ppo(
@@ -78,19 +87,19 @@ def run_ppo(
     settings: PpoConfig,
     seed: int,
 ) -> dict[str, float]:
-    """Epochs of clipped steps of the policy and of both critics, in place. -> metrics `ppo/...`
+    """Epochs of clipped steps of the policy and of the critics, if any, in place. -> metrics `ppo/...`
 
     `reference_log_probs` are per token, per answer. Losses are divided by the global number of tokens, so that ranks
     change nothing. Raises RunError if a gradient is not finite.
     """
     columns = _columns(actors, answers, reference_log_probs, multiplier, settings)
-    rates = (settings.learning_rate, settings.critic_learning_rate, settings.critic_learning_rate)
-    decays = (settings.weight_decay, settings.critic_weight_decay, settings.critic_weight_decay)
-    learners = (actors.policy, actors.reward_critic, actors.cost_critic)
+    learners = (actors.policy, *actors.critics)
+    rates = (settings.learning_rate, *(settings.critic_learning_rate for _ in actors.critics))
+    decays = (settings.weight_decay, *(settings.critic_weight_decay for _ in actors.critics))
     for learner, rate, decay in zip(learners, rates, decays, strict=True):
         learner.engine.begin(FitConfig(learning_rate=rate, weight_decay=decay, max_grad_norm=settings.max_grad_norm))
     steps = settings.epochs * -(-len(answers) // min(settings.batch, len(answers)))
-    totals = np.zeros(3)
+    totals = np.zeros(len(learners))
     for batch in minibatches(len(answers), steps, settings.batch, seed):
         for index, learner in enumerate(learners):
             loss = _step(index, learner, answers, columns, batch, settings)
@@ -99,11 +108,9 @@ def run_ppo(
                 raise RunError("a gradient of PPO is not finite: lower ppo.learning_rate or ppo.critic_learning_rate")
             totals[index] += float(learner.engine.reduce_sum(loss))
     ratios = np.concatenate(columns.log_probs) - np.concatenate(list(reference_log_probs))
-    means = totals / max(1, steps)
+    names = ("policy", "reward_critic", "cost_critic")[: len(learners)]
     return {
-        "ppo/policy_loss": float(means[0]),
-        "ppo/reward_critic_loss": float(means[1]),
-        "ppo/cost_critic_loss": float(means[2]),
+        **{f"ppo/{name}_loss": float(total) / max(1, steps) for name, total in zip(names, totals, strict=True)},
         "ppo/kl_estimate": float(ratios.sum() / len(answers)),
         "ppo/mean_reward": float(np.mean([answer.reward for answer in answers])),
         "ppo/mean_cost": float(np.mean([answer.cost for answer in answers])),
@@ -142,8 +149,17 @@ def _columns(
     texts = _texts(answers)
     device = _device(actors.policy)
     log_probs = per_token(actors.policy.forward, texts, device)
-    values = [per_token(learner.forward, texts, device) for learner in (actors.reward_critic, actors.cost_critic)]
-    combined, returns = [], ([], [])  # type: ignore[var-annotated]
+    if isinstance(actors.baseline, int):
+        ratios = np.array([(own - other).sum() for own, other in zip(log_probs, reference, strict=True)])
+        rewards, costs = np.array([(answer.reward, answer.cost) for answer in answers]).T
+        weights = group_advantages(
+            rewards, costs, ratios, multiplier=multiplier, kl=settings.kl, group=actors.baseline
+        )  # one weight for all tokens of an answer
+        each = [np.full(len(own), weight) for own, weight in zip(log_probs, weights, strict=True)]
+        return Columns(log_probs, each, [], [])
+    values = [per_token(critic.forward, texts, device) for critic in actors.critics]
+    combined: list[Array] = []
+    returns: list[list[Array]] = [[], []]
     for index, answer in enumerate(answers):
         ratio = log_probs[index] - reference[index]
         streams = token_streams(ratio, answer.reward, answer.cost, kl=settings.kl, score_clip=settings.score_clip)
@@ -154,7 +170,7 @@ def _columns(
         combined.append(combined_advantage(both[0][0], both[1][0], multiplier))
         returns[0].append(both[0][1])
         returns[1].append(both[1][1])
-    return Columns(log_probs, combined, (values[0], values[1]), returns)
+    return Columns(log_probs, combined, values, returns)
 
 
 def _step(

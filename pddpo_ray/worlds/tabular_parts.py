@@ -88,9 +88,17 @@ class TabularTrainer:
         reward, cost = (None, None) if given is None else (given.reward, given.cost)
         before = Tables(self.table(command.start), values(reward), values(cost))
         after, metrics = update_tables(
-            before, self.table(self.reference), command.answers, command.multiplier, command.settings, command.seed
+            before,
+            self.table(self.reference),
+            command.answers,
+            command.multiplier,
+            command.settings,
+            command.seed,
+            command.group,
         )
         version = self._stored(command.sequence, command.result, after.log_probs, np.zeros(self._world.shape))
+        if command.group is not None:
+            return PpoResult(version, None, metrics, (os.getpid(),))
         stored = [
             self._store.write_tensors(f"{kind}-critic", {"values": column})
             for kind, column in (("reward", after.reward_values), ("cost", after.cost_values))

@@ -1,4 +1,5 @@
-"""PPO-Lagrangian on tables: a policy of free logits and critics of one value per prompt, by the same loop as a model's.
+"""PPO-Lagrangian on tables: a policy of free logits, and critics of one value per prompt or groups of answers, by the
+same loop as a model's.
 
 A table is a language model whose answers have one token, so `training.ppo_update.run_ppo` needs nothing else to know.
 """
@@ -60,14 +61,16 @@ def update_tables(
     multiplier: float,
     settings: PpoConfig,
     seed: int,
+    group: int | None = None,
 ) -> tuple[Tables, dict[str, float]]:
-    """One update of policy and critics from answers of the policy as it is."""
+    """One update of policy and critics from answers of the policy as it is. With `group` critics stay as they are."""
     # A reference without full support: logits stay finite, and such an answer is never drawn.
     policy = TablePolicy(np.maximum(tables.log_probs, np.log(1e-30)))
     critics = [TableCritic(tables.reward_values), TableCritic(tables.cost_values)]
-    learners = [Learner(ModuleEngine(module), module) for module in (policy, *critics)]
+    learner, *others = [Learner(ModuleEngine(module), module) for module in (policy, *critics)]
     reference = [reference_log_probs[answer.prompt[0], list(answer.answer)] for answer in answers]
-    metrics = run_ppo(Actors(*learners), answers, reference, multiplier, settings, seed)
+    actors = Actors(learner, group or (others[0], others[1]))
+    metrics = run_ppo(actors, answers, reference, multiplier, settings, seed)
     with torch.no_grad():
         log_probs = torch.log_softmax(policy.logits, dim=1).numpy().copy()
         values = [critic.values.numpy().copy() for critic in critics]

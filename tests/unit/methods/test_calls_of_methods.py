@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -497,6 +498,29 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
     assert found == LAST
     resumed_calls, _ = calls_of("safe-rlhf", journal=_at_round_2(journal))
     assert [call[0] for call in resumed_calls[:3]] == ["feedback.safety", "scores.trained", "trainer.reinforce"]
+
+
+def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
+    """Four answers in groups of two: two prompts a round, each twice; the update is told the size of a group."""
+    journal = Rounds()
+    journal.labelled = {(n, "cost"): [f"{n}-{i}" for i in range(4)] for n in (0, 1, 2)}
+    sizes = replace(SIZES, responses=4, method=SIZES.method.model_copy(update={"group": 2}))
+    drawn: list[int] = []
+
+    def draw(count: int) -> list[str]:
+        drawn.append(count)
+        return [f"x{len(drawn)}-{n}" for n in range(count)]
+
+    calls, found = calls_of("c-grpo", sizes, journal=journal, prompts=SimpleNamespace(draw=draw))
+    assert found == LAST
+    assert drawn == [2, 2, 2]
+    sampled = [call[1] for call in calls if call[0] == "rollout.sample"]
+    assert sampled == [[f"x{k}-0", f"x{k}-0", f"x{k}-1", f"x{k}-1"] for k in (1, 2, 3)]
+    answers = [journal.labelled[number, "cost"] for number in (0, 1)]
+    assert [call for call in calls if call[0] == "trainer.reinforce"] == [
+        ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
+    ]
+    assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.ascend"]
 
 
 def _at_round_2(journal: Rounds) -> Rounds:
