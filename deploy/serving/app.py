@@ -375,7 +375,8 @@ class Exchange:
         line |= {"seconds": round(seconds, 3)}
         if self._parts.args.log_texts:
             line |= {"question": self._call.question, "answer": self._answer}
-        logger.info("%s", json.dumps(line, ensure_ascii=False))
+        # One line either way: a formatter for JSON writes the fields by themselves, one for text the message alone.
+        logger.info("%s", "request" if self._parts.args.log_json else json.dumps(line, ensure_ascii=False), extra=line)
 
     def _sent(self) -> Sent | None:
         """The exchange as it may be kept; None where it is no conversation with a question at its end."""

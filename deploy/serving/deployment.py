@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError
 from ray.serve import Application
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
@@ -226,17 +227,20 @@ def build(args: ServeArgs | dict[str, Any]) -> Application:
         engine.dispose()
     first = catalog.policies[0 if catalog.released is None else catalog.released]
     settings = engine_settings(args, served, catalog.policies[0].version.path)
+    logs = LoggingConfig(encoding="JSON" if args.log_json else "TEXT")
     replica = EngineReplica.options(  # type: ignore[attr-defined]
         num_replicas=args.engines,
         ray_actor_options={"num_cpus": args.cpus, "num_gpus": args.gpus},
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=max(60.0, args.request_s),
         graceful_shutdown_timeout_s=args.request_s,
+        logging_config=logs,
     )
     entrance = Entrance.options(  # type: ignore[attr-defined]
         max_ongoing_requests=args.most_requests + CONTROL_MAX,
         max_queued_requests=args.waiting_max,
         graceful_shutdown_timeout_s=args.request_s,
+        logging_config=logs,
         # Needs no room: the next one accepts before this one stops to. Engines may not fit twice.
         max_surge_percent=100,
     )

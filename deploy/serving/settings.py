@@ -56,6 +56,8 @@ class ServeArgs(BaseModel):
     """Web origins whose pages may call; none by default."""
     log_texts: bool = False
     """Write prompts and answers to the log."""
+    log_json: bool = False
+    """Serve's log files have a JSON object per line, a request's numbers as fields of it."""
     measure: float = Field(0.0, ge=0, le=1)
     """Share of the released policy's answers that the limits' own sources measure; an alarm takes the release back."""
     webhook: str | None = None

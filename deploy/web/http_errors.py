@@ -82,5 +82,6 @@ def install(
 def hidden(what: str, error: object) -> str:
     """Logs what went wrong under a number and returns the sentence that the client gets instead."""
     number = uuid.uuid4().hex[:12]
-    logger.error("error %s in %s: %s", number, what, error, exc_info=error if isinstance(error, Exception) else None)
+    cause = error if isinstance(error, Exception) else None
+    logger.error("error %s in %s: %s", number, what, error, exc_info=cause, extra={"error_number": number})
     return f"something went wrong; tell the administrator this number: {number}"

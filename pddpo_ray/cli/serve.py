@@ -72,6 +72,7 @@ def serve(
         Path | None, typer.Option(help="With --keep: rules for what is taken out first (YAML).", metavar="FILE")
     ] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write prompts and answers to the log.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log files with a JSON object per line.")] = False,
     address: Annotated[
         str | None, typer.Option(help="A running Ray cluster; without it, a session of this machine.")
     ] = None,
@@ -134,6 +135,7 @@ def serve(
     settings |= {"scrub": _rules(scrub)}
     settings |= {"other_decoding": other_decoding, "tensor_parallel": tensor_parallel}
     settings |= {"gpus": gpus, "mixture_max": mixture, "seed": seed, "max_tokens": max_tokens, "log_texts": log_texts}
+    settings |= {"log_json": log_json}
     settings |= {"cors_origins": tuple(cors or ()), "chat_template": str(chat_template) if chat_template else None}
     typer.echo(f"starting (vLLM takes a minute); API key: {files['inspect']}, admin key: {files['admin']}")
     # Imported here: Ray Serve takes seconds to load, and keys are made without it.

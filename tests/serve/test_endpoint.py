@@ -79,7 +79,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     run = make_run(folder / "demo", (SAFE, UNSAFE, SAFE))
     log = folder / "serve.log"
     try:
-        with collector() as spans, served(run.folder, log, "--traces", spans.url) as server:
+        with collector() as spans, served(run.folder, log, "--traces", spans.url, "--log-json") as server:
             yield Endpoint(server, run, log, spans)
     finally:
         run.close()
@@ -369,6 +369,28 @@ def test_feedback_becomes_a_question_for_annotators(endpoint: Endpoint) -> None:
     ]
     batches = Rounds(Store(endpoint.run.journal.engine, "demo"), Rules()).all()
     assert [(batch.purpose, batch.round, batch.questions) for batch in batches] == [(f"served-{reply.id}", 1, 1)]
+
+
+def test_a_requests_line_is_json_with_its_numbers_as_fields(endpoint: Endpoint) -> None:
+    """As a log collector reads it: the line of this very request, by the id that the client got."""
+    reply = ask(endpoint.client(), "round-1")
+
+    def own_lines() -> list[dict[str, Any]]:
+        files = Path("/tmp/ray").glob("session_*/logs/serve/*Entrance*.log")
+        texts = [line for path in files if path.is_file() for line in path.read_text().splitlines()]
+        # vLLM puts the kind of completion before the id
+        name = reply.id.removeprefix("cmpl-")
+        return [line for line in (json.loads(text) for text in texts if name in text) if line.get("id") == name]
+
+    deadline = time.monotonic() + 20
+    while not (own := own_lines()):
+        assert time.monotonic() < deadline, "no line of the log has the request's id"
+        time.sleep(0.5)
+    assert reply.usage is not None
+    assert own[0]["tokens"] == reply.usage.total_tokens
+    assert (own[0]["status"], own[0]["round"], own[0]["message"]) == (200, 1, "request")
+    assert own[0]["seconds"] > 0
+    assert own[0]["levelname"] == "INFO"
 
 
 def test_prompts_answers_and_keys_are_in_no_log(endpoint: Endpoint) -> None:

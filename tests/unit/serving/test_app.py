@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -254,15 +255,19 @@ def test_bodies_that_are_no_request_are_refused(caller: Caller) -> None:
         assert caller.post("/v1/completions", {"model": "released", "prompt": prompt}).status_code == 400
 
 
-def test_what_fails_inside_stays_inside(caller: Caller) -> None:
+def test_what_fails_inside_stays_inside(caller: Caller, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise RuntimeError("the secret path /data/x")
 
     caller.engine.fault = fail
-    reply = caller.chat()
+    with caplog.at_level(logging.ERROR):
+        reply = caller.chat()
     assert reply.status_code == 500
     assert "secret" not in reply.text
     assert "this number" in error_of(reply)
+    (line,) = [record for record in caplog.records if hasattr(record, "error_number")]
+    assert error_of(reply).endswith(str(line.error_number)), "the log explains the number, as a field of its own"
+    assert "the secret path /data/x" in line.getMessage()
     assert reply.headers["x-pddpo-round"] == "1"
 
 
