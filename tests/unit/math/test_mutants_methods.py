@@ -91,6 +91,7 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
     command = PpoCommand(1, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-1")
     result = trainer.reinforce(command)
+    assert result.critics is not None
     for stored in (result.critics.reward, result.critics.cost):
         assert trainer._store.read_tensors(*stored)["values"].shape == (4,)
 
@@ -104,6 +105,7 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5) for x in range(4) for y in range(4))
     settings = PpoConfig(critic_learning_rate=1e-12)
     result = trainer.reinforce(PpoCommand(1, trainer.reference, answers, 0.5, given, settings, 7, "policy-1"))
+    assert result.critics is not None
     for name, stored in (("reward", result.critics.reward), ("cost", result.critics.cost)):
         np.testing.assert_allclose(trainer._store.read_tensors(*stored)["values"], values[name], atol=1e-6)
 

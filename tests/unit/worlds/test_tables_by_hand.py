@@ -211,6 +211,7 @@ def test_an_update_is_stored_with_its_critics_under_their_own_names(store: Artif
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5 * x) for x in range(4) for y in range(4))
     made = trainer.reinforce(PpoCommand(3, trainer.reference, answers, 0.5, None, PpoConfig(), 7, "policy-3"))
     assert (made.version.number, made.version.name, made.workers) == (3, "policy-3", (os.getpid(),))
+    assert made.critics is not None
     assert made.critics.reward[0].startswith("reward-critic")
     assert made.critics.cost[0].startswith("cost-critic")
     stored = store.read_tensors(made.version.path, made.version.sha256)
