@@ -22,7 +22,7 @@ from pddpo_ray.loop.run import METHODS
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.small_real_text import SMALL_REAL_TEXT
 
-SMALL = ["rounds=1", *SMALL_REAL_TEXT]
+SMALL = ["rounds=1", *SMALL_REAL_TEXT, "feedback.responses=16"]  # two of c-grpo's groups
 
 
 def small(cache: Path, *only: str) -> Suite:
