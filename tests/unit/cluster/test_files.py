@@ -214,6 +214,25 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
         assert balanced(rule["expr"])
 
 
+@pytest.mark.parametrize(
+    ("alert", "metric"),
+    [
+        ("RunIsGone", "ray_pddpo_running"),
+        ("RunStandsStill", "ray_pddpo_"),
+        ("EndpointIsSilent", "up"),
+        ("EndpointAcceptsNothing", "pddpo_serving_accepting"),
+        ("ReleaseIsUndelivered", "pddpo_serving_"),
+        ("ServedAnswersDrift", "pddpo_serving_"),
+    ],
+)
+def test_silence_parked_undelivered_and_drift_have_alerts(alert: str, metric: str) -> None:
+    """A run's own process reports that it runs; once it died or parked, only what was said before it is there."""
+    (alerts,) = documents(ALERTS)
+    expressions = {rule["alert"]: rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
+    assert metric in expressions[alert]
+    assert alert != "RunIsGone" or "last_over_time" in expressions[alert]
+
+
 def named_in(expression: str) -> set[str]:
     """Our metrics in a query, a histogram without its `_bucket`."""
     return {name.removesuffix("_bucket") for name in re.findall(r"\b(?:ray_)?pddpo_\w+", expression)}

@@ -17,6 +17,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.rollout.vllm_start import vllm_options
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
@@ -63,6 +64,14 @@ def test_merged_weights_hold_four_policies_and_adapters_all(run: ServedRun) -> N
     on_gpu = engine_settings(ServeArgs(run=str(run.folder), gpus=1), place, "reference")
     assert (on_gpu.weights, on_gpu.adapter_rank, mixture_max(args, on_gpu)) == ("adapters", 4, None)
     assert engine_settings(args, place, "reference").weights == "merged"
+
+
+def test_an_engine_over_several_gpus_can_be_asked_for(run: ServedRun) -> None:
+    place = find(ServeArgs(run=str(run.folder)))
+    spread = engine_settings(ServeArgs(run=str(run.folder), gpus=2, tensor_parallel=2), place, "reference")
+    assert vllm_options(Path(spread.model), spread, spread.dtype)["tensor_parallel_size"] == 2
+    with pytest.raises(UserError, match="needs gpus=2, not 1"):
+        ServeArgs(run=str(run.folder), gpus=1, tensor_parallel=2)
 
 
 def test_requests_are_rendered_as_the_run_was_trained(run: ServedRun, tmp_path: Path) -> None:
