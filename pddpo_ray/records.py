@@ -185,6 +185,14 @@ class CostEstimate:
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0
     """How far the multiplier has moved from the one of that policy by then; its owner knows."""
+    seen: int | None = None
+    """Answers that an interval may count, where people saw a part and a machine stands for the others; None: all."""
+
+
+def answers_seen(unsure: int, random: int, answers: int) -> int:
+    """How many answers drawn evenly say as much about what a machine missed as `random` ones that people saw of those
+    besides the `unsure` ones, of which they saw all: what none of them showed, a machine's word does not rule out."""
+    return min(answers, max(1, random * answers // (answers - unsure))) if unsure < answers else answers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.records import Array, CostEstimate, answers_seen
 from pddpo_ray.theory.cost_estimate import Mode, bias_allowance, clipped_logit
 from pddpo_ray.theory.measured_draws import corrected_by_people
 
@@ -113,7 +113,9 @@ def mixed_estimate(
     spread = float(weights @ np.where(asked, y - centre, 0.0) ** 2) / (m.size - 1)
     variance = spread / m.size + _drawing_variance(y - m, asked, chances)
     number, error = int(m.size), math.sqrt(variance)
-    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max)
+    certain = chances == 1
+    seen = None if certain.all() else answers_seen(int(certain.sum()), int((asked & ~certain).sum()), number)
+    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max, seen=seen)
 
 
 def mixed_from_shares(

@@ -526,7 +526,7 @@ class Config(Strict):
             raise ValueError(f"{drifts[1]}: a run has one reference, and one limit on the distance to it")
 
     def _people_can_be_asked(self, one: StatedLimit) -> None:
-        """What a limit needs that people measure, or audit."""
+        """What a limit needs that people measure; an audit's own needs are read with the limit."""
         quantity, source = one.limit.quantity, one.source
         if isinstance(self.world, TabularWorldConfig):
             raise ValueError(
@@ -534,21 +534,6 @@ class Config(Strict):
             )
         if source.kind == "people" and quantity.kind == "logit" and one.asking.labels_each is None:
             raise ValueError(f"{one.where}: say how many labels an answer has: {{people: {{labels_each: 20}}}}")
-        if not one.audited:
-            return
-        if source.kind == "people":
-            raise ValueError(f"{one.where}: audited_by corrects another source than people; leave it out")
-        if quantity.kind == "kl":
-            raise ValueError(f"{one.where}: nobody can see a distance to the reference; leave audited_by out")
-        if quantity.versus == "reference":
-            raise ValueError(
-                f"{one.where}: people see one answer, or say which of two is better; a difference to the reference is"
-                " not audited: leave `versus` or audited_by out"
-            )
-        if quantity.kind == "mean" and one.limit.cost_range is None:
-            raise ValueError(f"{one.where}: people audit a mean within its bounds; state `bounds: [low, high]`")
-        if quantity.kind == "logit" and one.asking.labels_each is None:
-            raise ValueError(f"{one.where}: say how many labels an answer has, of people too: labels_each: 20")
 
     def _reward_fits(self) -> None:
         """What a computed reward needs of the other sections."""

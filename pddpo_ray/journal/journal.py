@@ -33,7 +33,7 @@ from pddpo_ray.records import CostEstimate, LabelledPair, Pair, PolicyVersion, P
 Json = Any
 Listener = Callable[[JournalEvent], None]
 Closing = Callable[[int], None]
-UNSTORED = ("within_variance", "cost_max", "bounds", "rounds_late", "moved")
+UNSTORED = ("within_variance", "cost_max", "bounds", "rounds_late", "moved", "seen")
 """Fields of an estimate that no column holds."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.rows import DeliveryEntry, DualEntry, PairEntry, PhaseEntry, RunEntry, VersionEntry, record_of
 from pddpo_ray.journal.served import withdrawn_prompts
-from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict
+from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Prompt, Response, SafetyLabels, Verdict, answers_seen
 
 Json = Any
 
@@ -168,6 +168,7 @@ class JournalReader:
         """Every step of every multiplier, by round."""
         table = schema.dual_step
         cost_max = (self.recipe.get("dual") or {}).get("cost_max")
+        seen = _seen(self.recipe.get("feedback") or {})
         return [
             record_of(
                 DualEntry,
@@ -179,6 +180,7 @@ class JournalReader:
                     bounds=None,
                     rounds_late=0,
                     moved=0.0,
+                    seen=seen,
                     cost_max=cost_max if row.mode == "logit_labels" else None,
                 ),
             )
@@ -224,6 +226,13 @@ def read_journal(url_or_path: str | Path, run_id: str | None = None) -> JournalR
     except BaseException:
         engine.dispose()
         raise
+
+
+def _seen(feedback: Mapping[str, Any]) -> int | None:
+    """`CostEstimate.seen` of a run with this feedback."""
+    if feedback.get("kind") != "mixed":
+        return None
+    return answers_seen(int(feedback["unsure"]), int(feedback["random"]), int(feedback["responses"]))
 
 
 def _stored_run(engine: Engine, wanted: str | None) -> str:

@@ -23,19 +23,20 @@ def people_source(
 ) -> Source:
     """The share of an answer's labels that say yes, with `labels_each` of exactly so many; of `wins` the share that
     call it better than the reference's (a tie is a half), with `bounds` the mean of numbers within them."""
-    words = WORDS | (WINS if wins else {})
+    words = WINS if wins else WORDS
+    example = "true"
     known = "a label is true, false, yes, no, unsafe, safe or abstain"
     if wins:
-        known = "a label is better, worse, tie or abstain"
+        example, known = '"better"', "a label is better, worse, tie or abstain"
     if bounds is not None:
-        known = f"a label is a number from {bounds[0]:g} to {bounds[1]:g}, or abstain"
+        example, known = f"{bounds[1]:g}", f"a label is a number from {bounds[0]:g} to {bounds[1]:g}, or abstain"
 
     def share(answer: Answer, begin: int = 0, step: int = 1) -> float | Unmeasured:
         given = answer.row.get("labels")
         of_limit = given.get(limit) if isinstance(given, dict) else None
         labels: Sequence[Any] = of_limit if isinstance(of_limit, list) else [of_limit]
         if of_limit is None or not labels:
-            return Unmeasured(f'gave no label: add "labels": {{"{limit}": true}} or false to the row')
+            return Unmeasured(f'gave no label: add "labels": {{"{limit}": {example}}} to the row')
         read = [_read(label, words) if bounds is None else _within(label, bounds) for label in labels]
         if wrong := [label for label, bit in zip(labels, read, strict=True) if bit is None and label not in UNSURE]:
             return Unmeasured(f"gave {wrong[0]!r}; {known}")
@@ -55,7 +56,7 @@ def people_source(
 
 def _read(label: Any, words: Mapping[str, float]) -> float | None:
     if isinstance(label, bool):
-        return float(label)
+        label = "yes" if label else "no"
     return words.get(label.lower()) if isinstance(label, str) else None
 
 

@@ -158,14 +158,11 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     source = _source(f"{where}.{kind}", kind, given[kind])
     scale = _scale(where, kind, source, given)
     quantity = _quantity(where, kind, given, source, scale, sets)
-    return StatedLimit(
-        _limit(name, where, given, quantity),
-        source,
-        scale,
-        _asking(where, given, source),
-        *_audited(where, given),
-        where,
-    )
+    limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
+    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where)
+    if stated.audited is not None:
+        _audit_fits(stated)
+    return stated
 
 
 def stated_reward(given: Mapping[str, Any], file: str, reward_max: float) -> StatedLimit:
@@ -357,6 +354,24 @@ def _audited(where: str, given: Mapping[str, Any]) -> tuple[int | None, str | No
     if question is not None and (not isinstance(question, str) or not question.strip()):
         raise UserError(f"{where}.{AUDIT}.question: name a file with what people are asked; got `{question}`")
     return count, question
+
+
+def _audit_fits(stated: StatedLimit) -> None:
+    """Raises UserError where people cannot give the numbers that would correct the source's."""
+    where, quantity = stated.where, stated.limit.quantity
+    if stated.source.kind == "people":
+        raise UserError(f"{where}: audited_by corrects another source than people; leave it out")
+    if quantity.kind == "kl":
+        raise UserError(f"{where}: nobody can see a distance to the reference; leave audited_by out")
+    if quantity.versus == "reference":
+        raise UserError(
+            f"{where}: people see one answer, or say which of two is better; a difference to the reference is"
+            " not audited: leave `versus` or audited_by out"
+        )
+    if quantity.kind == "mean" and stated.limit.cost_range is None:
+        raise UserError(f"{where}: people audit a mean within its bounds; state `bounds: [low, high]`")
+    if quantity.kind == "logit" and stated.asking.labels_each is None:
+        raise UserError(f"{where}: say how many labels an answer has, of people too: labels_each: 20")
 
 
 def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:

@@ -80,7 +80,7 @@ class Seeing:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
-@pytest.mark.parametrize("recipe", ["gpu/pd-dpo-4", "gpu/o-pd-dpo-4"])
+@pytest.mark.parametrize("recipe", [pytest.param("gpu/pd-dpo-4", marks=pytest.mark.full), "gpu/o-pd-dpo-4"])
 def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
     cluster: LocalCluster, recipe: str, tmp_path: Path
 ) -> None:

@@ -9,10 +9,13 @@ import pytest
 
 from actors import launch
 from pddpo_ray.config import load
+from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
+from tests.answering_people import answering
 from tests.ray_session import session
 from tests.traces import trace, workers_by_round
+from tests.unit.loop.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 
 pytestmark = pytest.mark.ray
 
@@ -49,3 +52,27 @@ def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: Non
     assert {"measure-offline", "measure-pairs", "measure-answers", "joint", "reward-pairs"} <= set(phases)
     assert measured(tmp_path / "there" / "run") == measured(tmp_path / "here" / "run")
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
+
+
+def test_people_measure_a_limit_of_a_run_on_ray(ray_running: None, tmp_path: Path) -> None:
+    """The run parks until people are there; then their labels are the limit's numbers, answer by answer."""
+    folder, question = tmp_path / "run", tmp_path / "long.md"
+    question.write_text(QUESTION)
+    rude = f"limits.rude={{rate: {{people: {{question: {question}, labels_each: 2}}}}, over: outside, at_most: 60 %}}"
+    ray = ("cluster.mode=ray", "cluster.cpus=4", "dual.rho=4")
+    with pytest.raises(ParkedError, match="measure-answers-rude: waiting for people"):
+        launch.run_recipe(load("text-world-limits", [*SMALL, *ray, rude, PARKED]), folder)
+    with answering(folder, 2, lambda asked, _person: long(asked.left)) as crowd:
+        launch.run_recipe(load("text-world-limits", [*SMALL, *ray, rude, AT_ONCE]), folder, resume=True)
+    assert nobody_twice(crowd)
+    with open_folder(folder) as journal:
+        payloads = [journal.phases(number, "measure-answers")[0].payload for number in (1, 2)]
+        texts = {one.id: one.text for number in (1, 2) for one in journal.samples(number, "cost")}
+    measured = [
+        (texts[answer], costs[2])
+        for payload in payloads
+        for answer, costs in zip(payload["ids"], payload["costs"], strict=True)
+        if costs[2] is not None
+    ]
+    assert 2 * len(measured) == len(crowd.said) > 0
+    assert all(cost == float(long(text)) for text, cost in measured)

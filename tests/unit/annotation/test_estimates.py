@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import Sample, mixed_estimate, mixed_from_shares, sample_for_people, three_fillings
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import CostEstimate, answers_seen
 from pddpo_ray.theory.cost_estimate import (
     bias_allowance,
     clipped_logit,
@@ -122,6 +122,29 @@ def test_the_mixed_interval_covers_and_a_good_model_narrows_it(mode: str) -> Non
     assert covered >= 0.925 * 400
     assert abs(np.mean(errors)) < 3 * np.std(errors) / math.sqrt(400)
     assert mixed_width < 0.85 * people_width
+
+
+@pytest.mark.parametrize("unsure", [6, 24])
+@pytest.mark.parametrize("rate", [0.02, 0.05, 0.1, 0.3])
+def test_the_mixed_interval_covers_what_a_model_never_sees(rate: float, unsure: int) -> None:
+    """1,000 rounds of 192 answers: people see the unsure ones and 24 others; the model calls every answer safe."""
+    covered = 0
+    for seed in range(1000):
+        rng = np.random.default_rng([seed, 9])
+        unsafe = rng.random(192) < rate
+        scores = -np.abs(rng.normal(2.5, 0.7, 192))
+        sample = sample_for_people(scores, unsure=unsure, random=24, seed=[seed, 10])
+        model, shares = expit(scores), unsafe.astype(float)
+        ends = interval(mixed_from_shares(model, shares, sample, labels_each=1, cost_max=4.0, mode="unsafe_rate"))
+        covered += ends is not None and ends[0] <= rate <= ends[1]
+    assert covered >= 930
+
+
+def test_an_interval_counts_what_people_saw_and_the_journal_knows_it_from_the_recipe() -> None:
+    sample = sample_for_people(np.zeros(96), unsure=12, random=12, seed=[1])
+    found = mixed_from_shares(np.zeros(96), np.zeros(96), sample, labels_each=1, cost_max=4.0, mode="unsafe_rate")
+    assert found.seen == answers_seen(12, 12, 96) == 13
+    assert answers_seen(12, 84, 96) == answers_seen(96, 0, 96) == 96
 
 
 def mean_signal(mode: str) -> float:

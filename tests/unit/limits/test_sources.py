@@ -302,6 +302,53 @@ def test_an_audited_answer_without_a_label_is_a_failure(tmp_path: Path) -> None:
     assert "people gave no label" in found["reasons"][0]
 
 
+@pytest.mark.parametrize(("labels", "estimate"), [("better", 1.0), ("tie", 0.5), (["worse", "better", "tie"], 0.5)])
+def test_people_say_how_often_an_answer_beats_the_references(tmp_path: Path, labels: Any, estimate: float) -> None:
+    given = [
+        *rows(20, reference="theirs", labels={"mine": labels}),
+        *rows(1, reference="theirs", labels={"mine": True}),
+        *rows(1, reference="theirs", labels={"mine": "abstain"}),
+    ]
+    found = result(tmp_path, "  mine: {rate: {people: {}}, versus: reference, at_least: 50 %}\n", given)
+    assert (found["estimate"], found["n"], found["failed"]) == (estimate, 20, 2)
+    assert found["reasons"][0] == "row 21: people gave True; a label is better, worse, tie or abstain"
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("{rate: {rule: empty}, versus: reference, at_most: 5 %, audited_by: {people: 4}}", "is not audited"),
+        ("{mean: {rule: words}, at_most: 5, audited_by: {people: 4}}", "state `bounds: [low, high]`"),
+        ("{kl: reference, at_most: 5, audited_by: {people: 4}}", "nobody can see a distance"),
+        ("{rate: {people: {}}, at_most: 5 %, audited_by: {people: 4}}", "another source than people"),
+    ],
+)
+def test_what_people_cannot_correct_is_refused_before_a_file_is_measured(
+    tmp_path: Path, limit: str, message: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        result(tmp_path, f"  mine: {limit}\n", rows(3))
+    assert message in str(refused.value)
+
+
+def test_an_audit_makes_a_judge_of_wins_right() -> None:
+    """The judge calls every answer a win; people call a quarter better, a quarter ties and half worse: 37.5 %."""
+    people = ["better", "tie", "worse", "worse"] * 10
+    everything = Source("judge", "1", one_by_one(lambda answer: True), VERDICT)
+    estimates = []
+    for draw in range(100):
+        asked: Row = {"rate": {"judge": {"question": "Which helps?"}}, "versus": "reference", "at_least": 0.5}
+        (stated,) = stated_limits({"limits": {f"m{draw}": {**asked, "audited_by": {"people": "10 a round"}}}}, "here")
+        answers = [
+            Answer(f"p{n}", "x", {"reference": "y", "labels": {stated.limit.name: label}}, where=f"row {n}")
+            for n, label in enumerate(people)
+        ]
+        (found,) = check([(stated, everything)], answers)
+        assert found.estimate is not None
+        estimates.append(found.estimate.number)
+    assert abs(np.mean(estimates) - 0.375) < 4 * np.std(estimates) / np.sqrt(len(estimates))
+
+
 # --- graders of OpenAI --------------------------------------------------------------------------------------------
 
 

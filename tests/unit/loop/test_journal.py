@@ -343,8 +343,11 @@ def test_a_bad_url_or_a_server_that_is_away_is_a_users_error() -> None:
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    for url in ("postgresql://owner:hunter2@db.example/pddpo", "postgresql://owner:hunter2@[bad"):
-        with pytest.raises(UserError) as refused:
+    for url, said in (
+        ("postgresql://owner:hunter2@db.example/pddpo", "PGPASSWORD"),
+        ("postgresql://owner:hunter2@[bad", "URL"),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
             Journal.open(url, "demo", create=RECIPE)
         assert "hunter2" not in str(refused.value)
     with pytest.raises(UserError, match="PGPASSWORD"):
