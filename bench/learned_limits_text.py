@@ -1,6 +1,7 @@
 """Three limits at once and learning from values on the text world: whole runs, the network's or the log-linear twin's.
 
     python -m bench.learned_limits_text three network --seeds 0,1,2    # beside offline PD-DPO under the same limits
+    python -m bench.learned_limits_text seen network --seeds 0,1,2     # lambda* of the rewards that those runs learned
     python -m bench.learned_limits_text grid network                   # 27 fixed weight vectors; the best three trained
     python -m bench.learned_limits_text rates network --limit 5        # a rate from values against comparisons
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ import numpy as np
 from bench.learned_limits import _apart
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.in_process_text import world_under_limits
+from pddpo_ray.loop.in_process_text import text_view, world_under_limits
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
-from pddpo_ray.storage.whole_files import RESULT
-from pddpo_ray.theory.several_limits import LagrangianDual
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import ARTIFACTS, RESULT
+from pddpo_ray.theory.several_limits import LagrangianDual, minimise
+from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 
 RECIPES = {"network": "text-world-limits", "twin": "text-world-limits-twin"}
@@ -43,6 +47,7 @@ ALLOWED = 0.02
 """A run keeps its limits when no exact g is more than this share of its measure's range above 0."""
 LATE = 4
 """Multipliers are the mean over so many last rounds."""
+NEVER = 1e-300
 LABELS = 576
 """Compared pairs of a round and of what is there before, and answers for the estimates of a round."""
 
@@ -108,19 +113,55 @@ def violations(result: dict[str, Any]) -> Array:
     return np.array([(one["bound"] - one["value_last"]) * (1.0 if one["at_least"] else -1.0) for one in limits])
 
 
+# --- the problem that a run sees --------------------------------------------------------------------------------------
+
+
+def seen(where: str, seeds: Sequence[int], out: Path, overrides: Sequence[str]) -> None:
+    """lambda* with the rewards of the last rounds that the runs of `three` learned, in place of the true one."""
+    print("| seed | multipliers of the run | λ* of what it learned, last rounds | λ* |")
+    print("|---|---|---|---|")
+    for seed in seeds:
+        config = load(RECIPES[where], [*QUIET, *overrides, f"seed={seed}"])
+        folder = out / f"three-{where}-{seed}"
+        names, (_, dual) = list(finished(config, folder)["limits"]), exact_dual(config)
+        learned = np.mean([minimise(replace(dual, reward=one)) for one in learned_rewards(config, folder)], axis=0)
+        scales = scales_of(config)
+        rows = (multipliers_of(folder, names), learned / scales, minimise(dual) / scales)
+        print(f"| {seed} | {' | '.join(shown(row, '.2f') for row in rows)} |", flush=True)
+
+
+def learned_rewards(config: Config, folder: Path) -> list[Array]:
+    """beta log(reward policy / reference) of every answer, of the last rounds. LATE times [X, Y]"""
+    view = text_view(config, prepare_text_world(config), ArtifactStore(folder / ARTIFACTS))
+    with open_folder(folder) as journal:
+        rewards = {entry.round: entry.version for entry in journal.versions() if entry.stage == "reward"}
+    rows = []
+    for number in sorted(rewards)[-LATE:]:
+        table, reference = view.table(rewards[number]), view.oracle.reference
+        # an answer that the policy never gives is worth next to nothing
+        ratio = np.divide(np.maximum(table, NEVER), reference, out=np.ones(table.shape), where=reference > 0)
+        rows.append(config.beta * np.log(ratio))
+    return rows
+
+
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
-def exact_gaps(config: Config) -> list[tuple[tuple[float, ...], float, Array]]:
-    """Every weight vector with the gap and the violations, in shares of their ranges, of its exact policy."""
+def exact_dual(config: Config) -> tuple[Oracle, LagrangianDual]:
+    """The problem of a recipe under its limits, by enumeration."""
     truth, _ = world_under_limits(config, prepare_text_world(config))
     oracle = truth.oracle(config.beta)
     excess = np.stack([oracle.cost - oracle.threshold, *(one.cost - one.threshold for one in oracle.further)])
     support = oracle.reference > 0
     log_reference = np.log(oracle.reference, out=np.full(support.shape, -np.inf), where=support)
-    dual = LagrangianDual(log_reference, oracle.reward, excess, oracle.prior, oracle.beta)
+    return oracle, LagrangianDual(log_reference, oracle.reward, excess, oracle.prior, oracle.beta)
+
+
+def exact_gaps(config: Config) -> list[tuple[tuple[float, ...], float, Array]]:
+    """Every weight vector with the gap and the violations, in shares of their ranges, of its exact policy."""
+    oracle, dual = exact_dual(config)
     rows = []
-    for vector in product(LEVELS, repeat=len(excess)):
+    for vector in product(LEVELS, repeat=len(dual.excess)):
         policy = dual.policy(np.array(vector))
         rows.append((vector, oracle.gap(policy), dual.violations(policy)))
     return sorted(rows, key=lambda row: row[1])
@@ -202,7 +243,7 @@ def of_arm(arm: str, where: str, rate: float) -> list[str]:
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("three", "grid", "rates"))
+    parser.add_argument("study", choices=("three", "seen", "grid", "rates"))
     parser.add_argument("where", choices=tuple(RECIPES))
     parser.add_argument("--seeds", default="0,1,2", help="seeds of the runs; grid takes the first")
     parser.add_argument("--limit", type=float, default=5.0, help="per cent; of rates")
@@ -218,6 +259,8 @@ def main() -> None:
     match given.study:
         case "three":
             three(given.where, seeds, given.out, given.overrides)
+        case "seen":
+            seen(given.where, seeds, given.out, given.overrides)
         case "grid":
             grid(given.where, seeds[0], given.out, given.overrides)
         case _:

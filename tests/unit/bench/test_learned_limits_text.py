@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 
-from bench.learned_limits_text import LABELS, LEVELS, arguments, exact_gaps, finished, labels_of_harm, of_arm
+from bench.learned_limits_text import (
+    LABELS,
+    LEVELS,
+    arguments,
+    exact_dual,
+    exact_gaps,
+    finished,
+    labels_of_harm,
+    learned_rewards,
+    of_arm,
+)
 from pddpo_ray.config import load
-from pddpo_ray.loop.in_process_text import world_under_limits
+from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.in_process_text import text_view, world_under_limits
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 
 
@@ -36,6 +50,22 @@ def test_weight_vectors_are_ranked_by_the_gap_of_their_exact_policies() -> None:
     policy = softmax(logits, axis=1)
     assert excess == pytest.approx(np.einsum("x,xy,ixy->i", oracle.prior, policy, costs) - limits, abs=1e-9)
     assert gap == pytest.approx(oracle.gap(policy), abs=1e-9)
+
+
+@pytest.mark.slow
+def test_the_problem_that_a_run_sees_has_its_learned_reward(tmp_path: Path) -> None:
+    """The reference times exp(learned reward / beta) is the reward policy again, on the answers that are enumerated."""
+    config = load("text-world-limits-twin", ["rounds=1", "report.html=false", "report.tensorboard=false"])
+    finished(config, tmp_path / "run")
+    (learned,) = learned_rewards(config, tmp_path / "run")
+    oracle, dual = exact_dual(config)
+    again = replace(dual, reward=learned).policy(np.zeros(3))
+    with open_folder(tmp_path / "run") as journal:
+        (version,) = [entry.version for entry in journal.versions() if entry.stage == "reward" and entry.round == 1]
+    view = text_view(config, prepare_text_world(config), ArtifactStore(tmp_path / "run" / ARTIFACTS))
+    inside = np.where(oracle.reference > 0, view.table(version), 0.0)
+    assert again == pytest.approx(inside / inside.sum(axis=1, keepdims=True), abs=1e-9)
+    assert np.abs(learned - oracle.reward).max() > 0.1
 
 
 @pytest.mark.slow
