@@ -24,7 +24,14 @@ def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
 
 
 def tiny_llama(
-    seed: int, *, layers: int = 2, hidden: int = 64, heads: int = 2, words: int = len(WORDS), tied: bool = False
+    seed: int,
+    *,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 2,
+    words: int = len(WORDS),
+    tied: bool = False,
+    context: int = 128,
 ) -> LlamaForCausalLM:
     """Random weights from `seed`; spread wide enough that two seeds differ clearly in their log-probabilities."""
     config = LlamaConfig(
@@ -34,7 +41,7 @@ def tiny_llama(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        max_position_embeddings=128,
+        max_position_embeddings=context,
         tie_word_embeddings=tied,
         pad_token_id=0,
         bos_token_id=1,
