@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,6 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, RESULT
-from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 
@@ -81,10 +80,16 @@ def three(where: str, seeds: Sequence[int], out: Path, overrides: Sequence[str])
     """The recipe's run and offline PD-DPO under the same limits."""
     print("| seed | excess of the last policy | gap | offline PD-DPO | multipliers, last rounds | λ* | minutes |")
     print("|---|---|---|---|---|---|---|")
-    for seed in seeds:
-        config = load(RECIPES[where], [*QUIET, *overrides, f"seed={seed}"])
-        folder = out / f"three-{where}-{seed}"
+    for seed, config, folder in runs_of_three(where, seeds, out, overrides):
         print(row_of_three(seed, config, finished(config, folder), folder), flush=True)
+
+
+def runs_of_three(
+    where: str, seeds: Sequence[int], out: Path, overrides: Sequence[str]
+) -> Iterator[tuple[int, Config, Path]]:
+    """Seed, recipe and folder of each run."""
+    for seed in seeds:
+        yield seed, load(RECIPES[where], [*QUIET, *overrides, f"seed={seed}"]), out / f"three-{where}-{seed}"
 
 
 def row_of_three(seed: int, config: Config, result: dict[str, Any], folder: Path) -> str:
@@ -120,47 +125,38 @@ def seen(where: str, seeds: Sequence[int], out: Path, overrides: Sequence[str]) 
     """lambda* with the rewards of the last rounds that the runs of `three` learned, in place of the true one."""
     print("| seed | multipliers of the run | λ* of what it learned, last rounds | λ* |")
     print("|---|---|---|---|")
-    for seed in seeds:
-        config = load(RECIPES[where], [*QUIET, *overrides, f"seed={seed}"])
-        folder = out / f"three-{where}-{seed}"
-        names, (_, dual) = list(finished(config, folder)["limits"]), exact_dual(config)
-        learned = np.mean([minimise(replace(dual, reward=one)) for one in learned_rewards(config, folder)], axis=0)
-        scales = scales_of(config)
-        rows = (multipliers_of(folder, names), learned / scales, minimise(dual) / scales)
+    for seed, config, folder in runs_of_three(where, seeds, out, overrides):
+        limits = finished(config, folder)["limits"]
+        optima = [one.optimum for one in learned_problems(config, folder)]
+        learned = np.mean([(one.multiplier, *one.further_multipliers) for one in optima], axis=0) / scales_of(config)
+        optimum = [one["multiplier_optimum"] for one in limits.values()]
+        rows = (multipliers_of(folder, list(limits)), learned, optimum)
         print(f"| {seed} | {' | '.join(shown(row, '.2f') for row in rows)} |", flush=True)
 
 
-def learned_rewards(config: Config, folder: Path) -> list[Array]:
-    """beta log(reward policy / reference) of every answer, of the last rounds. LATE times [X, Y]"""
+def learned_problems(config: Config, folder: Path) -> list[Oracle]:
+    """The problem with beta log(reward policy / reference) of the last rounds as its reward. LATE of them"""
     view = text_view(config, prepare_text_world(config), ArtifactStore(folder / ARTIFACTS))
+    reference = view.oracle.reference
     with open_folder(folder) as journal:
-        rewards = {entry.round: entry.version for entry in journal.versions() if entry.stage == "reward"}
-    rows = []
-    for number in sorted(rewards)[-LATE:]:
-        table, reference = view.table(rewards[number]), view.oracle.reference
+        versions = {entry.round: entry.version for entry in journal.versions() if entry.stage == "reward"}
+    problems = []
+    for number in sorted(versions)[-LATE:]:
         # an answer that the policy never gives is worth next to nothing
-        ratio = np.divide(np.maximum(table, NEVER), reference, out=np.ones(table.shape), where=reference > 0)
-        rows.append(config.beta * np.log(ratio))
-    return rows
+        table = np.maximum(view.table(versions[number]), NEVER)
+        ratio = np.divide(table, reference, out=np.ones(table.shape), where=reference > 0)
+        problems.append(replace(view.oracle, reward=config.beta * np.log(ratio)))
+    return problems
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
-def exact_dual(config: Config) -> tuple[Oracle, LagrangianDual]:
-    """The problem of a recipe under its limits, by enumeration."""
-    truth, _ = world_under_limits(config, prepare_text_world(config))
-    oracle = truth.oracle(config.beta)
-    excess = np.stack([oracle.cost - oracle.threshold, *(one.cost - one.threshold for one in oracle.further)])
-    support = oracle.reference > 0
-    log_reference = np.log(oracle.reference, out=np.full(support.shape, -np.inf), where=support)
-    return oracle, LagrangianDual(log_reference, oracle.reward, excess, oracle.prior, oracle.beta)
-
-
 def exact_gaps(config: Config) -> list[tuple[tuple[float, ...], float, Array]]:
     """Every weight vector with the gap and the violations, in shares of their ranges, of its exact policy."""
-    oracle, dual = exact_dual(config)
-    rows = []
+    truth, _ = world_under_limits(config, prepare_text_world(config))
+    oracle = truth.oracle(config.beta)
+    dual, rows = oracle.lagrangian(), []
     for vector in product(LEVELS, repeat=len(dual.excess)):
         policy = dual.policy(np.array(vector))
         rows.append((vector, oracle.gap(policy), dual.violations(policy)))

@@ -119,9 +119,8 @@ def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple
     Which answers people are asked about follows from the limit's name and the number of answers, not from the labels.
     """
     limit, quantity = stated.limit, stated.limit.quantity
-    assert quantity.low is not None
-    assert quantity.high is not None
-    assert stated.audited is not None
+    if quantity.low is None or quantity.high is None or stated.audited is None:
+        raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
     bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
     people = people_source(limit.name, wins=stated.wins, bounds=bounds)
     asked = chosen_for(f"{limit.name}, audited", len(answers), stated.audited)

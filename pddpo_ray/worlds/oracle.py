@@ -236,14 +236,18 @@ class Oracle:
         expected = self.expectations(policies, cost)
         return expected + kl * self.kl_values(policies) if kl else expected
 
-    def _best_of_several(self, support: Mask | None, margin: float) -> Optimum:
-        """Best policy that keeps every limit by `margin`; g is measured from the limits themselves."""
-        self._margin(support)
+    def lagrangian(self, support: Mask | None = None, margin: float = 0.0) -> LagrangianDual:
+        """The dual of this problem, every limit lower by `margin`, for policies inside `support`."""
         with np.errstate(divide="ignore"):
             log_reference = np.log(self.reference if support is None else np.where(support, self.reference, 0.0))
         term = self._kl_term()
         weights = None if term is None else term.weights
-        dual = LagrangianDual(log_reference, self.reward, self._excess() + margin, self.prior, self.beta, weights)
+        return LagrangianDual(log_reference, self.reward, self._excess() + margin, self.prior, self.beta, weights)
+
+    def _best_of_several(self, support: Mask | None, margin: float) -> Optimum:
+        """Best policy that keeps every limit by `margin`; g is measured from the limits themselves."""
+        self._margin(support)
+        dual = self.lagrangian(support, margin)
         multipliers = minimise(dual)
         policy = dual.policy(multipliers)
         residual = kkt_residual(multipliers, -dual.violations(policy))

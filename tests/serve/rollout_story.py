@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from pddpo_ray.serving.keys import ApiKeys, Scope
 from tests.killed_processes import CORE, ENTRANCE, processes
 from tests.served_run import PROMPT, SAFE, make_run
 from tests.stopped_streams import STREAMS, streaming
+from tests.tiny_language_model import tiny_llama
 
-NAME, TOKENS = "pddpo-demo", 100
+NAME, TOKENS = "pddpo-demo", 3000
 
 
 def main(folder: Path) -> None:
-    run = make_run(folder / "demo", (SAFE,))
+    model = partial(tiny_llama, context=2 * TOKENS)
+    run = make_run(folder / "demo", (SAFE,), max_model_len=2 * TOKENS, model=model)
     limits: dict[str, Any] = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
     _, key = ApiKeys(Store(run.journal.engine, "demo")).create("streams", Scope.INSPECT, **limits)
     with ray_session("rollout"):

@@ -140,7 +140,7 @@ def test_the_mixed_interval_covers_what_a_model_never_sees(rate: float, unsure: 
     assert covered >= 930
 
 
-def test_an_interval_counts_what_people_saw_and_the_journal_knows_it_from_the_recipe() -> None:
+def test_an_interval_counts_what_people_saw_of_what_the_model_stands_for() -> None:
     sample = sample_for_people(np.zeros(96), unsure=12, random=12, seed=[1])
     found = mixed_from_shares(np.zeros(96), np.zeros(96), sample, labels_each=1, cost_max=4.0, mode="unsafe_rate")
     assert found.seen == answers_seen(12, 12, 96) == 13

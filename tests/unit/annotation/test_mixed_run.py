@@ -17,7 +17,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.loop.mixed_labelling import MODEL, PEOPLE, MixedFeedbackController, mixed_feedback
 from pddpo_ray.loop.run import run_recipe
-from pddpo_ray.records import Response
+from pddpo_ray.records import Response, answers_seen
 from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.worlds.tabular_files import tabular_world
 from pddpo_ray.worlds.truth_labeller import WorldLabeller
@@ -85,6 +85,9 @@ def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what
             assert journal.metrics()[number]["explore/found"] == 24
         steps = journal.dual_steps()
     assert [step.estimate.responses for step in steps] == [64, 64]
+    settings = config.feedback
+    assert isinstance(settings, MixedFeedback)
+    assert {step.estimate.seen for step in steps} == {answers_seen(settings.unsure, settings.random, 64)}
 
 
 def test_a_mixed_run_broken_off_after_the_screening_asks_the_same_people_the_same(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ from bench.learned_limits_text import (
     LABELS,
     LEVELS,
     arguments,
-    exact_dual,
     exact_gaps,
     finished,
     labels_of_harm,
-    learned_rewards,
+    learned_problems,
     of_arm,
 )
 from pddpo_ray.config import load
@@ -57,15 +55,14 @@ def test_the_problem_that_a_run_sees_has_its_learned_reward(tmp_path: Path) -> N
     """The reference times exp(learned reward / beta) is the reward policy again, on the answers that are enumerated."""
     config = load("text-world-limits-twin", ["rounds=1", "report.html=false", "report.tensorboard=false"])
     finished(config, tmp_path / "run")
-    (learned,) = learned_rewards(config, tmp_path / "run")
-    oracle, dual = exact_dual(config)
-    again = replace(dual, reward=learned).policy(np.zeros(3))
+    (learned,) = learned_problems(config, tmp_path / "run")
+    again = learned.lagrangian().policy(np.zeros(3))
     with open_folder(tmp_path / "run") as journal:
         (version,) = [entry.version for entry in journal.versions() if entry.stage == "reward" and entry.round == 1]
     view = text_view(config, prepare_text_world(config), ArtifactStore(tmp_path / "run" / ARTIFACTS))
-    inside = np.where(oracle.reference > 0, view.table(version), 0.0)
+    inside = np.where(learned.reference > 0, view.table(version), 0.0)
     assert again == pytest.approx(inside / inside.sum(axis=1, keepdims=True), abs=1e-9)
-    assert np.abs(learned - oracle.reward).max() > 0.1
+    assert np.abs(learned.reward - view.oracle.reward).max() > 0.1
 
 
 @pytest.mark.slow

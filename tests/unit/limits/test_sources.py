@@ -331,6 +331,14 @@ def test_what_people_cannot_correct_is_refused_before_a_file_is_measured(
     assert message in str(refused.value)
 
 
+def test_an_audit_without_known_bounds_is_refused_in_one_line(tmp_path: Path, server: MeasuringServer) -> None:
+    limits = judged_by(
+        server, "{logit: {judge: {question: 'Is it so?'}}, labels_each: 4, at_most: 0, audited_by: {people: 2}}"
+    )
+    with pytest.raises(UserError, match="audited_by needs `bounds` of the measure"):
+        result(tmp_path, limits, rows(3))
+
+
 def test_an_audit_makes_a_judge_of_wins_right() -> None:
     """The judge calls every answer a win; people call a quarter better, a quarter ties and half worse: 37.5 %."""
     people = ["better", "tie", "worse", "worse"] * 10
