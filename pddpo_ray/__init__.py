@@ -5,6 +5,13 @@ shell is `actors`, and what the outside meets is `deploy`.
 
     pddpo_ray.upper_bound(values, limit, level)        upper bound of a mean, valid however often it is looked at
     pddpo_ray.first_certified(values, limit, level)    how many values it took to certify the limit
+    pddpo_ray.check_limits(limits, rows)               rows of answers against limits, as `pddpo limits check` does
+
+The base install brings what these need. Runs want an extra: `pip install 'pddpo-ray[train]'`, or `[cpu]` or `[gpu]`
+for everything; from there on
+
+    pddpo_ray.load_recipe(name, overrides)             a shipped recipe or a file, checked
+    pddpo_ray.run(recipe, folder)                      a whole run in this process or on Ray -> its result
 """
 
 from __future__ import annotations
@@ -13,16 +20,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["first_certified", "upper_bound"]
+__all__ = ["check_limits", "first_certified", "load_recipe", "run", "upper_bound"]
 
 if TYPE_CHECKING:
+    from pddpo_ray.config import load as load_recipe
+    from pddpo_ray.loop.run import run_recipe as run
+    from pddpo_ray.scoring.limit_rows import check_limits
     from pddpo_ray.theory.certificate import first_certified, upper_bound
 
-PLACES = {"upper_bound": "pddpo_ray.theory.certificate", "first_certified": "pddpo_ray.theory.certificate"}
-"""Modules of the public names; loaded when one is used, so that `pddpo --help` waits for none of them."""
+PLACES = {
+    "check_limits": ("pddpo_ray.scoring.limit_rows", "check_limits"),
+    "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
+    "load_recipe": ("pddpo_ray.config", "load"),
+    "run": ("pddpo_ray.loop.run", "run_recipe"),
+    "upper_bound": ("pddpo_ray.theory.certificate", "upper_bound"),
+}
+"""Where the public names are; each is loaded when it is used, so that `pddpo --help` waits for none of them."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(PLACES[name]), name)
+    module, own = PLACES[name]
+    try:
+        return getattr(import_module(module), own)
+    except ModuleNotFoundError as error:
+        from pddpo_ray.errors import missing_extra
+
+        advice = missing_extra(error.name)
+        if advice is None:
+            raise
+        raise ImportError(f"pddpo_ray.{name}: {advice}", name=error.name) from error

@@ -6,6 +6,8 @@ without a traceback; anything else that escapes is a bug and keeps its traceback
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class PddpoError(Exception):
     """Base of all errors below. `exit_code` is what the command line ends with."""
@@ -41,3 +43,41 @@ class StoppedError(PddpoError):
     """The run was told to stop (SIGTERM); `--resume` goes on. The code is a shell's for that signal."""
 
     exit_code = 143
+
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "judge": ("httpx",),
+    "train": (
+        "alembic",
+        "datasets",
+        "fsspec",
+        "jinja2",
+        "matplotlib",
+        "packaging",
+        "peft",
+        "psutil",
+        "pyarrow",
+        "ray",
+        "safetensors",
+        "sqlalchemy",
+        "tensorboard",
+        "tokenizers",
+        "torch",
+        "transformers",
+    ),
+    "serve": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "annotate": ("markdown_it", "nh3", "segno"),
+    "cpu": ("deepspeed", "vllm"),
+    "postgres": ("psycopg",),
+    "trl": ("accelerate", "trl"),
+}
+"""Modules by the smallest extra that brings them. On a GPU machine `gpu` stands in the place of `cpu`."""
+
+
+def missing_extra(module: str | None) -> str | None:
+    """What to install where `module` cannot be imported, in one line; None where no extra brings it."""
+    top = (module or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if top in modules:
+            return f"this needs {top}, which is not installed: pip install 'pddpo-ray[{extra}]'"
+    return None

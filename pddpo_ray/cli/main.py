@@ -41,7 +41,7 @@ from pddpo_ray.cli import (
     world,
 )
 from pddpo_ray.cli import annotations as annotation_files
-from pddpo_ray.errors import PddpoError
+from pddpo_ray.errors import PddpoError, UserError, missing_extra
 
 app = typer.Typer(
     name="pddpo",
@@ -108,3 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
     except PddpoError as error:
         print(f"pddpo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        advice = missing_extra(error.name)
+        if advice is None:
+            raise
+        print(f"pddpo: {advice}", file=sys.stderr)
+        sys.exit(UserError.exit_code)

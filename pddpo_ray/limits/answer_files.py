@@ -31,6 +31,11 @@ def _answer(line: str, where: str) -> Answer:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error}") from error
+    return answer_of(row, where)
+
+
+def answer_of(row: Any, where: str) -> Answer:
+    """The answer that a row holds. Raises UserError with what is wrong about it."""
     if not isinstance(row, dict):
         raise UserError(f'{where} is no JSON object; write {{"prompt": ..., "response": ...}}')
     for key in ("prompt", "response"):

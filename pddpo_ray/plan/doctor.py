@@ -34,6 +34,8 @@ PINNED = ("torch", "transformers")
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 """Their public wheels are CUDA builds; `transformers` imports them when they are there."""
 PORTS = {8265: "Ray's dashboard and jobs", 6379: "Ray's head"}
+RUNS_NEED = ("", "judge", "train")
+"""Extras without which no run begins; \"\" is the base."""
 TESTED_PYTHON = (3, 11)
 IMPORT_DEADLINE_S = 300
 
@@ -188,7 +190,7 @@ def check_python(facts: Facts) -> list[Finding]:
 
 
 def check_versions(facts: Facts) -> list[Finding]:
-    """Installed versions against the bounds of this package, those of absent extras left out."""
+    """Installed versions against the bounds of this package, those left out that only other extras bring."""
     if not facts.requirements:
         return [
             Finding("versions", "warn", "pddpo-ray itself is not installed", "run `make setup`, or `pip install -e .`")
@@ -196,7 +198,8 @@ def check_versions(facts: Facts) -> list[Finding]:
     wrong = []
     for text in facts.requirements:
         requirement = Requirement(text)
-        optional = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        marker = requirement.marker
+        optional = marker is not None and not any(marker.evaluate({"extra": extra}) for extra in RUNS_NEED)
         version = facts.versions.get(requirement.name.lower().replace("_", "-"))
         if version is None and not optional:
             wrong.append(

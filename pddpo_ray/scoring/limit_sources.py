@@ -20,9 +20,6 @@ from pddpo_ray.limits.local_sources import json_schema_source, language_source, 
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import StatedLimit, seconds_of, stated_limits
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Source, Unmeasured
-from pddpo_ray.scoring.graders import grader_source
-from pddpo_ray.scoring.limit_endpoint import endpoint_source
-from pddpo_ray.scoring.limit_judge import Form, judge_source
 from pddpo_ray.scoring.limit_profanity import PROFANITY, profanity_source
 
 
@@ -46,11 +43,19 @@ def read_limits(path: Path) -> list[tuple[StatedLimit, Source | None]]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; give a file with `limits:` in it")
     document, _ = read_document(path, path.name)
+    return opened_limits(document, path.name, path.parent)
+
+
+def opened_limits(document: Mapping[str, Any], name: str, folder: Path) -> list[tuple[StatedLimit, Source | None]]:
+    """The limits of a document with `limits:` and perhaps `judge:`, opened; its paths are relative to `folder`.
+
+    None for what only a run can measure. Raises UserError with what is wrong.
+    """
     judge = document.get("judge")
-    surroundings = Surroundings(path.parent, judge if isinstance(judge, dict) else {})
+    surroundings = Surroundings(folder, judge if isinstance(judge, dict) else {})
     return [
         (stated, None if stated.source.kind in ("reference", "world") else open_source(stated, surroundings))
-        for stated in stated_limits(document, path.name)
+        for stated in stated_limits(document, name)
     ]
 
 
@@ -79,7 +84,7 @@ def single_source(stated: StatedLimit, around: Surroundings) -> Source:
     where = f"{stated.where}.{kind}.{name.kind}"
     match name.kind:
         case "rule" if "tokenizer" in name.options:
-            # here: a tokenizer and the models below take seconds to import
+            # here, as all below: what models and endpoints need takes seconds to import, or comes with an extra
             from pddpo_ray.scoring.limit_models import tokens_source
 
             return tokens_source(where, str(name.options["tokenizer"]), scale, around.folder)
@@ -108,14 +113,20 @@ def single_source(stated: StatedLimit, around: Surroundings) -> Source:
             model = score_model_source(where, name.what, name.options, scale, around.folder, says)
             return replace(model, scale=WINS) if comparing else model
         case "endpoint":
+            from pddpo_ray.scoring.limit_endpoint import endpoint_source
+
             return endpoint_source(where, name.what, name.options, scale, around.environment)
         case "grader":
+            from pddpo_ray.scoring.graders import grader_source
+
             options = {**around.judge, **name.options}
             return grader_source(where, name.what, options, scale, around.folder, around.environment)
         case "people":
             people = people_source(stated.limit.name, stated.asking.labels_each, wins=comparing)
             return replace(people, scale=WINS) if comparing else people
         case "judge":
+            from pddpo_ray.scoring.limit_judge import Form, judge_source
+
             form: Form = "score" if kind == "mean" else "comparison" if comparing else "verdict"
             options = {**around.judge, **name.options, **({"question": name.what} if name.what else {})}
             labels = stated.asking.labels_each or 1

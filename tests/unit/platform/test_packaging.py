@@ -30,8 +30,19 @@ def locked() -> dict[str, str]:
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
-    return [Requirement(text) for text in texts]
+    """Of the base and these extras, and of the extras that they name."""
+    texts, pending, seen = list(PROJECT["dependencies"]), list(extras), set[str]()
+    while pending:
+        extra = pending.pop()
+        if extra not in seen:
+            seen.add(extra)
+            texts += PROJECT["optional-dependencies"][extra]
+            pending += [named for text in texts for named in Requirement(text).extras if is_own(text)]
+    return [Requirement(text) for text in texts if not is_own(text)]
+
+
+def is_own(text: str) -> bool:
+    return canonicalize_name(Requirement(text).name) == PROJECT["name"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""TRL's own GRPOTrainer with limits: the weights are the controller's, in a step, over a checkpoint, and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pddpo_ray.errors import UserError
+from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+PAGE = Path(__file__).parents[3] / "docs" / "integrations.md"
+LIMITS: dict[str, Any] = {
+    "length": {"mean": {"rule": "words"}, "at_most": 6, "bounds": [0, 16]},
+    "seven": {"rate": {"regex": "words.txt"}, "at_most": "20 %"},
+}
+
+
+def helpful(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion.split())) for completion in completions]
+
+
+def trainer_of(folder: Path, limits: Any, steps: int, **other: Any) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 16,
+        "max_steps": steps,
+        "learning_rate": 1e-2,
+        "save_steps": 3,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "multi_objective_aggregation": "normalize_then_sum",
+        **other,
+    }
+    prompts = Dataset.from_dict({"prompt": [f"word{n} word{n + 1}" for n in range(16)]})
+    torch.manual_seed(0)
+    return GRPOTrainer(
+        tiny_llama(0, context=64),
+        reward_funcs=[helpful, *limits.reward_funcs],
+        args=GRPOConfig(**settings),
+        train_dataset=prompts,
+        processing_class=word_tokenizer(),
+    )
+
+
+def limited(folder: Path) -> Any:
+    from pddpo_ray.integrations.trl import LimitedRewards
+
+    folder.mkdir(exist_ok=True)
+    (folder / "words.txt").write_text("word7\\b\nword8\\b\n")
+    limits = {**LIMITS, "seven": {**LIMITS["seven"], "rate": {"regex": str(folder / "words.txt")}}}
+    return LimitedRewards(limits, journal=folder / "limits.jsonl")
+
+
+def steps_of(folder: Path) -> dict[int, dict[str, float]]:
+    """Multipliers of the last time that each step was taken."""
+    lines = [json.loads(line) for line in (folder / "limits.jsonl").read_text().splitlines()]
+    return {
+        line["step"]: {name: state["multiplier"] for name, state in line["states"].items()}
+        for line in lines
+        if "step" in line
+    }
+
+
+def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    limits = limited(whole)
+    trainer = trainer_of(whole, limits, 6)
+    limits.attach(trainer)
+    trainer.train()
+    told = steps_of(whole)
+    assert sorted(told) == list(range(6))
+    assert told[0]["length"] > 0, "sixteen words against six"
+    assert trainer.reward_weights[1:].tolist() == pytest.approx(list(told[5].values()))
+    assert trainer.reward_weights[0] == 1.0
+    logged = [entry["limits/length/multiplier"] for entry in trainer.state.log_history[:6]]
+    assert logged == pytest.approx([told[step]["length"] for step in range(6)])
+    # killed after the checkpoint: another trainer, the same folder
+    (whole / "limits.jsonl").open("a").write('{"step": 6, "st')
+    again = limited(whole)
+    second = trainer_of(whole, again, 6)
+    again.attach(second)
+    second.train(resume_from_checkpoint=str(whole / "checkpoint-3"))
+    assert steps_of(whole) == told
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset
+
+    (example,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    on_cpu = 'output_dir="out", use_cpu=True, bf16=False, max_steps=2, report_to=[], max_completion_length=24,'
+    example = example.replace('output_dir="out",', on_cpu)
+    monkeypatch.chdir(tmp_path)
+    Path("limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 20, bounds: [0, 300]}}\n")
+    given = {
+        "model": str(save_policy(tmp_path / "model", 0, context=512)),
+        "prompts": Dataset.from_dict({"prompt": ["word1", "word2"]}),
+        "helpful": helpful,
+    }
+    exec(example, given)
+    assert steps_of(tmp_path / "out")[0]["length"] > 0
+
+
+def test_a_trainer_that_is_not_set_up_for_limits_is_refused(tmp_path: Path) -> None:
+    limits = limited(tmp_path / "one")
+    with pytest.raises(UserError, match='limits need "normalize_then_sum"'):
+        limits.attach(trainer_of(tmp_path / "one", limits, 1, multi_objective_aggregation="sum_then_normalize"))
+    other = limited(tmp_path / "two")
+    trainer = trainer_of(tmp_path / "two", other, 1)
+    trainer.reward_func_names.reverse()
+    with pytest.raises(UserError, match="last reward functions are not those of the limits"):
+        other.attach(trainer)
