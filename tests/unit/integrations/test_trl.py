@@ -105,7 +105,7 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     on_cpu = 'output_dir="out", use_cpu=True, bf16=False, max_steps=2, report_to=[], max_completion_length=24,'
     example = example.replace('output_dir="out",', on_cpu)
     monkeypatch.chdir(tmp_path)
-    Path("limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 20, bounds: [0, 300]}}\n")
+    Path("limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 5, bounds: [0, 300]}}\n")
     given = {
         "model": str(save_policy(tmp_path / "model", 0, context=512)),
         "prompts": Dataset.from_dict({"prompt": ["word1", "word2"]}),
