@@ -86,7 +86,21 @@ def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
 
 KNOWN_VERBS = (
     *("train", "report", "doctor", "recipes", "status", "verify", "annotate", "simulate-annotators", "submit", "serve"),
-    *("stop", "logs", "release", "rollback", "evaluate", "compare", "audit", "export", "chat", "score", "certify"),
+    *(
+        "stop",
+        "logs",
+        "release",
+        "rollback",
+        "evaluate",
+        "compare",
+        "audit",
+        "explain",
+        "export",
+        "init",
+        "chat",
+        "score",
+        "certify",
+    ),
     "withdraw",
 )
 
@@ -96,6 +110,17 @@ def test_verbs_have_the_names_that_scripts_rely_on(capsys: pytest.CaptureFixture
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert all(f"  {verb} " in out for verb in VERBS)
+
+
+def test_the_shell_completes_verbs() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "pddpo_ray"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "_PDDPO_COMPLETE": "complete_bash", "COMP_WORDS": "pddpo ex", "COMP_CWORD": "1"},
+    )
+    assert said.stdout.split() == ["explain", "export"]
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,189 @@
+"""What every key of a recipe means, from the docstrings of the sections: one key, or the page of all of them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from pddpo_ray.config.recipe import Config
+from pddpo_ray.errors import UserError
+
+SHOWN = 60
+"""Characters of a default that are shown."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One key as it stands in one section."""
+
+    key: str
+    """With dots, e.g. `dual.rule.damping`."""
+    takes: str
+    default: str
+    """As YAML; `needed` where a recipe must state it."""
+    about: str
+    variant: str = ""
+    """Which of a section's variants has it, e.g. `kind: newton`; empty: there is one alone."""
+    section: type[BaseModel] | None = None
+
+
+def every_key() -> Iterator[Explained]:
+    """All keys of all variants, in the order of the sections."""
+    yield from _keys_below(Config, "", "")
+
+
+def explained(key: str) -> list[Explained]:
+    """A key in each variant that has it. Raises UserError with the nearest keys."""
+    found = [one for one in every_key() if one.key == key]
+    if not found:
+        keys = list(dict.fromkeys(one.key for one in every_key()))
+        same = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
+        near = (same or difflib.get_close_matches(key, keys, 3, 0.6))[:6]
+        raise UserError(
+            f"there is no key `{key}`; " + (f"did you mean {', '.join(near)}?" if near else "`pddpo explain` lists all")
+        )
+    return found
+
+
+def keys_of_section(key: str) -> list[Explained]:
+    """The keys directly below a section; none where the key is no section."""
+    depth = key.count(".") + 1
+    return [one for one in every_key() if one.key.startswith(f"{key}.") and one.key.count(".") == depth]
+
+
+def settings_page() -> str:
+    """docs/settings.md: a table for every section."""
+    lines = [
+        "# Settings",
+        "",
+        "Every key that a recipe may set, in the words of the code: `pddpo explain --page` prints this page.",
+        "`pddpo explain dual.rule` says the same in the terminal. In a recipe a section is a mapping; on the",
+        "command line a key has dots: `pddpo train o-pd-dpo dual.rule.damping=0.5`. A section with variants is chosen",
+        "by the key that stands in its title.",
+    ]
+    section: tuple[str, str] | None = None
+    for one in every_key():
+        parent = one.key.rpartition(".")[0]
+        if (parent, one.variant) != section:
+            section = (parent, one.variant)
+            title = (f"`{parent}`" if parent else "The recipe") + (f", `{one.variant}`" if one.variant else "")
+            lines += ["", f"## {title}", "", "| key | takes | default | |", "|---|---|---|---|"]
+        name = one.key.rpartition(".")[2]
+        cells = (f"`{name}`", _cell(one.takes), f"`{_cell(one.default)}`", _cell(one.about))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[Explained]:
+    below: list[tuple[str, list[type[BaseModel]], str]] = []
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        sections = _sections(field.annotation)
+        yield Explained(
+            key,
+            "a section" if sections and _is_section(field) else _takes(field),
+            _default(field),
+            _one_line(field.description or (inspect.getdoc(sections[0]) if len(sections) == 1 else "") or ""),
+            variant,
+            sections[0] if len(sections) == 1 else None,
+        )
+        if sections:
+            below.append((key, sections, field.discriminator if isinstance(field.discriminator, str) else ""))
+    for key, sections, tag in below:
+        for section in sections:
+            own = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
+            yield from _keys_below(section, f"{key}.", own or ("" if len(sections) == 1 else _named(section)))
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        inner = inner[:1]
+    return [section for one in inner for section in _sections(one)]
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) not in (list, tuple, dict)
+
+
+def _takes(field: FieldInfo) -> str:
+    bounds = [text for one in field.metadata for text in [_bound(one)] if text]
+    return _type(field.annotation) + (f", {' and '.join(bounds)}" if bounds else "")
+
+
+def _bound(constraint: Any) -> str:
+    for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
+        value = getattr(constraint, name, None)
+        if value is not None:
+            return f"{sign} {value:g}"
+    return ""
+
+
+def _type(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = [text for one in inner[1:] for part in (getattr(one, "metadata", None) or [one])
+                  for text in [_bound(part)] if text]  # fmt: skip
+        return _type(inner[0]) + (f" {' and '.join(bounds)}" if bounds else "")
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(one) for one in inner))
+    if origin in (list, tuple):
+        return f"list of {_type(inner[0])}"
+    if origin is dict:
+        return f"mapping of names to {_type(inner[1])}"
+    if annotation is type(None):
+        return "null"
+    plain = {str: "text", float: "number", int: "whole number", bool: "true or false", Any: "anything"}
+    return plain.get(
+        annotation, "a section" if _sections(annotation) else str(getattr(annotation, "__name__", annotation))
+    )
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "needed"
+    value = field.get_default(call_default_factory=False)
+    if value is PydanticUndefined or value is None:
+        return "null" if value is None else "{}"
+    if isinstance(value, tuple | list) and any(isinstance(one, BaseModel) for one in value):
+        return "see below"
+    if isinstance(value, BaseModel):
+        tag = next((name for name in ("kind", "engine") if name in type(value).model_fields), "")
+        return f"{tag}: {getattr(value, tag)}" if tag else "see below"
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, tuple | list):
+        text = f"[{', '.join(map(str, value))}]"
+    return (text or '""') if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _tag(section: type[BaseModel], tag: str) -> str:
+    field = section.model_fields.get(tag)
+    return "" if field is None else str(field.default if not field.is_required() else get_args(field.annotation)[0])
+
+
+def _named(section: type[BaseModel]) -> str:
+    for tag in ("kind", "engine"):
+        if tag in section.model_fields:
+            return f"{tag}: {_tag(section, tag)}"
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", section.__name__.removesuffix("Config")).lower()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
