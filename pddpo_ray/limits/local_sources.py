@@ -1,4 +1,4 @@
-"""Sources that need neither a model nor a network: rules that ship, patterns in a file, a JSON schema."""
+"""Sources that need neither a model nor a network: rules, patterns in a file, a JSON schema."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from pddpo_ray.limits.sources import Answer, Source, fingerprint, one_by_one
 
 
 def rule_source(where: str, name: str) -> Source:
-    """A rule that ships; its version is that of the file with all rules."""
+    """A rule that ships, or one of an installed package; its version follows its file."""
     rule = rules.rule_of(where, name)
-    identity = f"rule {name} {fingerprint(Path(rules.__file__).read_bytes())}"
     measure = one_by_one(lambda answer: rule.measure(answer.response))
-    return Source(f"rule {name}", identity, measure, rule.scale, note=rule.note)
+    return Source(f"rule {name}", rules.version_of(name), measure, rule.scale, note=rule.note)
 
 
 def language_source(where: str, wanted: object) -> Source:

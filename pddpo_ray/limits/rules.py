@@ -1,14 +1,20 @@
-"""Measures that ship and cost nothing: functions of an answer that return a number or a yes-or-no.
+"""Measures that cost nothing: functions of an answer that return a number or a yes-or-no.
 
-A rule that counts has no upper bound of its own; a rule that judges returns True for "yes".
+A rule that counts has no upper bound of its own; a rule that judges returns True for "yes". Beside those that ship,
+an installed package may bring its own, as an entry point of the group `pddpo_ray.rules` that is a `Rule`.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import VERDICT, Scale
@@ -37,8 +43,8 @@ REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
 
 TOKEN_LIKE = re.compile(r"\w+|[^\w\s]")
 
+GROUP = "pddpo_ray.rules"
 Value = float | bool
-Rule = Callable[[str], Value]
 
 
 def tokens(answer: str) -> int:
@@ -108,12 +114,13 @@ def _syllables(word: str) -> int:
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A rule with what is known about its values."""
+class Rule:
+    """A measure with what is known about its values."""
 
-    measure: Rule
+    measure: Callable[[str], Value]
     scale: Scale
     note: str = ""
+    """What a reader of its numbers should know."""
 
 
 def counted(unit: str) -> Scale:
@@ -121,24 +128,65 @@ def counted(unit: str) -> Scale:
     return Scale(unit, low=0.0)
 
 
-RULES: Mapping[str, Shipped] = {
-    "tokens": Shipped(
+RULES: Mapping[str, Rule] = {
+    "tokens": Rule(
         tokens, counted("tokens"), "tokens are counted as words and punctuation marks, not by a model's tokenizer"
     ),
-    "words": Shipped(words, counted("words")),
-    "characters": Shipped(characters, counted("characters")),
-    "sentences": Shipped(sentences, counted("sentences")),
-    "refusal": Shipped(refusal, VERDICT),
-    "empty": Shipped(empty, VERDICT),
-    "reading_grade": Shipped(reading_grade, Scale("grades"), "a formula for English prose"),
-    "repeats": Shipped(repeats, Scale("share of repeated runs", low=0.0, high=1.0)),
+    "words": Rule(words, counted("words")),
+    "characters": Rule(characters, counted("characters")),
+    "sentences": Rule(sentences, counted("sentences")),
+    "refusal": Rule(refusal, VERDICT),
+    "empty": Rule(empty, VERDICT),
+    "reading_grade": Rule(reading_grade, Scale("grades"), "a formula for English prose"),
+    "repeats": Rule(repeats, Scale("share of repeated runs", low=0.0, high=1.0)),
 }
 
 
-def rule_of(where: str, name: str) -> Shipped:
-    """The rule of that name. Raises UserError with the nearest name."""
-    if name not in RULES:
-        near = difflib.get_close_matches(name, list(RULES), 1, 0.5)
-        known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(RULES)}, language"
-        raise UserError(f"{where}: there is no rule `{name}`; {known}")
-    return RULES[name]
+def rule_of(where: str, name: str) -> Rule:
+    """The rule of that name, one that ships or one of an installed package. Raises UserError with the nearest name."""
+    if name in RULES:
+        return RULES[name]
+    others = installed()
+    if name in others:
+        return _loaded(where, others[name])
+    every = [*RULES, *others]
+    near = difflib.get_close_matches(name, every, 1, 0.5)
+    known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(every)}, language"
+    raise UserError(f"{where}: there is no rule `{name}`; {known}")
+
+
+def version_of(name: str) -> str:
+    """What decides the values of a rule: the content of its file, and of an installed one its package's version."""
+    if name in RULES:
+        return f"rule {name} {digest(Path(__file__))}"
+    entry = installed()[name]
+    file = inspect.getsourcefile(_loaded(name, entry).measure)
+    package = "" if entry.dist is None else f" {entry.dist.name} {entry.dist.version}"
+    return f"rule {name}{package} {'' if file is None else digest(Path(file))}"
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+@cache
+def installed() -> Mapping[str, EntryPoint]:
+    """Rules of installed packages, not loaded yet. Raises UserError where two have one name, or a shipped rule's."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name in RULES or (entry.name in found and found[entry.name].value != entry.value):
+            raise UserError(
+                f"{entry.value} brings a rule `{entry.name}`, and there is one already: uninstall one of them"
+            )
+        found[entry.name] = entry
+    return found
+
+
+def _loaded(where: str, entry: EntryPoint) -> Rule:
+    try:
+        rule = entry.load()
+    except Exception as error:
+        raise UserError(f"{where}: {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(rule, Rule):
+        raise UserError(f"{where}: {entry.value} is no pddpo_ray.limits.rules.Rule, but {type(rule).__name__}")
+    return rule
