@@ -15,14 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOTrainer
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.controller import LimitController
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 AGGREGATION = "normalize_then_sum"
 logger = logging.getLogger(__name__)
@@ -106,6 +107,9 @@ class LimitedRewards(TrainerCallback):
         groups: list[Any] = [(rank, index // size) for index in range(len(prompts))]
         texts, values = [_text(completion) for completion in completions], self._values
         if trainer.accelerator.num_processes > 1:
+            # here: whoever has several processes has it, and looking for engines takes it a second
+            from accelerate.utils import gather_object
+
             groups, texts = gather_object(groups), gather_object(texts)
             values = {name: gather_object(own) for name, own in values.items()}
         self._controller.observe(values, groups, step=trainer.state.global_step, answers=texts)
