@@ -188,12 +188,12 @@ def _settings(
         keep=frozenset(keep or of_runs),
         strict=strict,
         checks=said.checks,
-        columns=_columns(column or []),
+        columns=columns_of(column or []),
         ignore=frozenset(ignore or ()),
     )
 
 
-def _columns(given: list[str]) -> dict[str, str]:
+def columns_of(given: list[str]) -> dict[str, str]:
     columns = {}
     for one in given:
         ours, sign, theirs = one.partition("=")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pddpo_ray.cli.data import Means
+from pddpo_ray.cli.data import Columns, Ignore, Means, columns_of
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import UserError
 
@@ -51,6 +51,8 @@ def train(
     means: Annotated[
         Means | None, typer.Option(help="What `chosen` stands for where the format does not tell.")
     ] = None,
+    column: Columns = None,
+    ignore: Ignore = None,
     rows: Annotated[int | None, typer.Option(help="At most so many rows, drawn by seed.", min=8)] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the rows (lora, full).", min=0.001)] = 1.0,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate (lora, full).", min=1e-9)] = 1e-4,
@@ -81,6 +83,7 @@ def train(
         "parameters": parameters.value, "rank": rank, "epochs": epochs, "learning_rate": learning_rate, "batch": batch,
         "micro": micro, "max_tokens": max_tokens, "template": template, "calibration": calibration,
         "held_out": held_out, "rows": rows, "device": device.value, "checkpoint_steps": checkpoint_steps, "seed": seed,
+        "columns": columns_of(column or []), "ignore": tuple(ignore or ()),
     }  # fmt: skip
     job = ScorerJob.model_validate(settings)
     # Imported here: a mistake in the options is told before torch is loaded.

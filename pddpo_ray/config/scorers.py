@@ -90,6 +90,10 @@ class ScorerJob(ScorerFit):
     """At most so many rows of the files, drawn by seed; null: all."""
     means: Literal["helpful", "harmless", "both"] | None = None
     """What `chosen` stands for where the format does not tell; null: helpful for a reward, harmless for a cost."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of fields here, and those that the files have for them, as `pddpo data --column` has it."""
+    ignore: tuple[str, ...] = ()
+    """Fields that are left out on purpose."""
     epochs: float = Field(1.0, gt=0)
     """Passes over the rows, for lora and full."""
     learning_rate: float = Field(1e-4, gt=0)

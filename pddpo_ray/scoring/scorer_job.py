@@ -117,7 +117,7 @@ def _defaults() -> dict[str, Any]:
 def rows_of_files(job: ScorerJob) -> list[tuple[Example, int | None]]:
     """Examples with the index of the answer that should score higher; None for a single answer with a safety label."""
     dimension: Dimension = "helpful" if job.kind == "reward" else "harmless"
-    inspection = inspect(list(job.files), Settings(means=job.means or dimension))
+    inspection = inspect(list(job.files), _settings(job, dimension))
     rows: list[tuple[Example, int | None]] = []
     for good in inspection.examples():
         example = good.example
@@ -129,6 +129,10 @@ def rows_of_files(job: ScorerJob) -> list[tuple[Example, int | None]]:
                 (Example(example.prompt, (answer,)), None) for answer in example.answers if answer.safe is not None
             ]
     return rows
+
+
+def _settings(job: ScorerJob, dimension: Dimension) -> Settings:
+    return Settings(means=job.means or dimension, columns=job.columns, ignore=frozenset(job.ignore))
 
 
 def _at_most(rows: list[tuple[Example, int | None]], job: ScorerJob) -> list[tuple[Example, int | None]]:

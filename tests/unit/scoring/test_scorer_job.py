@@ -73,6 +73,10 @@ def test_single_answers_with_labels_are_enough_for_a_cost(tmp_path: Path) -> Non
     assert "pairs" not in report["held_out"]
     assert report["held_out"]["better_than_chance"]
     assert report["held_out"]["labels"]["low"] > 0.6
+    named = [{"ask": row["prompt"], "quality": 3, **{key: row[key] for key in ("response", "is_safe")}} for row in rows]
+    file = write_rows(tmp_path / "named.jsonl", named)
+    same = trained(options(tmp_path, file, "other", "--column", "prompt=ask", "--ignore", "quality"))
+    assert same["held_out"] == report["held_out"], "the same rows under other names"
 
 
 def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
