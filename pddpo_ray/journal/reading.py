@@ -135,7 +135,10 @@ class JournalReader:
 
     def pair_questions(self, round_: int | None = None) -> list[Pair]:
         """Pairs in the order in which they were chosen, labelled or not."""
+        # Pairs are read before the answers that they name, which a driver writes no later: a pair that it adds meanwhile
+        # is left out, and never lacks its answers.
         query = self._of_run(schema.pair, round_).order_by(schema.pair.c.round, schema.pair.c.position)
+        chosen = self._read(query)
         # Only the answers that the pairs name: a run has many times more.
         sides = [
             select(side).where(
@@ -145,11 +148,10 @@ class JournalReader:
         ]
         named = self._joined_samples().where(schema.sample.c.id.in_(union(*sides)))
         answers = {response.id: response for response in self._responses(named)}
-        return [Pair(row.id, answers[row.first], answers[row.second]) for row in self._read(query)]
+        return [Pair(row.id, answers[row.first], answers[row.second]) for row in chosen]
 
     def pairs(self, round_: int | None = None) -> list[PairEntry]:
         """Labelled pairs with their round and labeller, in order."""
-        questions = {pair.id: pair for pair in self.pair_questions(round_)}
         table, pair = schema.pair_label, schema.pair
         query = (
             select(table, pair.c.round)
@@ -159,9 +161,11 @@ class JournalReader:
         )
         if round_ is not None:
             query = query.where(pair.c.round == round_)
+        labels = self._read(query)
+        questions = {question.id: question for question in self.pair_questions(round_)}
         return [
             PairEntry(row.round, row.labeller, row.source, rows.labelled_pair_record(row, questions[row.pair]))
-            for row in self._read(query)
+            for row in labels
         ]
 
     def dual_steps(self) -> list[DualEntry]:

@@ -206,6 +206,30 @@ def test_a_reader_follows_a_driver_that_begins_and_ends_after_it(path: Path) -> 
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("read", ["pair_questions", "pairs", "safety"])
+def test_a_reader_never_meets_half_of_what_a_driver_adds_meanwhile(path: Path, read: str) -> None:
+    def add(journal: Journal, name: str) -> None:
+        one, two = answer(f"{name}-1"), answer(f"{name}-2")
+        journal.add_samples(f"candidate-{name}", [one, two])
+        journal.add_pairs([LabelledPair(Pair(name, one, two), Verdict.FIRST, Verdict.SECOND)], "world")
+        journal.add_safety([SafetyLabels(one, (Verdict.SAFE,))])
+
+    with Journal.open(path, "demo", create=RECIPE) as journal, read_journal(path) as reader:
+        numbers = iter(range(1, 100))
+        written = journal.rounds(99)
+        next(written)
+        add(journal, "first")
+
+        @event.listens_for(reader.engine, "after_cursor_execute")
+        def after_every_statement(*_: object) -> None:
+            next(written)
+            add(journal, f"later-{next(numbers)}")
+
+        rows = getattr(reader, read)()
+        event.remove(reader.engine, "after_cursor_execute", after_every_statement)
+        assert 1 <= len(rows) < len(getattr(journal, read)())
+
+
 def test_a_journal_of_an_older_version_is_read_and_stays_as_it_is(path: Path) -> None:
     path.parent.mkdir()
     with sqlite3.connect(path) as connection:
