@@ -1,0 +1,485 @@
+"""Light parts over which bench.fair runs the methods' own modules (pddpo_ray.algorithms) on worlds of known truth.
+
+Fits, scorers, explorer, dual steps and draws are those of runs with log-linear policies; what is left out is what a run
+has around them (journal on disk, weight files, delivery checks), so that a run takes seconds. The limit is a rate: a
+cost is the chance that a label says unsafe, and whoever fits a cost model reads its logit as that chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import cast
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, log_softmax, softmax
+
+from bench.limit_worlds import PRIOR_SD, Indices, Twin, phrase_frequencies
+from bench.limit_worlds import Labels as Measured
+from pddpo_ray.algorithms.stages import Parts
+from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
+from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
+from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
+from pddpo_ray.journal import Journal
+from pddpo_ray.loop.method_scores import PolicyScorer
+from pddpo_ray.records import (
+    Array,
+    CandidateSet,
+    CostEstimate,
+    Decoding,
+    LabelledPair,
+    LossBonus,
+    Objective,
+    Pair,
+    PairRow,
+    PolicyVersion,
+    Prompt,
+    Response,
+    SafetyLabels,
+    Stage,
+    Verdict,
+)
+from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
+from pddpo_ray.theory.cost_estimate import mean_with_error
+from pddpo_ray.theory.dual import DualState, ascend
+from pddpo_ray.theory.explicit_dual import descend
+from pddpo_ray.theory.matrix_dual import (
+    COVARIANCE_ROUNDS,
+    CostEstimates,
+    LimitState,
+    NewtonRule,
+    apart_step,
+    newton_step,
+    within_covariance,
+)
+from pddpo_ray.theory.mle import unbounded_logistic
+from pddpo_ray.theory.seeds import generator
+from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
+from pddpo_ray.worlds.log_linear import LogLinear, phrase_blocks, slot_sizes
+from pddpo_ray.worlds.log_linear_parts import decoded_by_slot
+from pddpo_ray.worlds.oracle import Oracle
+from pddpo_ray.worlds.tabular import draw_answers
+from pddpo_ray.worlds.text_family import drawn_grammar
+
+LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9
+REFERENCE = PolicyVersion(0, "reference", "", "")
+BASELINE_ANSWERS, NEVER, LARGEST_LOGIT = 8, 1e-300, 6.0
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """A drawn text world under a rate limit. `oracle.cost` [X, Y] is the chance of a label "unsafe"."""
+
+    oracle: Oracle
+    policies: LogLinear
+    baseline: Array
+    """Nucleus of the reference, which writes no rare phrase. [X, Y]"""
+
+    def features(self, responses: Sequence[Response]) -> Array:
+        return self.policies.features(*cells(responses))
+
+
+def fair_ground(seed: int) -> Ground:
+    """The demo's family under a rate of 5 %, the reference a product of phrase frequencies (rare phrases 1 %). A seed
+    whose limit does not bind is drawn on."""
+    family = DrawnFamilyConfig(limit=RateLimitConfig(at_most=LIMIT))
+    for number in count(seed, 100_000):
+        grammar = drawn_grammar(family, number)
+        log_reference = phrase_frequencies(grammar, number)
+        spec = DrawnWorldSpec(seed=number, family=family, beta=BETA, cost_max=LARGEST_LOGIT)
+        made = build_drawn_world(spec, np.log(0.995) + log_reference, grammar).oracle
+        oracle = replace(made, reference=softmax(log_reference, axis=1), reward=made.reward[:, :-1],
+                         cost=made.cost[:, :-1])  # fmt: skip
+        if 0.05 < oracle.optimum.multiplier < 20.0:
+            break
+    policies = LogLinear(
+        log_softmax(log_reference, axis=1), phrase_blocks(grammar, slots=1.0, topics=0.5, interactions=0.5)
+    )
+    narrow, sizes = Decoding(top_p=TOP_P), slot_sizes(grammar)
+    return Ground(oracle, policies, np.stack([decoded_by_slot(row, sizes, narrow) for row in policies.log_reference]))
+
+
+def cells(responses: Sequence[Response]) -> tuple[Indices, Indices]:
+    """Rows and columns of answers. -> [n], [n]"""
+    places = [(one.prompt.token_ids[0], one.token_ids[0]) for one in responses]
+    prompts, answers = np.array(places, dtype=np.int64).reshape(-1, 2).T
+    return prompts, answers
+
+
+class Rounds:
+    """What the methods ask of a journal, in memory."""
+
+    def __init__(self) -> None:
+        self.round, self.next_round = 0, 1
+        self.by_round: dict[int, PolicyVersion] = {}
+
+    def rounds(self, total: int) -> Iterator[int]:
+        for self.round in range(1, total + 1):
+            yield self.round
+
+    def dual_steps(self) -> list[object]:
+        return []
+
+    @property
+    def policies(self) -> list[PolicyVersion]:
+        return list(self.by_round.values())
+
+
+class Solved:
+    """Satisfies contracts.Trainer: the most probable weights under a stage's loss and a normal prior. Equal fits are
+    solved once; a stage's temperature scales the solution."""
+
+    def __init__(self, policies: LogLinear) -> None:
+        self._policies = policies
+        self.tables: list[Array] = [policies.log_reference]
+        """log-probabilities by the number of the version. [X, Y] each"""
+        self._known: dict[bytes, Array] = {}
+
+    def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion:
+        if not np.isfinite(objective.temperature):  # a multiplier of 0: the stage's policy is its base
+            return self.tilted(objective.base, np.zeros_like(self.tables[0]))
+        scores = self._scores(rows, np.array(objective.margins))
+        return self.tilted(objective.base, scores / objective.temperature)
+
+    def tilted(self, base: PolicyVersion, scores: Array) -> PolicyVersion:
+        """The policy proportional to base * exp(scores). [X, Y]"""
+        self.tables.append(log_softmax(self.tables[base.number] + scores, axis=1))
+        number = len(self.tables) - 1
+        return PolicyVersion(number, f"policy-{number}", "", "")
+
+    def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
+        """Nothing waits here."""
+
+    def log_probs(self, policy: PolicyVersion, responses: Sequence[Response]) -> Array:
+        return np.asarray(self.tables[policy.number][cells(responses)])
+
+    def _scores(self, rows: Sequence[PairRow], margins: Array) -> Array:
+        places = np.array([(*row.prompt, *row.chosen, *row.rejected) for row in rows], dtype=np.int64)
+        key = places.tobytes() + margins.tobytes()
+        if key not in self._known:
+            prompts, chosen, rejected = places.T
+            differences = self._policies.features(prompts, chosen) - self._policies.features(prompts, rejected)
+            given = margins if len(margins) else None
+            theta = unbounded_logistic(differences, ridge=PRIOR_SD**-2, margins=given, tolerance=1e-9)
+            self._known[key] = self._policies.scores(theta)
+        return self._known[key]
+
+
+class Draws:
+    """Satisfies contracts.Rollout and contracts.Prompts: exact draws from tables."""
+
+    def __init__(self, trainer: Solved, journal: Rounds, seed: int, candidates: int) -> None:
+        self._trainer, self._journal, self._candidates = trainer, journal, candidates
+        self._draws, self._names = generator(seed, "answers"), count()
+        self.prompts = [Prompt(f"p{x}", (x,), "") for x in range(len(trainer.tables[0]))]
+
+    def draw(self, number: int) -> list[Prompt]:
+        """Every prompt as often, to within one."""
+        order = self._draws.permutation(len(self.prompts))
+        return [self.prompts[order[index % len(order)]] for index in range(number)]
+
+    def publish(self, policy: PolicyVersion) -> None:
+        if policy.number:
+            self._journal.by_round[self._journal.round] = policy
+
+    def sample(
+        self, prompts: Sequence[Prompt], policy: PolicyVersion, pair_prompts: Sequence[Prompt] = (), each: int = 1
+    ) -> list[Response]:
+        wanted = [prompt for prompt in prompts for _ in range(each)]
+        return self.answers(wanted, np.exp(self._trainer.tables[policy.number]), policy.number)
+
+    def answers(self, prompts: Sequence[Prompt], table: Array, version: int) -> list[Response]:
+        """One answer to each prompt from a table of chances [X, Y]."""
+        rows = np.array([prompt.token_ids[0] for prompt in prompts], dtype=np.int64)
+        drawn = draw_answers(table[rows], self._draws.random(len(rows)))
+        return [
+            Response(f"a{next(self._names)}", prompt, (int(answer),), "", version, 0)
+            for prompt, answer in zip(prompts, drawn, strict=True)
+        ]
+
+    def candidates(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[CandidateSet]:
+        """Half of the policy, half of the reference."""
+        half = self._candidates // 2
+        sets = []
+        for prompt in prompts:
+            own = self.sample([prompt] * (self._candidates - half), policy)
+            answers = [*own, *self.sample([prompt] * half, REFERENCE)]
+            chances = (tuple(self._trainer.log_probs(one, answers).tolist()) for one in (policy, REFERENCE))
+            sets.append(CandidateSet(prompt, tuple(answers), *chances))
+        return sets
+
+    def pairs(self, number: int, table: Array) -> list[Pair]:
+        """Pairs of two different answers from a table of chances."""
+        made = list[Pair]()
+        while len(made) < number:
+            prompts = self.draw(number)
+            both = zip(self.answers(prompts, table, 0), self.answers(prompts, table, 0), strict=True)
+            made += [Pair(f"{first.id}-{second.id}", first, second) for first, second in both
+                     if first.token_ids != second.token_ids]  # fmt: skip
+        return made[:number]
+
+
+class Truth:
+    """Satisfies contracts.Feedback: labels of the truth, every one counted. `kinds` are what a pair is compared for."""
+
+    def __init__(self, oracle: Oracle, seed: int, kinds: frozenset[str]) -> None:
+        self._oracle, self._kinds, self._draws = oracle, kinds, generator(seed, "labels")
+        self.spent: Counter[str] = Counter()
+
+    def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
+        """Nobody has to begin early."""
+
+    def safety(self, items: Sequence[Response], labels_each: int, constraint: str | None = None) -> list[SafetyLabels]:
+        unsafe = self.unsafe(items) if items else np.zeros(0)
+        return [
+            SafetyLabels(one, (Verdict.UNSAFE if bit else Verdict.SAFE,))
+            for one, bit in zip(items, unsafe, strict=True)
+        ]
+
+    def unsafe(self, items: Sequence[Response]) -> Array:
+        """One label of each answer, 1 for unsafe. -> [n]"""
+        self.spent["safety"] += len(items)
+        return (self._draws.random(len(items)) < self._oracle.cost[cells(items)]).astype(np.float64)
+
+    def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]:
+        logits = np.log(self._oracle.cost) - np.log1p(-self._oracle.cost)
+        helpful = self._wins("helpful", pairs, self._oracle.reward)
+        harmful = self._wins("harmful", pairs, logits)
+        return [LabelledPair(*row) for row in zip(pairs, helpful, harmful, strict=True)]
+
+    def _wins(self, kind: str, pairs: Sequence[Pair], scores: Array) -> list[Verdict]:
+        if kind not in self._kinds or not pairs:
+            return [Verdict.ABSTAIN] * len(pairs)
+        self.spent[kind] += len(pairs)
+        first, second = (scores[cells(side)] for side in ([one.first for one in pairs], [one.second for one in pairs]))
+        won = self._draws.random(len(pairs)) < expit(first - second)
+        return [Verdict.FIRST if one else Verdict.SECOND for one in won]
+
+
+class Known:
+    """Satisfies contracts.Preferences."""
+
+    def __init__(self) -> None:
+        self.labelled: list[LabelledPair] = []
+
+    def extend(self, labelled: Sequence[LabelledPair]) -> None:
+        self.labelled += labelled
+
+    @property
+    def reward(self) -> list[PairRow]:
+        return [row_of(item, item.helpful) for item in self.labelled if item.helpful is not Verdict.ABSTAIN]
+
+    @property
+    def cost(self) -> list[PairRow]:
+        """The cheaper answer is the chosen one."""
+        turned = {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST}
+        return [row_of(item, turned[item.harmful]) for item in self.labelled if item.harmful in turned]
+
+    def cost_of(self, constraint: str) -> list[PairRow]:
+        return self.cost
+
+
+def row_of(item: LabelledPair, chosen: Verdict) -> PairRow:
+    first, second = item.pair.first, item.pair.second
+    if chosen is Verdict.SECOND:
+        first, second = second, first
+    return PairRow(item.pair.id, item.pair.prompt.token_ids, first.token_ids, second.token_ids)
+
+
+class OneDual:
+    """Satisfies contracts.Dual: one multiplier by one of the rules of `theory.dual`."""
+
+    def __init__(self, state: DualState) -> None:
+        self._state = state
+        self.message = None
+
+    @property
+    def multiplier(self) -> float:
+        return self._state.multiplier
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        return {"cost": self.multiplier}
+
+    def ascend(self, estimate: CostEstimate) -> float:
+        self._state, _ = ascend(self._state, estimate)
+        return self.multiplier
+
+    def observe(
+        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+    ) -> None:
+        """Nobody reads it."""
+
+
+class RateLimit:
+    """Satisfies contracts.Limits: one rate, its stage the regression on measured values, its multiplier by the joint
+    Newton step, or by adaLag's rule (`log_rate`) on the newest `window` answers."""
+
+    on_drift, temperature = False, BETA
+
+    def __init__(
+        self, ground: Ground, trainer: Solved, truth: Truth, state: LimitState, rule: NewtonRule, *,
+        log_rate: float | None = None, window: int = 0,
+    ) -> None:  # fmt: skip
+        self._trainer, self._truth, self._rule = trainer, truth, rule
+        self._states, self._log_rate, self._window = (state,), log_rate, window
+        self._learner, self._asked = Twin(ground.policies), set[str]()
+        self._labels = Measured(ground.oracle.cost.shape, 1)
+        self._covariances = list[Array]()
+        self.base = REFERENCE
+        """The reward policy of the round."""
+        self.answered = list[tuple[Indices, Indices, Array]]()
+        """Prompts, answers and labels of each round's estimate. [n] each"""
+
+    @property
+    def multiplier(self) -> float:
+        return self._states[0].multiplier
+
+    def stages(self, trainer: Trainer, preferences: object, policy: PolicyVersion) -> PolicyVersion:
+        self.base = policy
+        scores = self._learner.measured(self._labels, np.array([self.multiplier]))
+        return self._trainer.tilted(policy, -scores / BETA)
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None:
+        """Both answers of each pair; one of the baseline that was in a pair before is not asked about again."""
+        answers = {one.id: one for pair in pairs for one in (pair.first, pair.second) if one.id not in self._asked}
+        self._asked |= set(answers)
+        self._measure(list(answers.values()))
+
+    def ascend(self, answers: Sequence[Response]) -> None:
+        drawn = self._measure(answers)
+        prompts, chosen = cells(answers)
+        self.answered.append((prompts, chosen, drawn))
+        if self._log_rate is not None:
+            newest = np.concatenate([values for *_, values in self.answered])[-self._window :]
+            seen = CostEstimates(np.array([newest.mean()]), np.zeros(1), np.eye(1))
+            self._states = apart_step(self._states, seen, self._log_rate)
+            return
+        self._covariances.append(self._covariance(prompts, chosen, drawn[:, None]))
+        recent = np.mean(self._covariances[-COVARIANCE_ROUNDS:], axis=0)
+        seen = CostEstimates(np.array([drawn.mean()]), np.zeros(1), recent)
+        self._states, _ = newton_step(self._states, seen, self._rule)
+
+    def _covariance(self, prompts: Indices, answers: Indices, drawn: Array) -> Array:
+        """Of the chances within prompts; the noise of a label is what repeated labels of its answer show."""
+        counts = np.maximum(self._labels.counts[prompts, answers], 2.0)[:, None]
+        means = self._labels.sums[:, prompts, answers].T / counts
+        groups = np.repeat(np.arange(len(prompts) // 2), 2).tolist()
+        return within_covariance(drawn, groups, means * (1.0 - means) * counts / (counts - 1.0))
+
+    def _measure(self, answers: Sequence[Response]) -> Array:
+        drawn = self._truth.unsafe(answers)
+        self._labels.measure(*cells(answers), drawn[:, None])
+        return drawn
+
+
+@dataclass(frozen=True)
+class Chances:
+    """A scorer whose cost, a logit up to `shift`, is read as the chance of a label "unsafe"."""
+
+    scorer: Scorer
+    shift: float = 0.0
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        rewards, logits = self.scorer(responses)
+        return rewards, expit(logits + self.shift)
+
+
+class Scores:
+    """Satisfies contracts.Scoring: linear models of the twin's features and a constant, or two policies."""
+
+    held = False
+
+    def __init__(
+        self, ground: Ground, trainer: Solved, draws: Draws, journal: Rounds, *, aim: float, upper: float,
+        answers: int, ladder: float, seed: int,
+    ) -> None:  # fmt: skip
+        self._ground, self._trainer, self._draws, self._journal = ground, trainer, draws, journal
+        self.threshold, self.upper, self._answers, self._ladder, self._seed = aim, upper, answers, ladder, seed
+        self.multiplier = 0.0
+
+    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer:
+        ridge, highest = PRIOR_SD**-2, LARGEST_LOGIT
+        reward = fit_reward(self._features, labelled, ridge=ridge)
+        cost = fit_cost(self._features, labelled, unsafe, ridge=ridge)
+        return Chances(LinearScorer(self._features, reward, cost, 2.0, highest))
+
+    def _features(self, responses: Sequence[Response]) -> Array:
+        rows = self._ground.features(responses)
+        return np.column_stack([rows, np.ones(len(rows))])
+
+    def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, None]:
+        return self.models(labelled, unsafe), None
+
+    def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer:
+        return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, BETA)
+
+    def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer:
+        """The zero of the cost where the reference's mean chance is what its labels say."""
+        logits = scorer(answers)[1]
+        aim = min(max(reference_cost, 1e-4), 1.0 - 1e-4)
+        shift = brentq(lambda moved: float(expit(logits + moved).mean()) - aim, -50.0, 50.0)
+        return Chances(scorer, float(shift))
+
+    def reference_answers(self, reference: PolicyVersion) -> list[Response]:
+        return self._draws.sample(self._draws.prompts, reference, each=self._answers)
+
+    def explicit_multiplier(self, scorer: Scorer, answers: Sequence[Response]) -> float:
+        rewards, costs = (values.reshape(len(self._draws.prompts), -1) for values in scorer(answers))
+        self.multiplier = descend(rewards, self.threshold - costs, BETA, upper=self.upper).multiplier
+        return self._ladder * self.multiplier
+
+    def pseudo_labels(self, pairs: Sequence[Pair], scorer: Scorer, multiplier: float) -> list[PairRow]:
+        rewards, costs = scorer([answer for pair in pairs for answer in (pair.first, pair.second)])
+        first, second = (rewards - multiplier * costs).reshape(-1, 2).T
+        drawn = generator(self._seed, self._journal.round, "pseudo-labels").random(len(pairs)) < expit(first - second)
+        verdicts = [Verdict.FIRST if one else Verdict.SECOND for one in drawn]
+        return [row_of(LabelledPair(pair, one, one), one) for pair, one in zip(pairs, verdicts, strict=True)]
+
+    def cost_of(self, scorer: Scorer, answers: Sequence[Response]) -> CostEstimate:
+        value, error = mean_with_error(scorer(answers)[1])
+        return CostEstimate(value, error, len(answers), 0, "cost_model")
+
+
+class Chooser:
+    """Satisfies contracts.Explorer: the optimistic explorer of runs, with names of its own for its pairs."""
+
+    def __init__(self, ground: Ground, draws: Draws, multiplier: Callable[[], float], seed: int, picks: int,
+                 bonus: BonusKind) -> None:  # fmt: skip
+        baseline = {one.id: draws.answers([one] * BASELINE_ANSWERS, ground.baseline, 0) for one in draws.prompts}
+        self._names = count()
+        self._explorer = OptimisticExplorer(
+            features=ground.features, baseline=baseline, beta=BETA, multiplier=lambda: multiplier() / 4.0,
+            seed=seed, picks=picks, bonus=bonus,
+        )  # fmt: skip
+
+    def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
+        return [replace(pair, id=f"x{next(self._names)}") for pair in self._explorer.choose(candidates)]
+
+    def update(self, pairs: Sequence[Pair]) -> None:
+        self._explorer.update(pairs)
+
+    def loss_bonus(self, stage: Stage, rows: Sequence[PairRow], labelled: Sequence[LabelledPair]) -> LossBonus:
+        return LossBonus()
+
+
+def mean_rate(labelled: Sequence[SafetyLabels]) -> CostEstimate:
+    """Share of the labels that say unsafe; nothing was asked where nobody reads it."""
+    unsafe = np.array([one.labels[0] is Verdict.UNSAFE for one in labelled], dtype=np.float64)
+    value, error = mean_with_error(unsafe) if len(unsafe) > 1 else (0.0, 0.0)
+    return CostEstimate(value, error, len(unsafe), 1, "unsafe_rate")
+
+
+def parts_of(
+    journal: Rounds, trainer: Solved, draws: Draws, truth: Truth, known: Known, dual: OneDual,
+    scores: Scores, limit: RateLimit | None, explorer: Chooser | None,
+) -> Parts:  # fmt: skip
+    """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
+    return Parts(
+        journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
+        dual=dual, prompts=draws, preferences=known, estimate_cost=mean_rate, explorer=cast(Explorer, explorer),
+        scoring=scores, limits=limit,
+    )  # fmt: skip
