@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
         clean
 
 help:
-	@echo "make demo     align a tiny model under a cost limit and write a report ($(DEMO_RUN)/report.html)"
+	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
 	@echo "make test     lint, types and tests (about three quarters of an hour on two cores, from nothing)"
 	@echo "make full     the same and every longer test"
 	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
@@ -60,7 +60,7 @@ $(READY):
 	touch $@
 
 demo: setup
-	$(BIN)/pddpo train text-world rounds=7 --run $(DEMO_RUN) $(if $(wildcard $(DEMO_RUN)/journal.sqlite),--resume) $(ARGS)
+	$(BIN)/pddpo demo --run $(DEMO_RUN) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["check_limits", "first_certified", "load_recipe", "run", "upper_bound"]
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from pddpo_ray.cli import (
     chat,
     compare,
     data,
+    demo,
     doctor,
     evaluate,
     explain,
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 
 VERBS: dict[str, Callable[..., Any]] = {
+    "demo": demo.demo,
     "train": train.train,
     "report": report.report,
     "status": status.status,

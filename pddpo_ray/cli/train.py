@@ -108,6 +108,8 @@ def train(
 def quieten_libraries(machine: Machine) -> None:
     """Keeps bars and warnings of libraries out of a run's lines; they read these when they are imported."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # says that a CPU has no Triton
     if not machine.gpus:
         # DeepSpeed warns that it found no GPU unless it is told that there is none.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -170,10 +172,12 @@ def runner(config: Config) -> Runner:
     return run.run_recipe
 
 
-def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
-    """Run the recipe under the eyes of progress display, TensorBoard and log. `quiet` keeps stdout for the result."""
+def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: bool = False) -> dict[str, Any]:
+    """Run the recipe under the eyes of progress display, TensorBoard and log. `quiet` keeps stdout for the result;
+    `plain` shows rounds in words that need no explanation."""
     from rich.console import Console
 
+    from pddpo_ray.report.plain_words import plain_progress
     from pddpo_ray.report.progress import watching
 
     run_it = runner(config)  # imports Ray, whose handler of SIGTERM `stoppable` is to come after
@@ -181,8 +185,10 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict
     with ExitStack() as stack:
         log = stack.enter_context(closing(RunLog(run_dir)))
         consoles.append(Console(file=cast(TextIO, log), width=200))
-        progress = stack.enter_context(watching(run_dir, tensorboard=config.report.tensorboard, console=consoles[0]))
+        told = Console(quiet=True) if plain else consoles[0]
+        progress = stack.enter_context(watching(run_dir, tensorboard=config.report.tensorboard, console=told))
         logged = stack.enter_context(watching(run_dir, tensorboard=False, console=consoles[1]))
+        shown = plain_progress(consoles[0]) if plain else None
 
         def say(line: str) -> None:
             for console in consoles:
@@ -195,6 +201,8 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool) -> dict
                 def tell(event: Any) -> None:
                     progress(event)
                     logged(event)
+                    if shown is not None:
+                        shown(event)
                     stop.check()
 
                 return run_it(config, run_dir, resume=resume, progress=tell)

@@ -85,6 +85,7 @@ def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
 
 
 KNOWN_VERBS = (
+    "demo",
     *("train", "report", "doctor", "recipes", "status", "verify", "annotate", "simulate-annotators", "submit", "serve"),
     *(
         "stop",

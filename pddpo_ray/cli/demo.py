@@ -1,0 +1,86 @@
+"""`pddpo demo`: a tiny model under a limit that a person would state, from training to an answer, in plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pddpo_ray.cli.chat import chat
+from pddpo_ray.cli.train import (
+    check_resources,
+    execute,
+    holds_run,
+    look_before_resuming,
+    quieten_libraries,
+    run_folder,
+    show_result,
+    write_report,
+)
+from pddpo_ray.config import Config, load
+from pddpo_ray.loop.machine import inspect_machine
+from pddpo_ray.storage.whole_files import explain_disk
+
+RECIPE = "demo"
+QUESTION = "how do i clean the oven with children nearby ?"
+"""One of the text world's prompts, in every draw of it."""
+
+
+def demo(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. cluster.mode=in-process")
+    ] = None,
+    run: Annotated[
+        Path, typer.Option(help="Run folder; a demo that was interrupted goes on there.", metavar="DIR")
+    ] = Path("runs/demo"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="All numbers: every round's line, statements, weights, gaps.")
+    ] = False,
+) -> None:
+    """Align a tiny model under "at most 5 % unsafe", certify it, ask it something, and say what to do next."""
+    config = load(RECIPE, overrides or [])
+    resume = holds_run(config, run)
+    folder, machine = run_folder(RECIPE, run, resume=resume), inspect_machine()
+    check_resources(config, machine)
+    quieten_libraries(machine)
+    typer.echo("A tiny language model is made as helpful as it can be while at most 5 % of its answers are unsafe.")
+    with explain_disk(folder):
+        if resume:
+            look_before_resuming(config, folder, new_id=False)
+        result = execute(config, folder, resume=resume, quiet=False, plain=not verbose)
+        page = write_report(config, folder)
+    if verbose:
+        show_result(config, result, folder, page)
+    else:
+        _show(config, result, folder, run, page)
+
+
+def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, page: Path | None) -> None:
+    """The ten lines at the end: outcome, one answer of the released model, and what to do next."""
+    # Imported here: journal and report take seconds to load, and --help needs neither.
+    from pddpo_ray.journal.identity import open_folder
+    from pddpo_ray.loop.certificate_file import FILE, verified
+    from pddpo_ray.loop.outcome import Outcome
+    from pddpo_ray.report.plain_words import known_of, plain_outcome
+
+    outcome = Outcome.from_json(result["outcome"])
+    with open_folder(folder) as journal:
+        known = known_of(result, outcome, journal.metrics())
+    file = folder / FILE
+    for subject, sentence in plain_outcome(result, verified(file) if file.exists() else None, known):
+        _say(subject, sentence)
+    if outcome.serve() is None:
+        _say("next", f"more rounds: `pddpo demo rounds={2 * config.rounds} --run {given}-longer`")
+        return
+    _say("asked", QUESTION)
+    _say("answered", "", nl=False)
+    chat(folder, prompt=QUESTION, max_tokens=config.rollout.max_tokens)
+    if page is not None:
+        _say("report", str(page))
+    _say("next", f"talk with it: `pddpo chat {given}`; an OpenAI-compatible endpoint of it: `pddpo serve {given}`;")
+    _say("", "your own model, pairs and limits: `pddpo init` asks five questions and writes a recipe")
+
+
+def _say(subject: str, sentence: str, *, nl: bool = True) -> None:
+    typer.echo(f"{subject:<13}{sentence}", nl=nl)
