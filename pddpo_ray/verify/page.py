@@ -49,5 +49,8 @@ def gap_chart(world: TabularWorld, curves: Mapping[str, Curve]) -> str:
     horizon = np.unique(np.geomspace(5, max(len(line.points) for line in lines), 60).astype(int)).tolist()
     bound = [(k, gap_bound(world.oracle, first=world.oracle.rho, rounds=k)) for k in horizon]
     lines.append(Line("the theorem's bound for exact fits", bound, 6, dashed=True))
-    detail = "Gap of the mixture of all rounds so far, (f* − f) + 2ρ max(g, 0), against rounds; both logarithmic."
+    detail = (
+        "Gap of the mixture of all rounds so far, (f* − f) + 2ρ max(g, 0), against rounds; both logarithmic."
+        " Runs choose among candidates; the exact draw, from all answers, is what that approximates."
+    )
     return line_chart("Gap of the mixture", detail, lines, y_label="gap", log=True)

@@ -29,11 +29,12 @@ from pddpo_ray.verify.experiments import (
 )
 from pddpo_ray.verify.methods import (
     COMPARED,
-    DEFAULT,
+    EXACT,
     NO_BONUS,
     OFFLINE,
     PROPOSALS,
     PUBLIC,
+    SHIPPED,
     TABLE,
     TheoryBonus,
     paper,
@@ -101,8 +102,8 @@ def test_the_vectorised_twin_fits_what_the_trainer_backend_fits(
 
 
 def test_runs_repeat_and_seeds_do_not_touch_each_other(world: TabularWorld) -> None:
-    both = simulate(world, DEFAULT, rounds=6, seeds=[3, 8])
-    alone = simulate(world, DEFAULT, rounds=6, seeds=[8])
+    both = simulate(world, EXACT, rounds=6, seeds=[3, 8])
+    alone = simulate(world, EXACT, rounds=6, seeds=[8])
     for field in dataclasses.fields(both):
         np.testing.assert_allclose(getattr(both, field.name)[1:], getattr(alone, field.name), rtol=1e-7, atol=1e-9)
 
@@ -140,7 +141,7 @@ def test_exploration_closes_the_gap_that_offline_data_and_no_bonus_leave(world: 
     seeds = range(4)
     covered = world.oracle.covered_only(world.covered)
     gap = world.oracle.gap_of(covered.f, covered.g)
-    offline, stuck, found = (curve(world, m, rounds=60, seeds=seeds).final for m in (OFFLINE, NO_BONUS, DEFAULT))
+    offline, stuck, found = (curve(world, m, rounds=60, seeds=seeds).final for m in (OFFLINE, NO_BONUS, EXACT))
     assert offline == pytest.approx(gap, rel=0.1)
     assert stuck == pytest.approx(gap, rel=0.05)
     assert found < 0.5 * stuck
@@ -164,11 +165,19 @@ def test_smoothing_has_the_bias_of_the_specification_and_the_clip_has_less(
 def test_ratios_of_e2_hold_on_ten_paired_seeds() -> None:
     """The shared trap world where it is at hand: 300 rounds, each method on the same seeds."""
     world = load_world(SHARED_TRAP) if SHARED_TRAP.exists() else trap_world()
-    names = ("PD-DPO offline", "online, no bonus", DEFAULT.name, "paper mode, scale 2", "theory bonus clipped at 2z",
-             "paper mode, scale 2, printed cost loss", "paper mode, scale 2, uncentred")  # fmt: skip
+    names = {
+        "PD-DPO offline",
+        "online, no bonus",
+        SHIPPED.name,
+        EXACT.name,
+        "paper mode, scale 2",
+        "theory bonus clipped at 2z",
+        "paper mode, scale 2, printed cost loss",
+        "paper mode, scale 2, uncentred",
+    }
     chosen = [method for method in COMPARED if method.name in names]
     curves = {method.name: curve(world, method, rounds=300, seeds=range(10)) for method in chosen}
-    at_100 = curve(world, DEFAULT, rounds=100, seeds=range(10))
+    at_100 = curve(world, SHIPPED, rounds=100, seeds=range(10))
     for check in exploration_claims(world, curves, at_100):
         assert check.passed, f"{check.claim}: {check.value} against {check.reference}"
 
@@ -204,7 +213,7 @@ def test_every_row_of_the_tables_runs(world: TabularWorld, method: Any) -> None:
 
 
 def test_full_tables_have_a_row_per_method(world: TabularWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = dataclasses.replace(DEFAULT, responses=8)
+    few = dataclasses.replace(EXACT, responses=8)
     monkeypatch.setattr("pddpo_ray.verify.experiments.TABLE", (few,))
     monkeypatch.setattr("pddpo_ray.verify.experiments.RANDOM_WORLD_ROWS", (few.name,))
     (row,) = e2_table(world, seeds=[0, 1], progress=quiet, horizons=(2, 5))
@@ -273,7 +282,7 @@ def test_one_world_prints_a_table_for_people(world_file: str, capsys: pytest.Cap
 
 def test_a_limit_that_does_not_bind_has_multiplier_zero(world: TabularWorld) -> None:
     loose = dataclasses.replace(world, oracle=dataclasses.replace(world.oracle, threshold=1.5))
-    assert run_single(loose, DEFAULT, rounds=2, seed=0)["multiplier_optimum"] == 0.0
+    assert run_single(loose, EXACT, rounds=2, seed=0)["multiplier_optimum"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -286,7 +295,7 @@ def test_impossible_requests_are_refused(world_file: str, changes: dict[str, Any
 
 
 def small_run(passed: bool, world: TabularWorld) -> Any:
-    curves = {method.name: curve(world, method, rounds=3, seeds=[0, 1]) for method in (OFFLINE, DEFAULT)}
+    curves = {method.name: curve(world, method, rounds=3, seeds=[0, 1]) for method in (OFFLINE, EXACT)}
     checks = [Check("a claim that holds", 0.1, "<= 1", True), Check("another claim", 2.0, "<= 1", passed)]
     result = {"passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
     return lambda **_: (result, curves, world)
@@ -333,6 +342,15 @@ def test_plot_of_a_single_seed_has_no_band(world: TabularWorld) -> None:
     assert ("standard errors" in one, "standard errors" in two) == (False, True)
 
 
+def test_what_runs_do_leads_the_page_and_the_exact_draw_stands_beside_it() -> None:
+    """Runs draw from candidates, as `explore.bonus: elliptical` does; the exact draw needs every answer."""
+    assert (PUBLIC["o-pd-dpo"].behaviour, PUBLIC["o-pd-dpo-exact"].behaviour) == ("resampled", "optimistic")
+    shipped, exact = (COMPARED.index(one) for one in (SHIPPED, EXACT))
+    assert exact == shipped + 1
+    assert COMPARED.index(PROPOSALS) < shipped
+    assert dataclasses.replace(SHIPPED, name=EXACT.name, behaviour="optimistic") == EXACT
+
+
 def test_random_worlds_run_the_default_method() -> None:
-    found = run_single(random_world(0), DEFAULT, rounds=3, seed=0)
+    found = run_single(random_world(0), EXACT, rounds=3, seed=0)
     assert all(row["gap_mixture"] >= 0 for row in found["rounds"])
