@@ -101,13 +101,14 @@ def played(world: World, seed: int, total: int, split: Split) -> Ended:
     for _ in range(ROUNDS):
         base = np.log(world.reference) + world.learner.compared(labels.reward, 2.0) / BETA
         multipliers = np.array([state.multiplier for state in states])
-        tables.append(softmax(base - world.learner.measured(labels, multipliers) / BETA, axis=1))
+        price = world.learner.measured(labels, multipliers)
+        tables.append(softmax(base - price / BETA, axis=1))
         prompts = np.repeat(random.integers(0, len(world.reward), asked // 2), 2)
         answers = draw_answers(tables[-1][prompts], random.random(asked))
         drawn = labels_of(world, prompts, answers, random)
         labels.measure(prompts, answers, drawn)
         answered.append((prompts, answers, drawn[:, 0]))
-        covariances.append(covariance(labels, prompts, answers, drawn))
+        covariances.append(covariance(labels, prompts, answers, drawn, multipliers, price[prompts, answers]))
         recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
         states, _moved = newton_step(states, CostEstimates(drawn.mean(axis=0), np.zeros(1), recent), rule)
         compared(world, labels, tables[-1], each, "values", random)

@@ -1,4 +1,5 @@
-"""Learned from labels: a rate and a reward from measured values against comparisons, the dual against fixed weights.
+"""Learned from labels: a rate and a reward from measured values against comparisons, the dual against fixed weights,
+and the dual's step with the labels' noise taken out in two ways.
 
     python -m bench.learned_limits rates tables      # 60 worlds, limits of 1, 5 and 30 %
     python -m bench.learned_limits rates twin        # 20 worlds
@@ -6,11 +7,13 @@
     python -m bench.learned_limits rewards twin
     python -m bench.learned_limits grid tables       # three limits, 27 fixed weight vectors at the same budget each
     python -m bench.learned_limits grid twin
+    python -m bench.learned_limits noise tables      # 60 worlds, limits of 1, 5 and 30 %, one label an answer
+    python -m bench.learned_limits noise twin        # 20 worlds
 
 Learners are the ones of runs (bench/limit_worlds.py), with the joint Newton step, over simulated labels and without a
 bonus. All arms of `rates` and of `rewards` spend equal numbers of labels on the cost or the reward, before the rounds
 and in each of them. A figure is the mean over the last rounds. The world seeds from 2000 on had been used for
-nothing before the studies of rates and of weights.
+nothing before the studies of rates and of weights, those from 6000 on for nothing before that of the noise.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ from pddpo_ray.theory.matrix_dual import (
     LimitState,
     NewtonRule,
     newton_step,
+    noise_beside_learned,
     within_covariance,
 )
 
-SEEDS = 2000
+SEEDS, NOISE_SEEDS = 2000, 6000
 """The first world's seed."""
 LAST = 10
 """A figure is the mean over so many last rounds."""
@@ -72,11 +76,12 @@ SETTINGS = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Loss of f and g [I], mean over the last rounds; labels spent on costs."""
+    """Loss of f, g [I] and multipliers [I], mean over the last rounds; labels spent on costs."""
 
     loss: float
     excess: Array
     labels: int
+    multipliers: Array
 
 
 def compared(world: World, labels: Labels, chances: Array, count: int, arm: str, draws: np.random.Generator) -> None:
@@ -102,15 +107,17 @@ def labels_of(world: World, prompts: Indices, answers: Indices, draws: np.random
     return (draws.random((len(prompts), len(world.costs))) < world.costs[:, prompts, answers].T).astype(np.float64)
 
 
-def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array | None = None) -> Run:
-    """One run; `weights` [I] fixes the multipliers."""
+def simulated(
+    world: World, budget: Budget, seed: int, arm: str, weights: Array | None = None, *, told: bool = True
+) -> Run:
+    """One run; `weights` [I] fixes the multipliers. `told`: see `covariance`."""
     draws = np.random.default_rng([seed, 5])
     limits = len(world.limits)
     labels = Labels((len(world.reward), world.reward.shape[1]), limits)
     compared(world, labels, world.reference, budget.offline, arm, draws)
     states = tuple(LimitState(str(i), 1.0, UPPER, float(limit)) for i, limit in enumerate(world.limits))
     multiplier, covariances = 1.0, list[Array]()
-    losses, excess = [], []
+    losses, excess, moved = [], [], list[Array]()
     best = world.f(world.dual.policy(world.optimum))
     for _ in range(budget.rounds):
         base = np.log(world.reference) + world.learner.compared(labels.reward, 2.0) / BETA
@@ -120,12 +127,14 @@ def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array 
         policy = softmax(base - price / BETA, axis=1)
         losses.append(best - world.f(policy))
         excess.append(world.g(policy))
+        moved.append(lambdas if cost is None else np.array([multiplier]))
         prompts = np.repeat(draws.integers(0, len(world.reward), budget.asked // 2), 2)
         answers = np.array([draws.choice(policy.shape[1], p=policy[x]) for x in prompts])
         drawn = labels_of(world, prompts, answers, draws)
         if cost is None:
             labels.measure(prompts, answers, drawn)
-            covariances.append(covariance(labels, prompts, answers, drawn))
+            learned = price[prompts, answers] if told else None
+            covariances.append(covariance(labels, prompts, answers, drawn, lambdas, learned))
             recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
             if weights is None:
                 rule = NewtonRule(BETA, 0.5 * UPPER / np.sqrt(budget.rounds))
@@ -134,15 +143,23 @@ def simulated(world: World, budget: Budget, seed: int, arm: str, weights: Array 
             labels.spent += drawn.size
             multiplier = _moved(multiplier, policy, cost, float(drawn.mean() - world.limits[0]), budget.rounds)
         compared(world, labels, policy, budget.pairs, arm, draws)
-    return Run(float(np.mean(losses[-LAST:])), np.mean(excess[-LAST:], axis=0), labels.spent)
+    last = [np.mean(values[-LAST:], axis=0) for values in (losses, excess, moved)]
+    return Run(float(last[0]), last[1], labels.spent, last[2])
 
 
-def covariance(labels: Labels, prompts: Indices, answers: Indices, drawn: Array) -> Array:
-    """Covariance of the costs within prompts; the noise of a label is what repeated labels of its answer show."""
-    counts = np.maximum(labels.counts[prompts, answers], 2.0)[:, None]
+def covariance(
+    labels: Labels, prompts: Indices, answers: Indices, drawn: Array, multipliers: Array, learned: Array | None
+) -> Array:
+    """Covariance of the costs within prompts without the noise of labels: what repeated labels of an answer show, or
+    what is told by sum_i lambda_i C_i of the answers as it was `learned` before [n]."""
+    counts = labels.counts[prompts, answers][:, None]
     means = labels.sums[:, prompts, answers].T / counts
     groups = np.repeat(np.arange(len(prompts) // 2), 2).tolist()
-    return within_covariance(drawn, groups, means * (1.0 - means) * counts / (counts - 1.0))
+    noise = np.where(counts > 1.0, means * (1.0 - means) * counts / np.maximum(counts - 1.0, 1.0), 0.0)
+    if learned is not None:
+        told = noise_beside_learned(drawn, learned, multipliers, groups)
+        noise = np.where(np.isfinite(told), np.maximum(told, 0.0), noise)
+    return within_covariance(drawn, groups, noise)
 
 
 def _moved(multiplier: float, policy: Array, cost: Array, excess: float, rounds: int) -> float:
@@ -242,6 +259,35 @@ def learned_reward(world: World, budget: Budget, seed: int, arm: str) -> float:
     return float(np.mean(losses[-LAST:]))
 
 
+CLOSE = 0.35
+"""A multiplier is near lambda* when it is at most this share of it away."""
+
+
+def noise(where: str) -> None:
+    """Multipliers and gap of a limit on a rate with one label an answer, by where the labels' noise is known from."""
+    setting = SETTINGS[where]
+    print(f"| limit | noise by | multiplier within {100 * CLOSE:g} % | off by, median | gap | excess | its size |")
+    print("|---|---|---|---|---|---|---|")
+    for limit in (0.01, 0.05, 0.3):
+        gaps = list[Array]()
+        for told in (False, True):
+            rows = list[tuple[float, float, float]]()
+            for seed in range(NOISE_SEEDS, NOISE_SEEDS + setting.worlds):
+                world = setting.world(seed, (limit,))
+                run = simulated(world, setting.budget, seed, "values", told=told)
+                off = abs(float(run.multipliers[0]) / float(world.optimum[0]) - 1.0)
+                rows.append((off, gap_of(world, run), 100.0 * float(run.excess[0])))
+            off, gap, excess = np.array(rows).T
+            gaps.append(gap)
+            known_by, near = "what was learned" if told else "repeated labels", int((off <= CLOSE).sum())
+            print(
+                f"| {100 * limit:g} % | {known_by} | {near} of {len(off)} | {100 * np.median(off):.0f} % |"
+                f" {gap.mean():.3f} | {excess.mean():+.2f} % | {np.abs(excess).mean():.2f} % |",
+                flush=True,
+            )
+        print(f"\n{100 * limit:g} %: the gap is less by {_apart(gaps[0] - gaps[1])}\n", flush=True)
+
+
 ALLOWED = 0.02
 """A run keeps its limits when no exact g is more than this above 0."""
 
@@ -282,4 +328,4 @@ def gap_of(world: World, run: Run) -> float:
 
 
 if __name__ == "__main__":
-    {"rates": rates, "rewards": rewards, "grid": grid}[sys.argv[1]](sys.argv[2])
+    {"rates": rates, "rewards": rewards, "grid": grid, "noise": noise}[sys.argv[1]](sys.argv[2])

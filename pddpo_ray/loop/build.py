@@ -357,8 +357,9 @@ def limits_of(
 
     window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     return LimitsController(
-        journal, backends.held_limits, measure, joint, dual, drift=drift, reference=reference, seed=config.seed,
-        window=window, people=people_of_limits(config, journal, backends.held_limits),
+        journal, backends.held_limits, measure, joint, dual, drift=drift, log_probs=trainer.log_probs,
+        reference=reference, seed=config.seed, window=window,
+        people=people_of_limits(config, journal, backends.held_limits),
     )  # fmt: skip
 
 

@@ -55,6 +55,11 @@ class JointDual:
     def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
         """Nothing to replay: the steps themselves are in the journal."""
 
+    @property
+    def by_covariance(self) -> bool:
+        """Whether a step divides by the covariance of the costs."""
+        return isinstance(self._rule, NewtonRule)
+
     def multipliers(self, round_: int) -> Mapping[str, float]:
         return {state.name: state.multiplier for state in self.states(round_)}
 

@@ -33,7 +33,14 @@ from pddpo_ray.loop.outcome import UNSAFE_RATE
 from pddpo_ray.loop.people_measuring import MACHINE, Audit, PeopleOfLimits
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens, estimates_on_sets, value_pairs, with_repeated_noise
+from pddpo_ray.theory.measured_pairs import (
+    LearnedCosts,
+    MeasuredAnswer,
+    Tokens,
+    estimates_on_sets,
+    value_pairs,
+    with_repeated_noise,
+)
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.theory.value_stage import value_scale
 
@@ -45,6 +52,8 @@ REFERENCE = "reference-"
 """What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
 REFERENCES = 8
 """Answers of the reference to one prompt at most, whose mean is taken off before the first round."""
+OPINIONS = ("world", "people", "judge")
+"""Sources whose verdict about an answer may be another one when they are asked again."""
 ANSWERS_EACH = 2
 """Answers per prompt for the estimates: two tell the variance within a prompt, and are a pair to learn from."""
 
@@ -90,6 +99,13 @@ class HeldLimit:
     def by_values(self) -> bool:
         return not (self.by_comparisons or self.on_drift)
 
+    @property
+    def of_one_opinion(self) -> bool:
+        """Whether a value is a single verdict that might have been another one, so that it hides its own noise."""
+        limit, asking = self.stated.limit, self.stated.asking
+        drawn = self.wins or self.stated.source.kind in OPINIONS
+        return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
+
 
 def held_limits(
     stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
@@ -105,9 +121,9 @@ def held_limits(
 class LimitsController:
     """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
 
-    `drift` says log policy / reference of answers, each under the policy that wrote it. [n] `reference` draws one
-    answer of the reference to each of these prompts, for a purpose; once, and again from the journal. `people` measure
-    and audit what the limits leave to them; None: nothing.
+    `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
+    of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
+    purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
     """
 
     def __init__(
@@ -119,6 +135,7 @@ class LimitsController:
         steps: DualController,
         *,
         drift: Callable[[Sequence[Response]], Array],
+        log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
         window: int | None = None,
@@ -132,7 +149,9 @@ class LimitsController:
             dual,
             steps,
         )
-        self._drift, self._reference, self._seed, self._window = drift, reference, seed, window
+        self._drift, self._log_probs = drift, log_probs
+        self._reference, self._seed, self._window = reference, seed, window
+        self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
         prompts = limits[0].factors
         self._factors = {prompt: np.array([one.factors[prompt] for one in limits]) for prompt in prompts}
         self._measured: dict[str, list[MeasuredAnswer]] = {}
@@ -175,7 +194,9 @@ class LimitsController:
                 )
             scale = 0.0  # the trainer takes the stage's base without a fit
         temperature = cost_temperature(weight_of_kl, scale)
-        return trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
+        fitted = trainer.fit(Objective("cost", policy, temperature, scale, tuple(margins), values=True), rows)
+        self._stage = (policy, fitted)
+        return fitted
 
     def _ranges(self) -> Array:
         """Largest range of each C_i within a prompt."""
@@ -212,7 +233,7 @@ class LimitsController:
         ends = [one.stated.limit.cost_range for one in self._limits]
         best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
         try:
-            estimates = estimates_on_sets(newest, self._factors, worst)
+            estimates = estimates_on_sets(newest, self._factors, worst, self._learned(answers))
             safest = estimates_on_sets(newest, self._factors, best)
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
@@ -230,6 +251,19 @@ class LimitsController:
                 mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within, missing=float(missing[index])
             )
             self._steps.ascend(estimate)
+
+    def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
+        """What the round's stage of values says of its policy's answers; None where no step needs it."""
+        noisy = np.array([one.of_one_opinion for one in self._limits])
+        if self._stage is None or self._window is not None or not (noisy.any() and self._dual.by_covariance):
+            return None
+        base, policy = self._stage
+        if {answer.policy_version for answer in answers} != {policy.number}:
+            return None
+        values = self.temperature * (self._log_probs(base, answers) - self._log_probs(policy, answers))
+        multipliers = self._dual.multipliers(self._journal.round)
+        weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
+        return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
 
     def _all(self) -> list[MeasuredAnswer]:
         """Every measured answer so far, in order of rounds."""

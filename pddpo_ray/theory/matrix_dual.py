@@ -34,6 +34,8 @@ COVARIANCE_ROUNDS = 5
 """A step uses the mean covariance of so many rounds: one in which nothing happens would promise a step without end."""
 MOST_NOISE = 0.9
 """Share of a variance that may be taken out as noise, for the same reason."""
+SMALLEST_PART = 0.1
+"""Of the largest multiplier times standard deviation: below it nothing is said about a cost's noise."""
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,7 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
     covariance stands in, which is larger: steps are shorter then, and end at the same point.
     """
     values = np.asarray(costs, dtype=np.float64)
-    groups: dict[Hashable, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(index)
-    several = [members for members in groups.values() if len(members) > 1]
+    several = _several(prompts)
     if not several:
         return _about_means(values, [list(range(len(values)))])
     covariance = _about_means(values, several)
@@ -223,6 +222,42 @@ def within_covariance(costs: ArrayLike, prompts: Sequence[Hashable], label_noise
         noise = np.where(known, noise, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         covariance -= np.diag(np.minimum(noise, MOST_NOISE * np.diag(covariance)))
     return _positive(covariance)
+
+
+def noise_beside_learned(
+    costs: ArrayLike, learned: ArrayLike, multipliers: ArrayLike, prompts: Sequence[Hashable]
+) -> Array:
+    """Variance of the label noise in each measured cost, told apart by what was learned before. [n, I], [n], [I] -> [I]
+
+    One label of an answer says nothing about its own noise, and at a limit of 1 % it may be nearly all that varies.
+    `learned` is sum_j lambda_j C_j as the policy has it from earlier labels: temperature * log base / policy of the
+    value stage. The noise of new labels is independent of it, so that
+
+        E_x Cov(C_i + noise_i, learned) = sum_j lambda_j Cov(C_i, C_j)
+
+    and sum_j lambda_j of the measured covariances is more than that by lambda_i times the noise. Where what was learned
+    is wrong, the covariance without this "noise" is still the slope that a step needs: -Cov(C_i, learned) is what moves
+    E[C_i] of the policies exp(-learned / temperature) as all multipliers grow in proportion. nan: nothing was learned,
+    no prompt has two answers, or the limit has less than a tenth of the largest lambda_j sd(C_j), so that the others'
+    noise would drown its own.
+    """
+    values = np.column_stack([np.asarray(costs, dtype=np.float64), np.asarray(learned, dtype=np.float64)])
+    weights, several = np.asarray(multipliers, dtype=np.float64), _several(prompts)
+    if not several:
+        return np.full(len(weights), np.nan)
+    together = _about_means(values, several)
+    covariance, with_learned = together[:-1, :-1], together[:-1, -1]
+    parts = weights * np.sqrt(np.diag(covariance))
+    seen = (parts > 0) & (parts >= SMALLEST_PART * parts.max(initial=0.0)) & (together[-1, -1] > 0)
+    return np.divide(covariance @ weights - with_learned, weights, out=np.full(len(weights), np.nan), where=seen)
+
+
+def _several(prompts: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of the answers of each prompt that has more than one."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(index)
+    return [members for members in groups.values() if len(members) > 1]
 
 
 def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
@@ -243,7 +278,7 @@ def _about_means(values: Array, groups: Sequence[Sequence[int]]) -> Array:
 def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:
     """Unbiased variance of a mean of M labels about its probability, p (1 - p) / (M - 1); 0 at M = 1. [n] -> [n]
 
-    One label says nothing about its own noise: it stays inside the covariance.
+    One label says nothing about its own noise; `noise_beside_learned` does.
     """
     shares = np.asarray(unsafe_shares, dtype=np.float64)
     return shares * (1.0 - shares) / (labels_each - 1) if labels_each > 1 else np.zeros_like(shares)

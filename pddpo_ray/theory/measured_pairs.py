@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.records import Array, PairRow
-from pddpo_ray.theory.matrix_dual import CostEstimates, within_covariance
+from pddpo_ray.theory.matrix_dual import CostEstimates, noise_beside_learned, within_covariance
 from pddpo_ray.theory.measured_draws import corrected_by_people
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.theory.value_stage import value_targets
@@ -51,6 +51,18 @@ class MeasuredAnswer:
         asked = chance > 0
         given = np.where(np.isnan(people), missing, people)
         return corrected_by_people(self.costs, given, asked, np.where(asked, chance, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedCosts:
+    """What the stage of rates and means learned before these answers were measured."""
+
+    values: Array
+    """sum_i lambda_i C_i of each answer, up to a number for each prompt; nan: not known. [n]"""
+    multipliers: Array
+    """lambda_i in that stage; 0 for limits that have no part in it. [I]"""
+    noisy: NDArray[np.bool_]
+    """Limits whose measured values have a noise that they do not tell themselves: one label an answer. [I]"""
 
 
 def value_pairs(
@@ -123,7 +135,9 @@ def with_repeated_noise(
     return answers
 
 
-def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array) -> CostEstimates:
+def estimates_on_sets(
+    measured: Sequence[MeasuredAnswer], factors: Factors, worst: Array, learned: LearnedCosts | None = None
+) -> CostEstimates:
     """Expected cost of each limit over its own prompt set, from answers to prompts drawn over all sets.
 
     m = sum F m / sum F over the answers, F = P_s / P_0 of their prompts: on sets without common prompts the mean over
@@ -132,7 +146,8 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     is left out. Costs that people audited are corrected by theirs, one that they did not give by `worst`. Raises
     ValueError where a set has no answer.
 
-    The covariance is that of the costs before people's corrections, which say little of a single answer.
+    The covariance is that of the costs before people's corrections, which say little of a single answer. `learned`
+    tells the noise of labels of which each answer has one.
     """
     weights = np.array([factors[one.prompt] for one in measured])
     costs = np.array([np.where(one.failed, worst, one.corrected(worst) - one.against) for one in measured])
@@ -153,6 +168,9 @@ def estimates_on_sets(measured: Sequence[MeasuredAnswer], factors: Factors, wors
     count = len(residuals)
     errors = np.sqrt(count / max(count - 1, 1) * (residuals**2).sum(axis=0)) / total
     noise = weights**2 * np.array([one.noise for one in measured])
+    if learned is not None:
+        told = noise_beside_learned(on_all, learned.values, learned.multipliers, draws.tolist())
+        noise = np.where(learned.noisy & np.isfinite(told), np.maximum(told, 0.0), noise)
     covariance = within_covariance(on_all, draws.tolist(), noise)
     return CostEstimates(means, errors, covariance)
 
