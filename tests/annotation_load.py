@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -33,10 +32,13 @@ START_S = 180.0
 
 
 class Server:
-    """`pddpo annotate` as a process of its own, which can be killed and started again at the same address."""
+    """`pddpo annotate` as a process of its own, which can be killed and started again at the same address.
 
-    def __init__(self, run: Path, journal: str | None) -> None:
-        self._run, self._journal = run, journal
+    `software`: the folder of another version of the package, None for this one; the next start takes it.
+    """
+
+    def __init__(self, run: Path, journal: str | None, software: Path | None = None) -> None:
+        self._run, self._journal, self.software = run, journal, software
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -48,7 +50,7 @@ class Server:
         command = [sys.executable, "-m", "pddpo_ray", "annotate", "--run", str(self._run), "--port", str(self.port)]
         command += ["--journal", self._journal] if self._journal else []
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, **started_with(self.software))
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -59,11 +61,23 @@ class Server:
         raise AssertionError(f"the server did not start: {self.log.read_text()}")
 
     def kill(self) -> None:
-        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
+
+    def end(self) -> None:
+        """As a service manager ends it: what was begun is answered."""
+        self._process.terminate()
+        self._process.wait(timeout=60)
 
     def admin_token(self) -> str:
         return (self._run / "annotation-admin-token").read_text().strip()
+
+
+def started_with(software: Path | None) -> dict[str, Any]:
+    """Arguments of a process that imports the package from that folder; None: as this one does."""
+    if software is None:
+        return {}
+    return {"cwd": software, "env": {**os.environ, "PYTHONPATH": str(software)}}
 
 
 def survive(

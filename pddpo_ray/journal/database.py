@@ -27,7 +27,16 @@ from pddpo_ray.journal.schema import metadata
 from pddpo_ray.storage.whole_files import refuse_password
 
 HEAD = "0014"
-"""Newest schema revision that this version of the package knows."""
+"""Newest schema revision that this version of the package knows.
+
+Its first two digits are the generation. Within one, revisions only add (tables, columns that may be left out), so that
+software works with every journal of its generation, older or newer. One that takes something away begins the next.
+"""
+LOCK_WAIT_MS = 200
+"""PostgreSQL: how long an upgrade waits for a table, less than the second after which a deadlock has a victim."""
+LOCKED_STATES = ("55P03", "40P01")
+UPGRADE_LOCK = 0x7064_6470
+"""One upgrade of a PostgreSQL database at a time."""
 BUSY_TIMEOUT_S = 60
 BETWEEN_TRIES_S = (0.0005, 0.004)
 """A writer's wait between two tries, drawn evenly."""
@@ -135,39 +144,70 @@ def empty_write_ahead_log(engine: Engine) -> None:
 
 
 def upgrade(engine: Engine) -> None:
-    """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks.
+    """Brings the schema to HEAD: a new database gets today's tables, an older one the revisions that it lacks, in one
+    transaction. Servers and drivers of its generation go on meanwhile: they wait, and nothing of theirs fails.
 
-    Raises UserError for a schema that a newer package wrote.
+    Raises UserError for a schema that newer software wrote and this one cannot use, and if tables stay locked.
     """
-    revision = known_revision(engine)
-    if revision == HEAD:
+    if fits(known_revision(engine)):
         return
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            with engine.begin() as connection:
+                _bring_up(connection)
+            return
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in LOCKED_STATES:
+                raise
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"the journal's tables were in use for {BUSY_TIMEOUT_S} s and could not be upgraded: end long"
+                    " transactions on this database, then try again"
+                ) from error
+        # what waited behind this transaction goes first
+        time.sleep(random.uniform(0.1, 0.5))
+
+
+def _bring_up(connection: Connection) -> None:
     # Imported here: a journal that is up to date, which is the usual case, should open without alembic's start-up.
     from alembic import command
     from alembic.config import Config
 
+    if connection.dialect.name == "postgresql":
+        # A deadlock would end a request of somebody else's: whoever upgrades gives way before PostgreSQL looks for one.
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})")
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        if revision is None:
-            metadata.create_all(connection)
-            command.stamp(config, "head")
-        else:
-            command.upgrade(config, "head")
+    config.attributes["connection"] = connection
+    if _revision(connection) is None:
+        metadata.create_all(connection)
+        command.stamp(config, "head")
+    else:
+        command.upgrade(config, "head")
+
+
+def fits(revision: str | None) -> bool:
+    """Whether this software can use a schema as it is."""
+    return revision is not None and revision >= HEAD
 
 
 def known_revision(engine: Engine) -> str | None:
-    """The schema's revision, None in an empty database. Raises UserError if a newer package wrote it."""
+    """The schema's revision, None in an empty database. Raises UserError for one of a newer generation."""
     with reading(engine) as connection:
-        if not inspect(connection).has_table("alembic_version"):
-            return None
-        revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if revision is not None and revision > HEAD:
+        revision = _revision(connection)
+    if revision is not None and revision > HEAD and revision[:2] != HEAD[:2]:
         raise UserError(
             f"the journal has schema {revision}, this version of pddpo_ray knows {HEAD}: upgrade pddpo_ray to read it"
         )
     return revision
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def now_ms() -> int:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.journal.database import BUSY_TIMEOUT_S, HEAD, database_url, known_revision, open_database
+from pddpo_ray.journal.database import BUSY_TIMEOUT_S, HEAD, database_url, fits, known_revision, open_database
 
 
 def open_to_read(url_or_path: str | Path) -> Engine:
@@ -34,7 +34,7 @@ def open_to_read(url_or_path: str | Path) -> Engine:
     except UserError:
         engine.dispose()
         raise
-    if revision == HEAD:
+    if fits(revision):
         return engine
     engine.dispose()
     if revision is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, event, select
+from sqlalchemy import create_engine, delete, event, inspect, select
 from sqlalchemy.exc import OperationalError
 
 from pddpo_ray.config import load
@@ -328,6 +329,72 @@ def test_a_new_journal_and_an_old_one_brought_up_to_date_have_the_tables_that_th
     assert triggers[0] == triggers[1]
     assert len(triggers[0]) == 10, "an update and a deletion are forbidden in each of five tables"
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+
+
+def test_a_newer_journal_of_the_same_generation_is_used_as_it_is(path: Path) -> None:
+    """What a rollback of the software meets."""
+    Journal.open(path, "demo", create=RECIPE).close()
+    newer = HEAD[:2] + "99"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (newer,))
+        connection.execute("ALTER TABLE phase ADD COLUMN seen TEXT NOT NULL DEFAULT ''")
+    connection.close()
+    with Journal.open(path, "demo", create=RECIPE) as journal:
+        assert journal.once("sample", lambda: 1) == 1
+    with read_journal(path, "demo") as entries:
+        assert [entry.phase for entry in entries.phases()] == ["sample"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (newer,)
+    connection.close()
+
+
+def columns_at(revision: str, path: Path) -> dict[tuple[str, str], bool]:
+    """{(table, column): whether a row may leave it out} of version 0.1's tables brought up to a revision."""
+    from alembic import command
+    from alembic.config import Config
+
+    with sqlite3.connect(path) as connection:
+        connection.executescript(TABLES_OF_0_1.read_text())
+    connection.close()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connected:
+        config.attributes["connection"] = connected
+        command.upgrade(config, revision)
+    seen = inspect(engine)
+    found = {
+        (table, column["name"]): column["nullable"] or column["default"] is not None or "computed" in column
+        for table in seen.get_table_names()
+        for column in seen.get_columns(table)
+    }
+    engine.dispose()
+    return found
+
+
+def test_within_a_generation_revisions_only_add_what_older_software_may_leave_out(tmp_path: Path) -> None:
+    """Names of version 0.1 changed up to revision 0006; since then software of any revision works with any other."""
+    first, last = columns_at("0006", tmp_path / "first.sqlite"), columns_at("head", tmp_path / "last.sqlite")
+    assert first.keys() <= last.keys()
+    older = {table for table, _ in first}
+    added = {column: left_out for column, left_out in last.items() if column not in first and column[0] in older}
+    assert len(added) >= 10
+    assert all(added.values()), added
+
+
+def test_a_journal_of_version_0_1_is_not_upgraded_under_its_living_driver(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.executescript(TABLES_OF_0_1.read_text())
+        connection.execute("INSERT INTO run VALUES ('demo', '{}', '{}', 0)")
+        holder = ("demo", "token", socket.gethostname(), os.getpid(), process_start(os.getpid()), 0)
+        connection.execute("INSERT INTO driver VALUES (?, ?, ?, ?, ?, ?)", holder)
+    connection.close()
+    with pytest.raises(UserError, match=f"driven by process {os.getpid()} on .*: end it"):
+        open_database(path)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0004",)
+    connection.close()
 
 
 def test_phases_and_seats_of_version_0_1_have_the_names_of_today(tmp_path: Path) -> None:

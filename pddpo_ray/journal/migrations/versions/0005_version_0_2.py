@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from pddpo_ray.journal.lock import demand_idle
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -19,6 +21,8 @@ SURE = "cost at most "
 
 
 def upgrade() -> None:
+    # Columns change their names, which software of version 0.1 does not survive.
+    demand_idle(op.get_bind())
     with op.batch_alter_table("delivery") as delivery:
         delivery.alter_column("proven", new_column_name="verified")
     # Not in batch mode: other tables refer to this one, and SQLite renames a column in place.
