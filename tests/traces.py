@@ -9,9 +9,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
 
 
-def trace(run_dir: Path) -> dict[str, Any]:
+def trace(run_dir: Path, journal_url: str | None = None) -> dict[str, Any]:
     """Multipliers, estimates, labels and versions (by content) of every round."""
-    with read_journal(run_dir / "journal.sqlite", run_dir.name) as journal:
+    with read_journal(journal_url or run_dir / "journal.sqlite", run_dir.name) as journal:
         return {
             "multipliers": [
                 (step.round, step.multiplier_before, step.multiplier_after, step.estimate.value)

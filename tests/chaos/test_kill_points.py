@@ -34,6 +34,7 @@ from tests.kill_points import (
     record,
 )
 from tests.local_cluster import LocalCluster, local_cluster
+from tests.postgres_server import postgres_server
 from tests.ray_session import session
 from tests.small_demo import SMALL_DEMO
 from tests.traces import phases_done, trace
@@ -101,30 +102,61 @@ class Reaper:
         self._nodes.add(cpus=2)
 
 
-def test_every_kind_of_process_and_whole_nodes_die_at_every_phase(nodes: LocalCluster, folder: Path) -> None:
-    usual = [*TABLE, f"rounds={len(KINDS) + 3}"]
-    run.run_recipe(load("tabular", usual), folder / "whole")
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def journal(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """Where the run that is disturbed has its journal: None is the file in its folder."""
+    if request.param == "sqlite":
+        yield None
+    else:
+        with postgres_server() as url:
+            yield url
+
+
+def disturbed(recipe: str, overrides: list[str], folder: Path, nodes: LocalCluster, journal: str | None) -> Any:
+    """A run in which something dies at every phase. -> its listener, its trace"""
     reaper = Reaper(nodes)
     listener = EveryKindAtEveryPhase(KINDS, reaper.lives, reaper.kill)
-    launch.run_recipe(load("tabular", [*usual, *ON_RAY, *SEVERAL]), folder / "every-phase", progress=listener)
-    assert trace(folder / "every-phase") == trace(folder / "whole")
+    where = [f"journal={journal}"] if journal else []
+    launch.run_recipe(load(recipe, [*overrides, *where]), folder, progress=listener)
+    assert (folder / "journal.sqlite").exists() is (journal is None)
+    return listener, trace(folder, journal)
+
+
+def test_every_kind_of_process_and_whole_nodes_die_at_every_phase(
+    nodes: LocalCluster, folder: Path, journal: str | None
+) -> None:
+    usual = [*TABLE, f"rounds={len(KINDS) + 3}"]
+    database = "PostgreSQL" if journal else "SQLite"
+    run.run_recipe(load("tabular", usual), folder / f"whole-{database}")
+    listener, seen = disturbed("tabular", [*usual, *ON_RAY, *SEVERAL], folder / f"every-{database}", nodes, journal)
+    assert seen == trace(folder / f"whole-{database}")
     assert listener.missing() == {}
-    record("tabular world", listener.seconds, "goes on, same trace")
+    record(f"tabular world, {database}", listener.seconds, "goes on, same trace")
+
+
+DEMO_ROUNDS = int(os.environ.get("PDDPO_KILL_ROUNDS", "4"))
+"""From round 2 on something dies at each of the eleven phases; two rounds show every kind once."""
+DEMO = [*SMALL_DEMO, f"rounds={DEMO_ROUNDS}", "trainer.max_failures=50"]
+
+
+@pytest.fixture(scope="module")
+def demo_unbroken(folder: Path) -> dict[str, Any]:
+    """The demo on two nodes that nobody disturbs, once for both journals."""
+    for _ in local_cluster(nodes=2, cpus=2):
+        launch.run_recipe(load("text-world", DEMO), folder / "demo-whole")
+    return trace(folder / "demo-whole")
 
 
 def test_the_demo_with_zero_2_and_two_vllm_engines_loses_something_at_every_phase(
-    nodes: LocalCluster, folder: Path
+    demo_unbroken: dict[str, Any], nodes: LocalCluster, folder: Path, journal: str | None
 ) -> None:
-    config = load("text-world", [*SMALL_DEMO, "rounds=4", "trainer.max_failures=50"])
-    launch.run_recipe(config, folder / "demo-whole")
-    reaper = Reaper(nodes)
-    listener = EveryKindAtEveryPhase(KINDS, reaper.lives, reaper.kill)
-    launch.run_recipe(config, folder / "demo", progress=listener)
-    assert trace(folder / "demo") == trace(folder / "demo-whole")
-    phases_of = {kind: {point.phase for point in listener.seconds if point.victim == kind} for kind in KINDS}
-    assert len(listener.seconds) == 3 * len(PHASES)
-    assert min(len(phases) for phases in phases_of.values()) >= 3, phases_of
-    record("demo, ZeRO-2", listener.seconds, "goes on, same trace")
+    database = "PostgreSQL" if journal else "SQLite"
+    listener, seen = disturbed("text-world", DEMO, folder / f"demo-{database}", nodes, journal)
+    assert seen == demo_unbroken
+    killed = {kind: {point.phase for point in listener.seconds if point.victim == kind} for kind in KINDS}
+    assert len(listener.seconds) == (DEMO_ROUNDS - 1) * len(PHASES)
+    assert min(len(phases) for phases in killed.values()) >= DEMO_ROUNDS - 1, killed
+    record(f"demo, ZeRO-2, {database}", listener.seconds, "goes on, same trace")
 
 
 def test_a_lost_head_ends_the_driver_and_a_new_cluster_resumes(folder: Path, unbroken: dict[str, Any]) -> None:
