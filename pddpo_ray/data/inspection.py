@@ -13,10 +13,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from pddpo_ray.data import sources
 from pddpo_ray.data.between_rows import REASONS, BetweenRows, Finding
@@ -126,10 +127,16 @@ class Inspection:
 
 
 def inspect(
-    names: Sequence[str], settings: Settings, *, held_out: Sequence[str] = (), watch: Watch | None = None
+    given: Sequence[str | Iterable[Mapping[str, Any]]],
+    settings: Settings,
+    *,
+    held_out: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> Inspection:
-    """The first pass. `watch` sees every row that is good by itself. UserError for a source that is not there;
-    RunError at the first problem if `settings.strict`."""
+    """The first pass over files, or over data sets in memory (`datasets.Dataset`, lists of rows). `watch` sees every
+    row that is good by itself. UserError for a source that is not there; RunError at the first problem if
+    `settings.strict`."""
+    names = [one if isinstance(one, str) else sources.InMemory.of(one, number) for number, one in enumerate(given, 1)]
     if settings.format is not None and settings.format not in FORMATS:
         raise UserError(f"there is no format {settings.format!r}: use {', '.join(FORMATS)}")
     own, others = sources.expand(names), sources.expand(held_out)

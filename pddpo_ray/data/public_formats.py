@@ -13,6 +13,7 @@ from typing import Any
 from pddpo_ray.data import fields
 from pddpo_ray.data.example import Answer, Example
 from pddpo_ray.data.problems import RowError, shown
+from pddpo_ray.data.reading import ReadFields, unread_labels
 from pddpo_ray.data.turns import Fields, Means, demand_turns, judged, preferred, prompt_of, with_system
 from pddpo_ray.records import Message
 
@@ -95,6 +96,10 @@ def read_argilla(row: Fields, means: Means) -> Example:
     told = _chosen_by_question(row, replies)
     if len(told) > 1:
         raise RowError("unread-label", f"several questions choose between the replies: {', '.join(told)}")
+    asked_too = row.get("responses") if nested else None
+    lost = unread_labels(str(name) for name in asked_too or () if name not in told)
+    if lost:
+        raise RowError("unread-label", f"answers to `{'`, `'.join(lost)}` would be lost: leave them out (--ignore)")
     votes = next(iter(told.values()), [])
     both = (fields.text(texts, replies[0]), fields.text(texts, replies[1]))
     return judged(_prompt(texts, asked), both, _majority(votes), means)
@@ -173,20 +178,26 @@ def _replies(texts: Fields) -> list[str]:
 
 
 def _chosen_by_question(row: Fields, replies: Sequence[str]) -> dict[str, list[int | None]]:
-    """The answers of every question that chooses between two replies."""
+    """The answers of every question that chooses between two replies. Columns of other questions are not read."""
     told: dict[str, list[int | None]] = {}
     nested = row.get("responses")
     if isinstance(nested, Mapping):
         columns = {str(name): value for name, value in nested.items()}
     else:
-        columns = {str(name): row.get(str(name)) for name in row if isinstance(row.get(str(name)), list)}
+        columns = {str(name): value for name in row if isinstance(value := _peek(row, str(name)), list)}
     for name, value in columns.items():
-        statuses = row.get(f"{name}.status")
+        statuses = _peek(row, f"{name}.status")
         values = [_submitted(entry, index, statuses) for index, entry in enumerate(value or ())]
         chosen = [_index_of(entry, replies) for entry in values if entry is not None]
         if chosen and all(entry != REFUSED for entry in chosen):
             told[name] = chosen
+            row.get(name), row.get(f"{name}.status")
     return told
+
+
+def _peek(row: Fields, name: str) -> Any:
+    """A field's value or None, which is not read by looking whether it is a choice."""
+    return row.peek(name) if isinstance(row, ReadFields) else row.get(name)
 
 
 REFUSED = -1

@@ -6,9 +6,9 @@ import gzip
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, Self, cast
 
 from pddpo_ray.config.loading import HUB
 from pddpo_ray.data import column_files, text_files
@@ -23,12 +23,27 @@ GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ"
 Labels = Literal["pairs", "safety"]
 
 
+class InMemory(str):
+    """A source without a file: rows that are there already, under a name for messages. Read twice, as files are."""
+
+    rows: Iterable[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], number: int) -> Self:
+        """`number`: which of the sources it is, from 1. UserError for an iterator, which can be read once only."""
+        if isinstance(rows, Iterator):
+            raise UserError(f"data set {number} in memory can be read only once: give a list, or a datasets.Dataset")
+        source = cls(f"data set {number} in memory")
+        source.rows = rows
+        return source
+
+
 def expand(names: Sequence[str]) -> list[str]:
     """Single sources: folders are replaced by their data files, in order of name. UserError if there is nothing."""
     sources: list[str] = []
     for name in names:
         path = Path(name).expanduser()
-        if name.startswith(HUB) or is_run(name):
+        if isinstance(name, InMemory) or name.startswith(HUB) or is_run(name):
             sources.append(name)
         elif path.is_dir():
             inside = _of_folder(path)
@@ -50,6 +65,9 @@ def is_run(name: str) -> bool:
 
 def read(name: str, limits: Limits, labels: Labels = "pairs") -> Iterator[Row | Fault]:
     """Rows of one source. Damage is yielded as faults, never raised."""
+    if isinstance(name, InMemory):
+        yield from (Row(number, dict(row)) for number, row in enumerate(name.rows, 1))
+        return
     if name.startswith(HUB):
         yield from column_files.hub(name.removeprefix(HUB))
         return
