@@ -26,7 +26,7 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase sbom audit clients chart \
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients chart \
         clean
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make bench    speed against other implementations"
 	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate; a broken run goes on"
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
+	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); a broken run goes on"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
 	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
 	@echo "make sbom     bill of materials of .venv (CycloneDX);  make audit  its known vulnerabilities"
@@ -108,6 +109,9 @@ verify-certificates: setup
 # Worlds that are in the file are not played again: ARGS="--out FILE" begins another one.
 phase: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.phase all $(ARGS)
+
+fair: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fair all $(ARGS)
 
 # What looks at the environment, or calls the endpoint from outside, has an environment of its own: neither decides
 # which versions the project runs with.

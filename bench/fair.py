@@ -25,6 +25,7 @@ from bench.fair_parts import (
     BETA,
     LIMIT,
     REFERENCE,
+    Bonus,
     Chooser,
     Draws,
     Ground,
@@ -55,7 +56,6 @@ from pddpo_ray.algorithms import (
 )
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import MethodConfig
-from pddpo_ray.exploration.explorer import BonusKind
 from pddpo_ray.records import Array, PolicyVersion, UniformMixture
 from pddpo_ray.theory.dual import DualState, Fixed, ProjectedAnytime, constraint_state
 from pddpo_ray.theory.levels import Allocation
@@ -88,7 +88,7 @@ class Arm:
     """What the ladder of candidates moves: multiplier, sharper, flatter; empty: candidates are rounds."""
     by_rate: bool = False
     """Whether measured values teach a rate's stage, and labels move its multiplier."""
-    bonus: BonusKind | None = None
+    bonus: Bonus | None = None
     """Of the explorer; None: the method has none, and all of its pairs are there before."""
 
     @property
@@ -183,8 +183,9 @@ def sizes_of(arm: Arm, setting: Setting, rung: float) -> Sizes:
     """Sizes of a round. A rung moves the temperature where nothing else moves the candidates."""
     beta = setting.get("beta", BETA) * {"sharper": 1.0 / rung, "flatter": rung}.get(arm.ladder, 1.0)
     method = MethodConfig(margin=setting.get("margin", 10.0), rate=setting.get("step", 1.0), window=128)
-    asked = arm.responses + arm.scored
-    return Sizes(arm.rounds, asked // 2 if arm.by_rate else asked, 1, PROMPTS, beta, method, 2 if arm.by_rate else 1)
+    each = 2 if arm.by_rate else 1
+    asked = (arm.responses + arm.scored) // each
+    return Sizes(arm.rounds, asked, 1, PROMPTS, beta, method=method, answers_each=each)
 
 
 def rate_limit(ground: Ground, arm: Arm, setting: Setting, aim: float, trainer: Solved, truth: Truth) -> RateLimit:

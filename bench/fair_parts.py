@@ -8,10 +8,10 @@ cost is the chance that a label says unsafe, and whoever fits a cost model reads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,7 +22,7 @@ from bench.limit_worlds import Labels as Measured
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
-from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
+from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.method_scores import PolicyScorer
 from pddpo_ray.records import (
@@ -64,6 +64,7 @@ from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import draw_answers
 from pddpo_ray.worlds.text_family import drawn_grammar
 
+Bonus = Literal["elliptical", "off"]
 LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9
 REFERENCE = PolicyVersion(0, "reference", "", "")
 BASELINE_ANSWERS, NEVER, LARGEST_LOGIT = 8, 1e-300, 6.0
@@ -137,6 +138,8 @@ class Solved:
         self.tables: list[Array] = [policies.log_reference]
         """log-probabilities by the number of the version. [X, Y] each"""
         self._known: dict[bytes, Array] = {}
+        self.models: dict[Hashable, tuple[Array, Array]] = {}
+        """Weights of reward and cost models by the labels that they were fitted on."""
 
     def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion:
         if not np.isfinite(objective.temperature):  # a multiplier of 0: the stage's policy is its base
@@ -325,7 +328,8 @@ class RateLimit:
         log_rate: float | None = None, window: int = 0,
     ) -> None:  # fmt: skip
         self._trainer, self._truth, self._rule = trainer, truth, rule
-        self._states, self._log_rate, self._window = (state,), log_rate, window
+        self._states: tuple[LimitState, ...] = (state,)
+        self._log_rate, self._window = log_rate, window
         self._learner, self._asked = Twin(ground.policies), set[str]()
         self._labels = Measured(ground.oracle.cost.shape, 1)
         self._covariances = list[Array]()
@@ -402,10 +406,12 @@ class Scores:
         self.multiplier = 0.0
 
     def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer:
-        ridge, highest = PRIOR_SD**-2, LARGEST_LOGIT
-        reward = fit_reward(self._features, labelled, ridge=ridge)
-        cost = fit_cost(self._features, labelled, unsafe, ridge=ridge)
-        return Chances(LinearScorer(self._features, reward, cost, 2.0, highest))
+        key = (tuple((one.helpful, one.harmful) for one in labelled), tuple(unsafe.values()))
+        if key not in self._trainer.models:
+            ridge = PRIOR_SD**-2
+            reward = fit_reward(self._features, labelled, ridge=ridge)
+            self._trainer.models[key] = reward, fit_cost(self._features, labelled, unsafe, ridge=ridge)
+        return Chances(LinearScorer(self._features, *self._trainer.models[key], 2.0, LARGEST_LOGIT))
 
     def _features(self, responses: Sequence[Response]) -> Array:
         rows = self._ground.features(responses)
@@ -448,7 +454,7 @@ class Chooser:
     """Satisfies contracts.Explorer: the optimistic explorer of runs, with names of its own for its pairs."""
 
     def __init__(self, ground: Ground, draws: Draws, multiplier: Callable[[], float], seed: int, picks: int,
-                 bonus: BonusKind) -> None:  # fmt: skip
+                 bonus: Bonus) -> None:  # fmt: skip
         baseline = {one.id: draws.answers([one] * BASELINE_ANSWERS, ground.baseline, 0) for one in draws.prompts}
         self._names = count()
         self._explorer = OptimisticExplorer(
