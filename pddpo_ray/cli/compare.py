@@ -1,4 +1,4 @@
-"""`pddpo compare`: methods side by side on several seeds, one page."""
+"""`pddpo compare`: methods side by side on several seeds, or one's own runs; one page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pddpo_ray.cli.output import print_json
+from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def compare(
     suite: Annotated[
-        str, typer.Argument(help="A suite (tabular, text-world, text-small, real-text), file, or `paper`.")
+        str, typer.Argument(help="A suite (tabular, text-world, text-small, real-text), file, `paper`, or run folders.")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -39,7 +39,11 @@ def compare(
     """Run every method of a suite on several seeds and write compare.html. Given again, it goes on where it was.
 
     `pddpo compare paper` trains nothing: it evaluates published models, and ours by their runs, side by side.
+    `pddpo compare RUN...` neither: table and curves of your own runs, in compare-runs.html beside them (or in --runs).
     """
+    if Path(suite).expanduser().is_dir():
+        _own([suite, *(overrides or [])], runs, as_json=as_json)
+        return
     if suite == "paper":
         _paper(overrides or [], runs, as_json=as_json)
         return
@@ -80,6 +84,25 @@ def _paper(given: list[str], out: Path | None, *, as_json: bool) -> None:
         print_json({"page": str(folder / PAGE), **result})
     else:
         typer.echo(f"page: {folder / PAGE}")
+
+
+def _own(folders: list[str], out: Path | None, *, as_json: bool) -> None:
+    from pddpo_ray.compare.own_runs import compare_runs
+    from pddpo_ray.report.text import seconds, short
+
+    path, rows = compare_runs(folders, out, shlex.join(["pddpo", "compare", *folders]))
+    if as_json:
+        print_json({"page": str(path), "runs": rows})
+        return
+    headings = ("run", "method", "rounds", "released", "gap", "labels", "time", "limits")
+    lines = [
+        (row["run"], str(row["method"]), f"{row['rounds']} of {row['of']}", row["released"] or "none",
+         short(row["gap"]),
+         f"{row['labels']:,}", seconds(row["seconds"]), "; ".join(f"{k}: {said}" for k, said in row["limits"].items()))
+        for row in rows
+    ]  # fmt: skip
+    print_columns([headings, *lines])
+    typer.echo(f"page: {path}")
 
 
 def _over_ray(jobs: int, address: str | None) -> RunUnits:
