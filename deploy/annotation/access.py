@@ -30,6 +30,7 @@ PUBLIC = frozenset(
 ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("DELETE", f"{API}/session"): EVERYBODY,
     ("GET", f"{API}/me"): EVERYBODY,
+    ("GET", f"{API}/runs"): EVERYBODY,
     ("POST", f"{API}/lease"): WORKERS,
     ("POST", f"{API}/leases/{{lease_id}}/heartbeat"): WORKERS,
     ("POST", f"{API}/leases/{{lease_id}}/release"): WORKERS,

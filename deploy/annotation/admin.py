@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
+from deploy.annotation import together
 from deploy.annotation.access import API
 from deploy.annotation.lead import RoundId
 from deploy.annotation.qr import qr_path
@@ -82,7 +83,7 @@ def change(person_id: PersonId, body: PersonChange, parts: Parts, person: Caller
 @router.post("/people/{person_id}/token")
 def rotate(person_id: PersonId, parts: Parts, person: Caller) -> dict[str, str]:
     """A new token, shown this once; the old one ends."""
-    return {"token": parts.people.rotate(person_id, by=person.id)}
+    return {"token": together.rotate_everywhere(parts, person_id, by=person.id)}
 
 
 @router.get("/people/{person_id}/data")

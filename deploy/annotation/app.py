@@ -33,25 +33,31 @@ BATCH_MAX = 8 * 1024 * 1024
 BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold")
 
 
+def largest_body(path: str) -> int:
+    """Bytes that a request to this path has at most; the path of a run beside others has a prefix."""
+    return BATCH_MAX if path.endswith(BATCH_PATHS) else BODY_MAX
+
+
 def create_app(
     engine: Engine,
     run: str,
     rules: Rules | None = None,
     settings: WebSettings | None = None,
     clock: Clock = now_ms,
+    together: Mapping[str, QueueService] | None = None,
 ) -> FastAPI:
-    """The annotation service of one run, over the run's database."""
+    """The annotation service of one run, over the run's database; `together`: all runs that one server serves."""
     app = web_app(
         "pddpo_ray annotation",
         problem,
         {QueueError: refused},
         malformed=422,
         busy="the database is busy; nothing was stored",
-        body_bytes=lambda path: BATCH_MAX if path in BATCH_PATHS else BODY_MAX,
+        body_bytes=largest_body,
         summary="Questions for people, and what became of their answers.",
         generate_unique_id_function=lambda route: route.name,  # what generated clients call their functions
     )
-    app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock)
+    app.state.service = QueueService.over(engine, run, rules or Rules(), settings or WebSettings(), clock, together)
     describe(app, app.state.service)
     for module in (work, lead, admin, trainer_routes):
         app.include_router(module.router)
@@ -74,7 +80,7 @@ def ready(parts: Parts) -> dict[str, bool]:
 
 def page(request: Request) -> FileResponse:
     """The annotators' page, or the lead's."""
-    name = "lead.html" if request.url.path == "/lead" else "index.html"
+    name = "lead.html" if request.scope["route"].path == "/lead" else "index.html"
     return FileResponse(STATIC / name, media_type="text/html")
 
 
@@ -84,9 +90,15 @@ def serve(engine: Engine, run: str, rules: Rules, *, host: str, port: int, behin
     Raises UserError if the port is taken, or another server serves the same SQLite file.
     """
     app = create_app(engine, run, rules, WebSettings(secure_cookies=behind_proxy))
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False)
     with sole_server(engine, f"http://{host}:{port}/"), closing(listen(host, port)) as listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        answering(app, behind_proxy=behind_proxy).run(sockets=[listener])
+
+
+def answering(app: FastAPI, *, behind_proxy: bool) -> uvicorn.Server:
+    """The HTTP server, still without a socket."""
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="off", proxy_headers=behind_proxy, server_header=False)
+    )
 
 
 STATUS: Mapping[Problem, int] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
@@ -72,14 +73,25 @@ class QueueService:
     settings: WebSettings
     requests: RateLimit = field(repr=False)
     sign_ins: RateLimit = field(repr=False)
+    together: Mapping[str, QueueService] = field(default_factory=dict, repr=False)
+    """All runs that this server serves, this one too, by name; none where it serves one alone."""
 
     @property
     def cookie(self) -> str:
         """Name of the session's cookie: browsers send a host's cookies to all its ports, so each run has its own."""
-        return f"pddpo_session_{hashlib.sha256(self.store.run.encode()).hexdigest()[:12]}"
+        name = next((f"\0{name}" for name, one in self.together.items() if one is self), "")
+        return f"pddpo_session_{hashlib.sha256(f'{self.store.run}{name}'.encode()).hexdigest()[:12]}"
 
     @classmethod
-    def over(cls, engine: Engine, run: str, rules: Rules, settings: WebSettings, clock: Clock = now_ms) -> QueueService:
+    def over(
+        cls,
+        engine: Engine,
+        run: str,
+        rules: Rules,
+        settings: WebSettings,
+        clock: Clock = now_ms,
+        together: Mapping[str, QueueService] | None = None,
+    ) -> QueueService:
         store = Store(engine, run, clock)
         return cls(
             store=store,
@@ -102,6 +114,7 @@ class QueueService:
             settings=settings,
             requests=RateLimit(settings.requests_per_second, settings.burst, time.monotonic),
             sign_ins=RateLimit(settings.sign_ins_per_second, settings.sign_in_burst, time.monotonic),
+            together={} if together is None else together,
         )
 
 

@@ -79,7 +79,7 @@ class NewPerson(Strict):
 
 
 class InvitationBody(NewPerson):
-    page: str = Field("", max_length=200, pattern=r"^(https?://[A-Za-z0-9.:\[\]-]+/?)?$")
+    page: str = Field("", max_length=200, pattern=r"^(https?://[A-Za-z0-9.:\[\]-]+(/runs/[A-Za-z0-9_-]+)?/?)?$")
     """Address of the page as its reader sees it; then the answer holds the link as a QR code."""
     expires_s: float = Field(7 * 86400.0, ge=60, le=90 * 86400)
 

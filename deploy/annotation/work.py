@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from deploy.annotation import together
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.rendering import render, visible
@@ -16,7 +17,7 @@ from deploy.web.web_app import address
 from pddpo_ray.annotation.answers import Receipt, Submission
 from pddpo_ray.annotation.leases import Lease, NoQuestion
 from pddpo_ray.annotation.notice import TEXT, VERSION
-from pddpo_ray.annotation.people import SESSION_S, Person, Role
+from pddpo_ray.annotation.people import Person, Role
 from pddpo_ray.annotation.queue_rules import Outcome, QueueError
 
 router = APIRouter(prefix=API, tags=["work"])
@@ -29,10 +30,14 @@ Key = Annotated[str, Path(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+
 @router.post("/session")
 def sign_in(body: SignIn, request: Request, response: Response, parts: Parts) -> dict[str, Any]:
     """Opens a browser session with a person's token. Only wrong tokens count against the address that sends them."""
+    together.introduce(parts, body.token)
     opened = parts.people.sign_in(body.token)
     if opened is None:
         parts.sign_ins.take(address(request))
-        raise ApiError(401, "this token is not known here", hint="ask the person who sent it for a new one")
+        known = together.known_at(parts, body.token)
+        hint = f"run {known} knows it: open /runs/{known}/" if known else "ask the person who sent it for a new one"
+        raise ApiError(401, "this token is not known here", hint=hint)
+    together.open_sessions_elsewhere(parts, response, body.token)
     return _signed_in(parts, response, *opened)
 
 
@@ -44,16 +49,15 @@ def accept(body: CodeBody, request: Request, response: Response, parts: Parts) -
     except QueueError:
         parts.sign_ins.take(address(request))
         raise
+    together.introduce(parts, token)
+    together.open_sessions_elsewhere(parts, response, token)
     return _signed_in(parts, response, *parts.people.open_session(person)) | {"token": token}
 
 
 @router.delete("/session")
 def sign_out(request: Request, response: Response, parts: Parts, person: Caller) -> dict[str, bool]:
     """Ends the browser session; with the last one of a person, the questions in their hands go back."""
-    parts.people.sign_out(request.cookies.get(parts.cookie, ""))
-    response.delete_cookie(parts.cookie)
-    if not parts.people.has_session(person.id):
-        parts.leases.release_all(person.id)
+    together.end_sessions(parts, request, response, person)
     return {"signed_out": True}
 
 
@@ -63,13 +67,19 @@ def me(parts: Parts, person: Caller) -> dict[str, Any]:
     return _me(parts, person)
 
 
+@router.get("/runs")
+def runs(request: Request, parts: Parts, person: Caller) -> dict[str, Any]:
+    """The runs of this server in which the browser is signed in; none where the server has one run."""
+    return {"runs": together.listed(parts, request)}
+
+
 @router.post("/lease")
 def lease(body: LeaseRequest, parts: Parts, person: Caller) -> dict[str, Any]:
     """The next question, or `task: null` with a reason and the seconds after which to ask again. A browser's person
     has agreed to the notice before."""
     if person.csrf is not None:
         parts.consents.demand(person.id)
-    given = parts.leases.lease(person, body.holding)
+    given = parts.leases.lease(person, body.holding, together.today_elsewhere(parts, person))
     if isinstance(given, NoQuestion):
         if given.reason == "daily_cap":
             raise ApiError(
@@ -165,16 +175,14 @@ def notice(person: Caller) -> dict[str, str]:
 
 
 @router.post("/consent")
-def give_consent(body: ConsentBody, parts: Parts, person: Caller) -> dict[str, bool]:
+def give_consent(body: ConsentBody, request: Request, parts: Parts, person: Caller) -> dict[str, bool]:
     """Agrees to the notice of this version."""
-    parts.consents.give(person.id, body.version)
+    together.consent_everywhere(parts, request, person, body.version)
     return {"consented": True}
 
 
 def _signed_in(parts: QueueService, response: Response, cookie: str, person: Person) -> dict[str, Any]:
-    response.set_cookie(
-        parts.cookie, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=parts.settings.secure_cookies
-    )
+    together.open_session(parts, response, cookie)
     return _me(parts, person)
 
 

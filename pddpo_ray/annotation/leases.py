@@ -154,6 +154,17 @@ class NoQuestion:
     retry_s: int
 
 
+@dataclass(frozen=True)
+class Today:
+    """What a person did since midnight (UTC): answers, and those in which they called anything unsafe."""
+
+    answers: int = 0
+    harmful: int = 0
+
+
+NOTHING_ELSEWHERE = Today()
+
+
 class Leases:
     """Hands out the questions of one run."""
 
@@ -161,17 +172,28 @@ class Leases:
         self._store = store
         self._rules = rules
 
-    def lease(self, person: Person, holding: Collection[str] = ()) -> Lease | NoQuestion:
+    def lease(
+        self, person: Person, holding: Collection[str] = (), elsewhere: Today = NOTHING_ELSEWHERE
+    ) -> Lease | NoQuestion:
         """The next question, or the one this person has already (a page that was loaded again loses nothing).
 
-        `holding` names the leases that the page shows or has fetched in advance.
+        `holding` names the leases that the page shows or has fetched in advance; `elsewhere` is what the person did
+        today in other databases, which counts towards their limits of a day.
         """
-        given = self.several(person, 1, holding)
+        given = self.several(person, 1, holding, elsewhere)
         return given if isinstance(given, NoQuestion) else given[0]
 
-    def several(self, person: Person, count: int, holding: Collection[str] = ()) -> list[Lease] | NoQuestion:
+    def several(
+        self, person: Person, count: int, holding: Collection[str] = (), elsewhere: Today = NOTHING_ELSEWHERE
+    ) -> list[Lease] | NoQuestion:
         """Up to `count` next questions in one transaction, at least one; first those that the person has already."""
-        return self._store.write(lambda connection: self._lease(connection, person, count, set(holding)))
+        return self._store.write(lambda connection: self._lease(connection, person, count, set(holding), elsewhere))
+
+    def today(self, person_id: str) -> Today:
+        """What the person did today in this database."""
+        with reading(self._store.engine) as connection:
+            rows = self._in_hands(connection, person_id)
+        return Today(rows[0].done_today, rows[0].harmful_today) if rows else Today()
 
     def heartbeat(self, person: Person, lease_id: str) -> int:
         """The person is still at work: the lease starts again now, but nobody keeps a question longer than `hold_s`.
@@ -267,14 +289,16 @@ class Leases:
                 return 0
         return self._store.write(self._take_back)
 
-    def _lease(self, connection: Connection, person: Person, count: int, holding: set[str]) -> list[Lease] | NoQuestion:
+    def _lease(
+        self, connection: Connection, person: Person, count: int, holding: set[str], elsewhere: Today
+    ) -> list[Lease] | NoQuestion:
         if not self._store.one_writer:
             # One request per person at a time: two tabs cannot both get the last question.
             LOCK_PERSON.run(connection, person=person.id)
-        in_hands = self._in_hands(connection, person)
+        in_hands = self._in_hands(connection, person.id)
         if in_hands[0].overdue:
             self._take_back(connection)
-            in_hands = self._in_hands(connection, person)
+            in_hands = self._in_hands(connection, person.id)
         if in_hands[0].paused:
             return NoQuestion("paused", 30)
         if in_hands[0].held:
@@ -286,18 +310,18 @@ class Leases:
         free = self._rules.leases_each - len(held)
         if free <= 0:
             return NoQuestion("holding", 5)
-        today = person.daily_cap - in_hands[0].done_today - len(held)
+        today = person.daily_cap - in_hands[0].done_today - elsewhere.answers - len(held)
         if today <= 0:
             return NoQuestion("daily_cap", 3600)
         most, known = min(count, free, today), in_hands[0]
-        enough = known.harmful_today + len(held) >= person.harmful_cap
+        enough = known.harmful_today + elsewhere.harmful + len(held) >= person.harmful_cap
         reader = replace(person, sees_harmful=person.sees_harmful and not enough)
         chosen = self._choose(connection, reader, most, known.done_today, known.guideline or 0)
         return chosen or NoQuestion("none" if reader.sees_harmful else "dose" if person.sees_harmful else "mild", 5)
 
-    def _in_hands(self, connection: Connection, person: Person) -> Any:
+    def _in_hands(self, connection: Connection, person_id: str) -> Any:
         now = self._store.clock()
-        return IN_HANDS.run(connection, person=person.id, run=self._store.run, now=now, midnight=midnight(now))
+        return IN_HANDS.run(connection, person=person_id, run=self._store.run, now=now, midnight=midnight(now))
 
     def _renewed(self, connection: Connection, held: Any) -> Lease:
         expires = self._expiry(held.leased_ms)

@@ -118,9 +118,9 @@ class People:
         self._store.write(lambda connection: self._insert(connection, made, new_token(), by))
         return made
 
-    def rotate(self, id_: str, *, by: str) -> str:
-        """A new token; the old one and every session made with it end at once."""
-        token = new_token()
+    def rotate(self, id_: str, *, by: str, token: str | None = None) -> str:
+        """A new token, or the given one; the old one and every session made with it end at once."""
+        token = token or new_token()
 
         def replace(connection: Connection) -> None:
             self._demand(connection, id_)

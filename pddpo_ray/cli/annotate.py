@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pddpo_ray.cli.output import print_json
-from pddpo_ray.cli.recipe_of_run import find_run, rules_for
+from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
     from pddpo_ray.annotation.people import People
+    from pddpo_ray.journal.transactions import Store
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 ADMIN_TOKEN = "annotation-admin-token"
@@ -26,7 +28,9 @@ BehindProxy = Annotated[
 
 
 def annotate(
-    run: Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")],
+    run: Annotated[
+        list[Path], typer.Option(help="Run folder; again for each run that the same page serves.", metavar="DIR")
+    ],
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8790,
     behind_proxy: BehindProxy = False,
@@ -42,44 +46,72 @@ def annotate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:
-    """Serve the page on which people label for a run."""
-    run = run.expanduser().absolute()
+    """Serve the page on which people label for a run, or for several."""
+    folders = [one.expanduser().absolute() for one in run]
+    if len(set(folders)) < len(folders):
+        raise UserError("--run names a folder twice: name every run once")
     refuse_open_network(host, behind_proxy, "tokens")
-    stored = find_run(run, journal, wait=wait)
-    config = stored.config
-    from pddpo_ray.annotation.people import People
+    found = [find_run(folder, journal, wait=wait) for folder in folders]
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
 
-    engine = open_database(stored.database)
-    people = People(Store(engine, stored.id))
+    stores = [Store(open_database(one.database), one.id) for one in found]
     if add is not None:
-        _add(people, add, role, as_json)
+        _add(stores, add, role, as_json)
         return
-    if not config.people_each:
-        typer.echo(f"note: this run takes its labels from {config.feedback.kind}; nobody will be asked anything")
-    token_file = _first_admin(people, run)
-    rules = rules_for(config)
-    typer.echo(f"label at http://{host}:{port}/   lead's page: /lead   admin token: {token_file}")
-    typer.echo(f"more people: pddpo annotate --run {run} --add HANDLE")
+    address = f"http://{host}:{port}/"
+    _say_where(found, stores, address)
     if resume_when_ready:
         from pddpo_ray.cli.resuming import Resumer
 
-        Resumer(engine, stored.id, config, run).start()
+        for one, store in zip(found, stores, strict=True):
+            Resumer(store.engine, one.id, one.config, one.folder).start()
     # Imported here: the web server takes a second to load, and --add does without it.
-    from deploy.annotation.app import serve
+    if len(found) == 1:
+        from deploy.annotation.app import serve
 
-    serve(engine, stored.id, rules, host=host, port=port, behind_proxy=behind_proxy)
+        serve(
+            stores[0].engine, found[0].id, rules_for(found[0].config), host=host, port=port, behind_proxy=behind_proxy
+        )
+        return
+    from deploy.annotation.several import ServedRun, names_of, serve_several
+
+    served = [
+        ServedRun(name, store.engine, one.id, rules_for(one.config))
+        for name, store, one in zip(names_of(folders), stores, found, strict=True)
+    ]
+    serve_several(served, host=host, port=port, behind_proxy=behind_proxy)
 
 
-def _add(people: People, handle: str, role: str, as_json: bool) -> None:
-    from pddpo_ray.annotation.people import Role
+def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str) -> None:
+    """Prints where people label, and makes the first admins."""
+    from pddpo_ray.annotation.people import People
+
+    for one in found:
+        if not one.config.people_each:
+            kind = one.config.feedback.kind
+            typer.echo(f"note: {one.folder.name} takes its labels from {kind}; nobody will be asked anything")
+    token_file = _first_admin(People(stores[0]), found[0].folder)
+    for one, store in zip(found[1:], stores[1:], strict=True):
+        _first_admin_of_all(store, stores[0], token_file, one.folder)
+    typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
+    named = " ".join(f"--run {one.folder}" for one in found)
+    typer.echo(f"more people: pddpo annotate {named} --add HANDLE")
+
+
+def _add(stores: Sequence[Store], handle: str, role: str, as_json: bool) -> None:
+    """One account in all runs, with one token."""
+    from pddpo_ray.annotation.people import People, Role
     from pddpo_ray.annotation.queue_rules import QueueError
+    from pddpo_ray.annotation.shared_people import adopt
 
     try:
-        person, token = people.create(handle, Role(role), by="command line")
+        person, token = People(stores[0]).create(handle, Role(role), by="command line")
     except (ValueError, QueueError) as error:
         raise UserError(f"--add {handle} --role {role}: {error}") from error
+    for store in stores[1:]:
+        if not adopt(token, stores[0], store) and store.engine.url != stores[0].engine.url:
+            typer.echo(f"note: run {store.run} has a {handle} already, who keeps their own token there", err=True)
     if as_json:
         print_json({"id": person.id, "handle": handle, "role": role, "token": token})
     else:
@@ -95,6 +127,18 @@ def _first_admin(people: People, run: Path) -> Path:
         _, token = people.create("admin", Role.ADMIN, by="command line")
         write_secret(file, token + "\n")
     return file
+
+
+def _first_admin_of_all(store: Store, first: Store, token_file: Path, folder: Path) -> None:
+    """The first run's admin is the admin of a run that has none; a run that has one keeps it."""
+    from pddpo_ray.annotation.people import People, Role
+    from pddpo_ray.annotation.shared_people import adopt
+
+    people = People(store)
+    if any(person.role is Role.ADMIN for person in people.all()):
+        return
+    if not (token_file.is_file() and adopt(token_file.read_text().strip(), first, store)):
+        _first_admin(people, folder)
 
 
 def refuse_open_network(host: str, behind_proxy: bool, secrets: str, *, own_https: str = "") -> None:

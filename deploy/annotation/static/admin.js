@@ -1,6 +1,6 @@
 // The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
 
-import { $, call, make } from "./api.js";
+import { $, BASE, call, make } from "./api.js";
 
 const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 
@@ -29,7 +29,7 @@ function account(one) {
   const buttons = make("span", { class: "actions" },
     button(one.active ? "Pause" : "Go on", () => change({ active: !one.active })),
     button(one.sees_harmful ? "Mild texts only" : "All texts", () => change({ sees_harmful: !one.sees_harmful })),
-    button("Data", () => { location.href = `/api/v1/people/${one.id}/data`; }), // a download: the page stays
+    button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
   const dose = make("input", { type: "number", min: 0, max: 100000, value: one.harmful_cap, class: "short", "aria-label": `Unsafe answers a day of ${one.handle}` });
@@ -115,7 +115,7 @@ function onSubmit(form, doing) {
 export async function showAdmin() {
   for (const panel of document.querySelectorAll("[data-admin]")) panel.hidden = false;
   onSubmit("invite", async () => {
-    const { handle, link, qr } = await call("POST", "/invitations", { ...named(), page: location.origin });
+    const { handle, link, qr } = await call("POST", "/invitations", { ...named(), page: location.origin + BASE });
     $("new-token").textContent = `Send ${handle} this link. It works once, for seven days: ${link}`;
     $("new-qr").replaceChildren(square(qr, `QR code of the link for ${handle}`));
     $("handle").value = "";

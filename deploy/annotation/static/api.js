@@ -8,12 +8,15 @@ export class ApiProblem extends Error {
   }
 }
 
+// Where the pages of this run begin: "/", or "/runs/NAME/" where one server has several runs.
+export const BASE = new URL("../", import.meta.url).pathname;
+
 let csrf = null, who = null;
 
 async function request(method, path, body, options = {}) {
   const headers = { "Content-Type": "application/json" };
   if (csrf) headers["X-CSRF-Token"] = csrf;
-  const response = await fetch("/api/v1" + path, {
+  const response = await fetch(`${BASE}api/v1${path}`, {
     method,
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),

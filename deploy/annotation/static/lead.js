@@ -1,10 +1,11 @@
 // The lead's page: everything is read again every ten seconds, and nothing here is parsed as HTML.
 
-import { $, ApiProblem, call, make, whoAmI } from "./api.js";
+import { $, ApiProblem, BASE, call, make, whoAmI } from "./api.js";
 import { showAdmin } from "./admin.js";
 import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
 import { flagCell } from "./flags.js";
+import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
 let me, selected = null, paused = false;
@@ -145,7 +146,7 @@ async function refresh() {
 
 $("pay").addEventListener("submit", (event) => {
   event.preventDefault();
-  location.href = `/api/v1/worklog.csv?rate=${Number($("rate").value) || 0}`; // a download: the page stays
+  location.href = `${BASE}api/v1/worklog.csv?rate=${Number($("rate").value) || 0}`; // a download: the page stays
 });
 $("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
 
@@ -153,6 +154,7 @@ whoAmI().then((found) => {
   me = found;
   $("pause").hidden = me.role !== "admin";
   if (me.role === "admin") showAdmin();
+  showRuns("lead").catch(() => {});
   refresh();
   setInterval(refresh, EVERY_MS);
-}, () => { location.href = "/"; });
+}, () => { location.href = BASE; });

@@ -6,9 +6,10 @@
 //      │ └──refused──► refused ──try again──► waiting
 //      │                  └──delete──► gone
 
-import { ApiProblem, call } from "./api.js";
+import { ApiProblem, BASE, call } from "./api.js";
 
-const PLACE = "pddpo-outbox:";
+// Several runs on one server share the browser's storage: each has its own entries.
+const PLACE = BASE === "/" ? "pddpo-outbox:" : `pddpo-outbox:${BASE}:`;
 const RETRY_MS = 3000;
 const LATER = [401, 408, 425, 429, 503];
 

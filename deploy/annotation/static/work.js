@@ -1,9 +1,10 @@
 // The annotator's page: one question on the screen, the next one fetched in advance.
 
-import { $, ApiProblem, acceptInvitation, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
+import { $, ApiProblem, BASE, acceptInvitation, call, callAtTheEnd, make, signIn, signOut, whoAmI } from "./api.js";
 import { Outbox } from "./outbox.js";
 import { showHistory } from "./history.js";
 import { showDifference, showSide, showTurns } from "./reading.js";
+import { runWithWork, showRuns } from "./runs.js";
 
 const BREAK_MS = 30 * 60 * 1000;
 const HEARTBEAT_MS = 60 * 1000;
@@ -247,6 +248,7 @@ async function fetchTask(use, silent = false) {
       use(answer.task);
       return true;
     }
+    if (!silent && (await goElsewhere())) return false;
     if (!silent) waitFor(answer.reason, answer.retry_s);
   } catch (problem) {
     if (problem instanceof ApiProblem && problem.status === 401) return signedOut(problem);
@@ -256,6 +258,13 @@ async function fetchTask(use, silent = false) {
     else waitFor("network", 3);
   }
   return false;
+}
+
+// Nothing here: another run of this server that has a question for this person is opened.
+async function goElsewhere() {
+  const address = outbox.waiting.length ? null : await runWithWork().catch(() => null);
+  if (address) location.assign(address);
+  return Boolean(address);
 }
 
 function waitFor(reason, seconds) {
@@ -418,12 +427,20 @@ async function begin() {
     },
   });
   outbox.person = me.id;
+  showRuns("", leave).catch(() => {});
   refreshProgress();
   await recall();
   if (!me.consented) return showNotice();
   await outbox.send();
   if (task) view("task"); // it was open when the session ended
   else advance();
+}
+
+// To another run, once what was answered here has arrived.
+async function leave(address) {
+  await outbox.send();
+  if (outbox.waiting.length) toast(`${many(outbox.waiting.length)} not sent yet: this page stays until the connection is back.`);
+  else location.assign(address);
 }
 
 async function showNotice() {
@@ -556,7 +573,7 @@ async function accept() {
   if (me) return begin();
   try {
     me = await acceptInvitation(location.hash.slice(INVITE.length));
-    window.history.replaceState(null, "", "/"); // the code is used up
+    window.history.replaceState(null, "", BASE); // the code is used up
     $("invited-text").textContent = `Hello ${me.handle}. Keep this token: with it you sign in again, here and elsewhere. It is shown only now.`;
     $("invited-token").textContent = me.token;
     $("accept").textContent = "I have kept it: go on";
