@@ -204,13 +204,18 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
     (prometheus,) = documents(ALERTS.with_name("prometheus.yaml"))
     assert prometheus["rule_files"] == [ALERTS.name]
     jobs = {job["job_name"] for job in prometheus["scrape_configs"]}
-    for rule in [rule for group in alerts["groups"] for rule in group["rules"]]:
-        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
-        assert {"summary", "action"} == set(rule["annotations"])
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    for rule in rules:
+        if "alert" in rule:
+            assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+            assert {"summary", "action"} == set(rule["annotations"])
         names, silent = named_in(rule["expr"]), re.findall(r'up\{job="([\w-]+)"\}', rule["expr"])
-        assert names or silent, rule["alert"]
+        ratios = set(re.findall(r"\brun:\w+:\w+", rule["expr"]))
+        assert names or silent or ratios, rule
         assert names <= KNOWN
         assert set(silent) <= jobs
+        assert ratios <= recorded
         assert balanced(rule["expr"])
 
 
@@ -229,7 +234,8 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
 def test_silence_parked_undelivered_and_drift_have_alerts(alert: str, part: str) -> None:
     """A run's own process reports that it runs; once it died or parked, only what was said before it is there."""
     (alerts,) = documents(ALERTS)
-    expressions = {rule["alert"]: rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    expressions = {rule["alert"]: rule["expr"] for rule in rules if "alert" in rule}
     assert part in expressions[alert]
 
 
