@@ -18,6 +18,7 @@ from pddpo_ray.cli.run_log import RunLog, stoppable
 from pddpo_ray.config import Config, load, to_yaml
 from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.loop.machine import Machine, inspect_machine
+from pddpo_ray.plan.sizes import demand_possible_sizes
 from pddpo_ray.storage.whole_files import explain_disk
 
 SPOKEN = (
@@ -70,6 +71,7 @@ def train(
 ) -> None:
     """Run a recipe: train, sample, label and move the multiplier, round by round."""
     config = load(recipe, overrides or [])
+    demand_possible_sizes(config)
     if calibrate and not dry_run:
         raise UserError("--calibrate measures for a plan: add --dry-run")
     if dry_run:
@@ -131,6 +133,8 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
             raise UserError("--resume needs the folder of the run to go on with: add --run DIR")
         run = Path("runs") / f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = run.expanduser().absolute()
+    if not resume and not os.path.lexists(run):
+        demand_makeable(run)
     if run.exists() and not run.is_dir():
         raise UserError(f"--run {run} is a file; name a folder")
     used = run.is_dir() and any(run.iterdir())
@@ -139,6 +143,21 @@ def run_folder(recipe: str, run: Path | None, *, resume: bool) -> Path:
     if used and not resume:
         raise UserError(f"--run {run} is not empty; add --resume to go on with it, or name another folder")
     return run
+
+
+def demand_makeable(run: Path) -> None:
+    """UserError unless the run folder is there or can be made; what was made to see it is removed again."""
+    made: list[Path] = []
+    try:
+        for folder in reversed([run, *run.parents]):
+            if not folder.is_dir():
+                folder.mkdir()
+                made.append(folder)
+    except OSError as error:
+        raise UserError(f"--run {run} cannot be made: {error.strerror}; name another folder") from error
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
 
 
 def look_before_resuming(config: Config, run_dir: Path, *, new_id: bool) -> None:
@@ -244,9 +263,11 @@ def write_report(config: Config, run_dir: Path) -> Path | None:
 
 def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
     """The resolved recipe and what it takes. Exit code 2 when this machine can never run it."""
+    from pddpo_ray.plan.data_files import file_rows
     from pddpo_ray.plan.printed import make_plan, plan_lines
     from pddpo_ray.plan.resources import shortage
 
+    files = file_rows(config)
     machine = inspect_machine()
     plan, problem = make_plan(config, machine), shortage(config, machine)
     if calibrate and not problem:
@@ -257,6 +278,9 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
         )
     else:
         typer.echo(to_yaml(config))
+        if files:
+            typer.echo("data files")
+            print_columns(files, indent=2)
         for heading, rows in plan_lines(plan):
             typer.echo(heading)
             print_columns(rows, indent=2)

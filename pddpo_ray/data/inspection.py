@@ -252,3 +252,36 @@ def _demand_bounded(example: Example, limits: Limits) -> None:
 def _hand(set_aside: Callable[[Bad], None] | None, bad: Bad) -> None:
     if set_aside is not None:
         set_aside(bad)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What the first rows of a source hold."""
+
+    format: str
+    rows: int
+    good: int
+    helpful: int
+    """Rows that say which answer is more helpful."""
+    harmless: int
+    """Rows that say which answer is less harmful."""
+    kinds: Counter[str]
+    """Rows that cannot be used, by reason."""
+
+
+def glance(name: str, settings: Settings, most: int) -> Glance:
+    """A look at the first `most` rows of one source, without what is wrong between rows."""
+    count, kinds, good = FileCount(name), Counter[str](), list[Example]()
+    for item in islice(_read(name, settings, count), most):
+        if isinstance(item, Bad):
+            kinds[item.problem.kind] += 1
+        else:
+            good.append(item.example)
+    return Glance(
+        count.format,
+        len(good) + kinds.total(),
+        len(good),
+        sum(example.better is not None for example in good),
+        sum(example.safer is not None for example in good),
+        kinds,
+    )
