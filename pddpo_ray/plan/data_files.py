@@ -26,10 +26,12 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
         return []
     if world.template != OF_TOKENIZER:
         template_named(world.template)  # UserError for one that there is not
-    own = {"columns": world.columns, "ignore": frozenset(world.ignore)}
+    columns, ignore = world.columns, frozenset(world.ignore)
+    helpful = Settings(means="helpful", columns=columns, ignore=ignore)
+    harmless = Settings(means="harmless", columns=columns, ignore=ignore)
     kinds: list[tuple[str, Sequence[str], Settings, Dimension | None]] = [
-        ("world.helpful", world.helpful, Settings(means="helpful", **own), "helpful"),
-        ("world.harmless", world.harmless, Settings(means="harmless", **own), "harmless"),
+        ("world.helpful", world.helpful, helpful, "helpful"),
+        ("world.harmless", world.harmless, harmless, "harmless"),
         ("world.prompts", world.prompts, Settings(judged=False), None),
         ("certificate.prompts", config.certificate.prompts, Settings(judged=False), None),
     ]

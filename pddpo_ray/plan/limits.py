@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pddpo_ray.config import Config
-from pddpo_ray.config.recipe import STATED_LIMITS
 from pddpo_ray.limits.reading import REWARD
 from pddpo_ray.limits.recipe_form import limits_lines
 
@@ -66,7 +65,7 @@ def _within(budget: int | None, count: int) -> int:
 
 def of_version_0_1(config: Config) -> list[str]:
     """The recipe's `constraints` and `dual.threshold` as lines of `limits:`; [] where it has those, or cannot."""
-    if config.algorithm not in STATED_LIMITS:
+    if not config.traits.stated:
         return []
     try:
         lines = limits_lines(config.model_dump(mode="json"))

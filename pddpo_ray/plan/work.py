@@ -14,7 +14,6 @@ from typing import Any
 
 from pddpo_ray.config import Config, FitConfig, MixedFeedback, ModelFeedback, NoWorldConfig, TextWorldConfig
 from pddpo_ray.config.feedback import TrainedScores
-from pddpo_ray.config.recipe import POLICY_GRADIENTS
 from pddpo_ray.loop.before import calibration_size, offline_answers, prompts_of_the_term, proposal_of
 from pddpo_ray.loop.fitting import with_steps
 from pddpo_ray.worlds.text_family import grammar_of
@@ -81,7 +80,7 @@ def _work_before(config: Config, prompts: int) -> Work:
     models = _trained_scorers(config)
     if models and isinstance(config.world, TextWorldConfig):
         answers["scorers"] = prompts * 2 * -(-config.scorers.pairs // prompts)
-    by_method = config.algorithm in POLICY_GRADIENTS
+    by_method = config.traits.policy_gradient
     pairs = config.scorers.pairs if "scorers" in answers else config.offline.pairs
     scorer_pairs = models * _scorer_pairs(config, pairs) + 2 * by_method * _scorer_pairs(config, config.offline.pairs)
     answers |= _answers_of_the_reference(config, prompts)
@@ -125,7 +124,7 @@ def _answers_of_the_reference(config: Config, prompts: int) -> dict[str, int]:
     by_policies = algorithm == "pecan" or (algorithm == "caid" and method.scores == "policies")
     explicit = algorithm == "caid" or (algorithm in ("mocan", "pecan") and method.multiplier is None)
     wanted = {"dual": prompts * method.answers} if explicit else {}
-    if algorithm in POLICY_GRADIENTS or (explicit and by_policies):
+    if config.traits.policy_gradient or (explicit and by_policies):
         wanted["cost"] = config.feedback.responses
     return wanted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def dry_run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def written(path: Path, *rows: dict[str, object]) -> str:
+def written(path: Path, *rows: Mapping[str, object]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
