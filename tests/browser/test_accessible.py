@@ -82,8 +82,12 @@ def test_axe_finds_nothing_on_any_state_of_the_annotators_page(
     expect(page.locator("#left-title")).to_have_text("Answer")
     screen.keys("r")
     look("safety")
+    page.context.set_offline(True)
     screen.keys("x")
-    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator("#banner")).to_contain_text("kept here")
+    look("answers kept without a connection")
+    page.context.set_offline(False)
+    expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
     look("nothing left")
     assert page.evaluate("document.getAnimations().length") == 0
     assert {state: seen for state, seen in found.items() if seen} == {}
@@ -118,17 +122,19 @@ def test_axe_finds_nothing_on_the_leads_page_and_its_dialogs(service: FreshServi
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1440, "light"), (1440, "dark")])
-def test_long_answers_fit_a_phone_and_a_desk_in_light_and_dark(
-    service: FreshService, screen: Screen, width: int, scheme: Any
+@pytest.mark.parametrize("length", ["long", "short"])
+def test_long_and_short_answers_fit_a_phone_and_a_desk_in_light_and_dark(
+    service: FreshService, screen: Screen, length: str, width: int, scheme: Any
 ) -> None:
-    service.queue.rounds.open(1, "compare", [conversation("c0")], labels_each=1)
+    asked = [conversation("c0")] if length == "long" else pairs(1)
+    service.queue.rounds.open(1, "compare", asked, labels_each=1)
     page = screen.page
     page.set_viewport_size({"width": width, "height": 800 if width < 500 else 900})
     page.emulate_media(color_scheme=scheme)
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(page.locator("#task")).to_be_visible()
     screen.keys("r", "1", "2")
-    screen.picture(f"annotate-{width}-{scheme}")
+    screen.picture(f"annotate-{width}-{scheme}" if length == "long" else f"annotate-short-{width}-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     expect(page.locator("#submit")).to_be_in_viewport()
 

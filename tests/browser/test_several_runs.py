@@ -13,6 +13,7 @@ from pddpo_ray.journal.transactions import now_ms
 from tests.annotation_server import serving
 from tests.annotation_together import TwoRuns, two_runs
 from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, safety, until
+from tests.browser.test_accessible import findings
 
 pytestmark = pytest.mark.browser
 
@@ -55,7 +56,9 @@ def test_who_signs_in_once_answers_both_runs_without_a_click_between_them(runs: 
     expect(page.locator("#left")).to_have_class("text veiled")
     screen.keys("r", "s")
     until(page, lambda: all(one.complete for one in first.rounds.all()), "the new question is answered")
+    expect(page.get_by_role("heading", name="All done for now")).to_be_visible()
     assert page.evaluate(LOW_CONTRAST) == []
+    assert findings(page) == []
     assert screen.clean()
 
 
