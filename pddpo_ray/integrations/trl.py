@@ -1,4 +1,6 @@
-"""Limits inside TRL's GRPOTrainer: one more reward function for each limit, whose weight the controller moves.
+"""Limits inside TRL's trainers that draw answers.
+
+GRPOTrainer: one more reward function for each limit, whose weight the controller moves.
 
     limits = LimitedRewards("limits.yaml", journal=Path(args.output_dir) / "limits.jsonl")
     trainer = GRPOTrainer(model, reward_funcs=[helpful, *limits.reward_funcs], args=args, train_dataset=prompts)
@@ -6,8 +8,15 @@
     trainer.train()
 
 `args` has `multi_objective_aggregation="normalize_then_sum"`: each cost is then divided by its own spread within the
-group before it is weighed, which is what a multiplier means here. There is no arithmetic in this module: the measures
-are the limits' sources, the multipliers `controller`'s.
+group before it is weighed, which is what a multiplier means here. RLOOTrainer and OnlineDPOTrainer weigh raw numbers,
+and take one function instead:
+
+    limits = LimitedScore(helpful, "limits.yaml", journal=Path(args.output_dir) / "limits.jsonl")
+    trainer = RLOOTrainer(model, reward_funcs=limits.reward_func, args=args, train_dataset=prompts)
+    limits.attach(trainer)
+
+There is no arithmetic in this module: the measures are the limits' sources, the multipliers `controller`'s, the scores
+`step_scores`.
 """
 
 from __future__ import annotations
@@ -21,28 +30,82 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.theory.step_scores import step_scores
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOTrainer, RLOOTrainer
+    from trl.experimental.online_dpo import OnlineDPOTrainer
 
 AGGREGATION = "normalize_then_sum"
 logger = logging.getLogger(__name__)
 
 
-class LimitedRewards(TrainerCallback):
-    """The reward functions of limits, and the callback that keeps their weights. One per trainer."""
+class _Limited(TrainerCallback):
+    """The controller of a trainer, and the callback that takes it back to a checkpoint. One per trainer."""
 
     def __init__(self, limits: Mapping[str, Any] | str | Path, *, journal: Path | None = None) -> None:
         """As `LimitController`. Every process of a distributed trainer has one; the first one writes the journal."""
         self._limits, self._file = limits, journal
         self._controller = LimitController(limits)
-        self._trainer: GRPOTrainer | None = None
-        self._values: dict[str, list[float | None]] = {}
+        self._trainer: Any = None
         self._told: list[str] = []
 
     @property
     def controller(self) -> LimitController:
         return self._controller
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """From a checkpoint, the multipliers are those that it was made with."""
+        self._controller.rewind(state.global_step)
+
+    def _join(self, trainer: Any) -> None:
+        self._trainer = trainer
+        if self._file is not None and trainer.accelerator.is_main_process:
+            self._controller = LimitController(self._limits, journal=self._file)
+        trainer.add_callback(self)
+
+    def _measured(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> dict[str, list[float | None]]:
+        rows = [
+            {key: column[index] for key, column in columns.items() if _is_column(column, len(prompts))}
+            for index in range(len(prompts))
+        ]
+        texts = [_text(completion) for completion in completions]
+        return self._controller.measure([_text(prompt) for prompt in prompts], texts, rows)
+
+    def _gathered(self, rows: list[Any]) -> list[Any]:
+        """The rows of all processes, one process after another."""
+        if self._trainer.accelerator.num_processes == 1:
+            return rows
+        # here: whoever has several processes has it, and looking for engines takes it a second
+        from accelerate.utils import gather_object
+
+        return list(gather_object(rows))
+
+    def _observe(self, values: Mapping[str, list[float | None]], groups: list[Any], texts: list[str]) -> None:
+        self._controller.observe(values, groups, step=self._trainer.state.global_step, answers=texts)
+        told = self._controller.messages()
+        for line in told:
+            if line not in self._told:
+                logger.warning(line)
+        self._told = told
+
+    def _figures(self) -> dict[str, float]:
+        """What stands in the trainer's log beside its own figures."""
+        found: dict[str, float] = {}
+        for name, seen in self._controller.observed.items():
+            if seen.estimate is not None:
+                found |= {f"limits/{name}/estimate": seen.estimate, f"limits/{name}/multiplier": seen.multiplier}
+        return found
+
+
+class LimitedRewards(_Limited):
+    """The reward functions of limits, and the callback that keeps their weights, in TRL's GRPOTrainer."""
+
+    _values: Mapping[str, list[float | None]]
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
@@ -63,74 +126,92 @@ class LimitedRewards(TrainerCallback):
                 "the trainer's last reward functions are not those of the limits; write"
                 " reward_funcs=[..., *limits.reward_funcs]"
             )
-        self._trainer = trainer
-        if self._file is not None and trainer.accelerator.is_main_process:
-            self._controller = LimitController(self._limits, journal=self._file)
-        trainer.add_callback(self)
+        self._join(trainer)
         self._weigh()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """From a checkpoint, the multipliers are those that it was made with."""
-        self._controller.rewind(state.global_step)
+        super().on_train_begin(args, state, control, **kwargs)
         self._weigh()
 
     def _function(self, name: str) -> Callable[..., list[float | None]]:
         def cost(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
             if name == self._controller.names[0]:
-                self._measure(prompts, completions, columns)
+                self._values = self._measured(prompts, completions, columns)
             costs = self._controller.costs(name, self._values[name])
             if name == self._controller.names[-1]:
                 self._move(prompts, completions)
-                self._log(columns.get("log_metric"))
+                for key, figure in self._figures().items():
+                    columns["log_metric"](key, figure)
             return [None if one is None else -one for one in costs]
 
         cost.__name__ = _called(name)
         return cost
-
-    def _measure(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> None:
-        rows = [
-            {key: column[index] for key, column in columns.items() if _is_column(column, len(prompts))}
-            for index in range(len(prompts))
-        ]
-        texts = [_text(completion) for completion in completions]
-        self._values = self._controller.measure([_text(prompt) for prompt in prompts], texts, rows)
 
     def _move(self, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
         """All processes' answers move the multipliers, once, before the trainer weighs this very batch."""
         trainer = self._trainer
         if trainer is None or not trainer.model.training:
             return
-        size = trainer.num_generations
-        rank = trainer.accelerator.process_index
-        groups: list[Any] = [(rank, index // size) for index in range(len(prompts))]
-        texts, values = [_text(completion) for completion in completions], self._values
-        if trainer.accelerator.num_processes > 1:
-            # here: whoever has several processes has it, and looking for engines takes it a second
-            from accelerate.utils import gather_object
-
-            groups, texts = gather_object(groups), gather_object(texts)
-            values = {name: gather_object(own) for name, own in values.items()}
-        self._controller.observe(values, groups, step=trainer.state.global_step, answers=texts)
+        rank, size = trainer.accelerator.process_index, trainer.num_generations
+        groups = self._gathered([(rank, index // size) for index in range(len(prompts))])
+        values = {name: self._gathered(own) for name, own in self._values.items()}
+        self._observe(values, groups, self._gathered([_text(completion) for completion in completions]))
         self._weigh()
-        told = self._controller.messages()
-        for line in told:
-            if line not in self._told:
-                logger.warning(line)
-        self._told = told
-
-    def _log(self, log_metric: Callable[[str, float], None] | None) -> None:
-        """Estimates and multipliers beside the trainer's own figures."""
-        for name, seen in self._controller.observed.items():
-            if log_metric is not None and seen.estimate is not None:
-                log_metric(f"limits/{name}/estimate", seen.estimate)
-                log_metric(f"limits/{name}/multiplier", seen.multiplier)
 
     def _weigh(self) -> None:
         if self._trainer is not None:
             for place, weight in enumerate(reversed(self._controller.multipliers.values()), start=1):
                 self._trainer.reward_weights[-place] = weight
+
+
+class LimitedScore(_Limited):
+    """One reward function, of a helpfulness of yours and all limits, for TRL's RLOOTrainer and OnlineDPOTrainer."""
+
+    def __init__(
+        self, helpful: Callable[..., Sequence[float | None]], limits: Mapping[str, Any] | str | Path,
+        *, journal: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`helpful` is a reward function in TRL's form; the rest as `LimitController`."""
+        super().__init__(limits, journal=journal)
+        self._helpful = helpful
+
+    def attach(self, trainer: RLOOTrainer | OnlineDPOTrainer) -> None:
+        """Takes over the trainer's reward. Raises UserError where there is another one beside it."""
+        if list(trainer.reward_funcs) != [self.reward_func]:
+            raise UserError("limits weigh the whole reward here; write reward_funcs=limits.reward_func, and no other")
+        self._join(trainer)
+
+    def reward_func(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Scores under the multipliers that these very answers have moved. In an evaluation they move nothing."""
+        trainer = self._trainer
+        if trainer is None:
+            raise UserError("limits.attach(trainer) comes before trainer.train()")
+        rank, size = trainer.accelerator.process_index, len(prompts)
+        values = {
+            name: self._gathered(own) for name, own in self._measured(prompts, completions, columns).items()
+        }  # fmt: skip
+        rewards = self._gathered(list(self._helpful(prompts=prompts, completions=completions, **columns)))
+        groups = self._gathered([(rank, group) for group in self._groups(size)])
+        if trainer.model.training:
+            self._observe(values, groups, self._gathered([_text(completion) for completion in completions]))
+            self._log(columns.get("log_metric"))
+        costs = {name: self._controller.costs(name, own) for name, own in values.items()}
+        scores = step_scores(rewards, costs, self._controller.multipliers, groups)
+        return [float(score) for score in scores[rank * size : (rank + 1) * size]]
+
+    def _groups(self, count: int) -> list[int]:
+        """RLOO's answers to a prompt follow one another; OnlineDPO has the second ones after all the first ones."""
+        size = getattr(self._trainer, "num_generations", None)
+        return [index % (count // 2) if size is None else index // size for index in range(count)]
+
+    def _log(self, log_metric: Callable[[str, float], None] | None) -> None:
+        for key, figure in self._figures().items():
+            if log_metric is not None:
+                log_metric(key, figure)
+            else:  # OnlineDPO logs the means of these
+                self._trainer.stats.setdefault(key, []).append(figure)
 
 
 def _called(name: str) -> str:

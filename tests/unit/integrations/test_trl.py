@@ -124,3 +124,54 @@ def test_a_trainer_that_is_not_set_up_for_limits_is_refused(tmp_path: Path) -> N
     trainer.reward_func_names.reverse()
     with pytest.raises(UserError, match="last reward functions are not those of the limits"):
         other.attach(trainer)
+
+
+@pytest.mark.parametrize("kind", ["rloo", "online_dpo"])
+def test_one_score_carries_the_limits_and_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    """RLOO and OnlineDPO: the journal of a run that went on from a checkpoint is that of the unbroken one."""
+    whole = tmp_path / "whole"
+    limits, trainer = scored(kind, whole)
+    limits.attach(trainer)
+    trainer.train()
+    told = steps_of(whole)
+    assert sorted(told) == list(range(4))
+    assert told[0]["length"] > 0, "sixteen words against six"
+    logged = [entry["limits/length/multiplier"] for entry in trainer.state.log_history[:4]]
+    assert logged == pytest.approx([told[step]["length"] for step in range(4)])
+    (whole / "limits.jsonl").open("a").write('{"step": 4, "st')
+    again, second = scored(kind, whole)
+    again.attach(second)
+    second.train(resume_from_checkpoint=str(whole / "checkpoint-2"))
+    assert steps_of(whole) == told
+
+
+def scored(kind: str, folder: Path) -> Any:
+    """The limits and the trainer of four steps, a checkpoint after two."""
+    from datasets import Dataset
+    from trl import RLOOConfig, RLOOTrainer
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    from pddpo_ray.integrations.trl import LimitedScore
+
+    limits = LimitedScore(helpful, {"length": LIMITS["length"]}, journal=folder / "limits.jsonl")
+    settings: dict[str, Any] = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "max_steps": 4, "learning_rate": 1e-3,
+        "save_steps": 2, "logging_steps": 1, "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True,
+    }  # fmt: skip
+    given = {"processing_class": word_tokenizer(), "reward_funcs": limits.reward_func}
+    prompts = Dataset.from_dict({"prompt": [f"word{n} word{n + 1}" for n in range(16)]})
+    torch.manual_seed(0)
+    model = str(save_policy(folder.parent / "model", 0, context=64))  # both load their reference from a folder
+    if kind == "rloo":
+        args = RLOOConfig(**settings, num_generations=4, max_completion_length=16)
+        return limits, RLOOTrainer(model, args=args, train_dataset=prompts, **given)
+    online = OnlineDPOConfig(**settings, max_new_tokens=16, max_length=64)
+    return limits, OnlineDPOTrainer(model, args=online, train_dataset=prompts, **given)
+
+
+def test_a_reward_beside_the_score_is_refused(tmp_path: Path) -> None:
+    from pddpo_ray.integrations.trl import LimitedScore
+
+    _, trainer = scored("rloo", tmp_path)
+    with pytest.raises(UserError, match="limits weigh the whole reward here"):
+        LimitedScore(helpful, {"length": LIMITS["length"]}).attach(trainer)

@@ -1,0 +1,49 @@
+"""One number per answer out of its reward and its costs, for trainers that take one reward and weigh nothing.
+
+    score = (r - mean of its group) / s_r - sum over limits of lambda_i (c_i - mean of its group) / s_i
+    s      square root of the mean square of those deviations, over the batch
+
+The scale is the batch's, not the group's: of a pair each deviation would be one of its own spread, and how much an
+answer costs would be lost. Differences within a group are all that a policy gradient or a comparison takes from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from pddpo_ray.records import Array
+
+
+def step_scores(
+    rewards: Sequence[float | None],
+    costs: Mapping[str, Sequence[float | None]],
+    multipliers: Mapping[str, float],
+    groups: Sequence[Hashable],
+) -> Array:
+    """Scores of a batch. What has no number is at its group's mean; without spread there is nothing to add. [n] -> [n]
+
+    `costs` and `multipliers` are by limit.
+    """
+    scores = _in_spreads(rewards, groups)
+    for name, multiplier in multipliers.items():
+        scores = scores - multiplier * _in_spreads(costs[name], groups)
+    return scores
+
+
+def _in_spreads(values: Sequence[float | None], groups: Sequence[Hashable]) -> Array:
+    """Each value's distance from its group's mean, in spreads of the batch. [n], [n] -> [n]"""
+    known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    known[~np.isfinite(known)] = np.nan
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    deviations = np.zeros(len(known))
+    for own in members.values():
+        if np.isfinite(known[own]).any():
+            deviations[own] = np.nan_to_num(known[own] - np.nanmean(known[own]))
+    spread = float(np.sqrt(np.mean(np.square(deviations)))) if len(known) else 0.0
+    # rounding of equal values is not a spread
+    largest = float(np.nanmax(np.abs(known), initial=0.0))
+    return deviations / spread if spread > 1e-12 * max(1.0, largest) else np.zeros_like(deviations)
