@@ -19,6 +19,9 @@ LOCK := requirements/py311.lock
 TORCH := torch==2.13.0
 # Set-up is skipped while neither the lock nor the package's own metadata changed.
 READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+# The documentation is built in an environment of its own, whose packages nothing else needs.
+DOCS := .venv-docs
+DOCS_READY := $(DOCS)/ready-$(shell cat requirements/docs.lock 2>/dev/null | cksum | cut -d' ' -f1)
 DEMO_RUN ?= runs/demo
 REAL_DATA ?= ../shared/data
 
@@ -26,8 +29,8 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients chart \
-        clean
+.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
+        chart docs clean
 
 help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
@@ -43,7 +46,9 @@ help:
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
 	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); a broken run goes on"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
+	@echo "make gpu      what a machine with GPUs has to show (GPUS=1|4|8 NODES=1|2), as a table to paste"
 	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
+	@echo "make docs     the documentation as a site in build/site, read without a network, built by .venv-docs"
 	@echo "make sbom     bill of materials of .venv (CycloneDX);  make audit  its known vulnerabilities"
 	@echo "make setup    only the environment (.venv);  make clean removes it and the caches"
 
@@ -73,7 +78,7 @@ lint: setup
 OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
 FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos or full or real)"
 
-test: lint
+test: lint $(DOCS_READY)
 	$(FAST) $(ARGS)
 	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not (chaos or full or real)" $(ARGS)
 
@@ -135,6 +140,12 @@ $(CHART_READY):
 	$(CHART)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/chart.lock
 	touch $@
 
+$(DOCS_READY):
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	rm -f $(DOCS)/ready-*
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/docs.lock
+	touch $@
+
 # The clients meet the project's packages behind their own: lm-eval evaluates the same weights with our transformers.
 $(CLIENTS_READY): | setup
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -154,9 +165,19 @@ audit: setup $(TOOLS_READY)
 clients: setup $(CLIENTS_READY)
 	$(BIN)/pytest tests/serve/test_clients.py tests/serve/test_dashboard_types.py $(ARGS)
 
+# ARGS="--address auto" for a cluster that is up, "--model FOLDER" for a 7B recipe's first round, "--rehearse" on CPUs
+GPUS ?= 1
+NODES ?= 1
+gpu: setup
+	@$(BIN)/python -m bench.gpu --gpus $(GPUS) --nodes $(NODES) $(ARGS)
+
 chart: setup $(CHART_READY)
 	$(BIN)/pytest tests/cluster/test_chart.py $(ARGS)
 
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
 clean:
-	rm -rf $(VENV) $(TOOLS) $(CLIENTS) $(CHART) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(CLIENTS) $(CHART) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
