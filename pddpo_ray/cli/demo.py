@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,9 +79,12 @@ def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, pag
     chat(folder, prompt=QUESTION, max_tokens=config.rollout.max_tokens)
     if page is not None:
         _say("report", str(page))
-    _say("next", f"talk with it: `pddpo chat {given}`; an OpenAI-compatible endpoint of it: `pddpo serve {given}`;")
+    _say("next", f"talk with it: `pddpo chat {given}`; serve it to any OpenAI client: `pddpo serve {given}`")
     _say("", "your own model, pairs and limits: `pddpo init` asks five questions and writes a recipe")
 
 
 def _say(subject: str, sentence: str, *, nl: bool = True) -> None:
-    typer.echo(f"{subject:<13}{sentence}", nl=nl)
+    """One line, wrapped under itself for a terminal of 100 columns."""
+    indent, first = " " * 13, f"{subject:<13}"
+    lines = textwrap.wrap(sentence, 86, break_long_words=False, break_on_hyphens=False) or [""]
+    typer.echo(first + f"\n{indent}".join(lines), nl=nl)
