@@ -136,8 +136,9 @@ def test_tests_and_files_that_a_page_names_exist() -> None:
 
 def test_every_page_is_reached_from_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        path = page.relative_to(ROOT / "docs").as_posix()
+        assert path == "index.md" or f"({path})" in index, path
 
 
 def test_every_recipe_is_described() -> None:

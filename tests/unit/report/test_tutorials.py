@@ -1,0 +1,103 @@
+"""The quickstart and the tutorials, command by command; what waits for clients or people runs beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+PARKED = 3
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of every `pddpo` command of a page, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "pddpo"]
+
+
+def ran(folder: Path, words: list[str], code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pddpo_ray", *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-3000:])
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def beside(folder: Path, words: list[str], until: Path | None = None) -> Iterator[None]:
+    """A command that runs until it is stopped; first it has to make a file."""
+    with (folder / f"{words[1]}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pddpo_ray", *words[1:]], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while until is not None and not until.exists():
+            assert process.poll() is None, (folder / f"{words[1]}.log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "it did not start in time"
+            time.sleep(0.2)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
+    said = {" ".join(words[1:3]): ran(tmp_path, words) for words in commands("quickstart.md")}
+    assert list(said) == ["limits example", "limits check", "train tabular", "certify runs/first", "report runs/first"]
+    assert "round 20/20" in said["train tabular"]
+    assert "Certified: cost" in said["certify runs/first"]
+    assert (tmp_path / "runs" / "first" / "report.html").is_file()
+    for words in commands("concepts/certificate.md"):
+        ran(tmp_path, words)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_three_limits_at_once_runs_made_small(tmp_path: Path) -> None:
+    small = ["rounds=2", "feedback.responses=96", "offline.compare_rounds=0", "offline.pairs=200"]
+    for words in commands("tutorials/three-limits.md"):
+        more = small if words[1] == "train" else []
+        said = ran(tmp_path, [*words, *more])
+        if "--dry-run" in words:
+            assert all(name in said for name in ("harmful", "length", "rude"))
+    told = json.loads((tmp_path / "runs" / "three" / "result.json").read_text())
+    assert set(told["limits"]) == {"harmful", "length", "rude"}
+
+
+@pytest.mark.slow
+def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "people"
+    with ExitStack() as started:
+        for words in commands("tutorials/people.md"):
+            if words[1] == "annotate":
+                started.enter_context(beside(tmp_path, words, run / "annotation-admin-token"))
+            elif words[1] == "simulate-annotators":
+                started.enter_context(beside(tmp_path, words))
+            else:
+                ran(tmp_path, words, PARKED if "feedback.park_after_s=0" in words else 0)
+    assert json.loads((run / "result.json").read_text())["rounds"] == 2
+    assert (run / "report.html").is_file()
+    answers = [json.loads(line) for line in (tmp_path / "people.jsonl").read_text().splitlines()]
+    assert len(answers) >= 2 * 16 * 5

@@ -1,0 +1,130 @@
+"""Words of the documentation: symbols and abbreviations are explained, messages are real, commands accounted for."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.report.test_docs import PAGES, commands
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+SYMBOLS = re.compile(r"[\u0370-\u03ff√‖∝≤≥±₊★⊥∈∞∑∂∇≈⇒∀∃]")
+ABBREVIATION = re.compile(r"(?<![\w-])[A-Z][A-Z0-9]{1,}(?:-[A-Z]{2,})?(?!\w)")
+"""Two capitals or more in a row; names in mixed case, as of programs, are not abbreviations."""
+TERMS = (
+    *(
+        "limit",
+        "multiplier",
+        "gap",
+        "policy",
+        "reference",
+        "reward",
+        "cost",
+        "violation",
+        "pair",
+        "bonus",
+    ),
+    *(
+        "baseline",
+        "mixture",
+        "tail",
+        "ledger",
+        "certificate",
+        "candidate",
+        "release",
+        "alarm",
+        "delivery check",
+        "canary",
+    ),
+    *("run", "recipe", "journal", "phase", "engine", "backend", "labeller", "outcome", "parked", "annotator", "twin"),
+    *("reward stage", "cost stage", "dual step", "safety label", "cost estimate", "off-grammar mass", "quality gate"),
+    *("prompt set", "draw", "audit", "scorecard", "floor", "price"),
+)
+"""Words that mean something particular here."""
+WRITTEN_BY_PROGRAMS = {"settings.md", "mutants.md"}
+"""Pages that programs write; on the site their symbols explain themselves as on all pages."""
+OWN_WORDS = {"README", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES", "NAME", "TOKEN", "PORT"}
+"""Emphasis, and what a reader puts in the place of."""
+
+
+def prose(page: Path) -> str:
+    """What a page says in words: no code, no addresses."""
+    text = re.sub(r"^```.*?^```|^ {4,}.*$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return re.sub(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+|^::: .*$", " ", text, flags=re.M)
+
+
+def glossary() -> set[str]:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    first = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    return {name for cell in first for name in re.findall(r"\*\*([^*]+)\*\*", cell)}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_no_symbol_or_abbreviation_is_unknown_to_the_glossary(page: Path) -> None:
+    known, text = glossary(), prose(page)
+    used = set(SYMBOLS.findall(text)) | (set(ABBREVIATION.findall(text)) - OWN_WORDS)
+    assert {one for one in used - known if not re.fullmatch(r"E\d\d|[A-Z]\d+", one)} == set()
+
+
+def test_every_term_of_the_project_is_in_the_glossary() -> None:
+    known = {name.lower() for name in glossary()}
+    assert [term for term in TERMS if term not in known] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_a_page_with_symbols_leads_to_the_glossary(page: Path) -> None:
+    if SYMBOLS.search(prose(page)) and page.name not in WRITTEN_BY_PROGRAMS:
+        assert page.name == "glossary.md" or "glossary.md" in page.read_text(encoding="utf-8")
+
+
+def templates() -> list[str]:
+    """Every text of the program, a hole where a value goes."""
+    found = []
+    for room in ("pddpo_ray", "actors", "deploy"):
+        for file in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return [text.replace("`", "") for text in found]
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_that_the_program_prints() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`|]+)` \|", page, re.M)
+    assert len(messages) > 40
+    texts = templates()
+    for message in messages:
+        parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+        assert any(re.search(".*".join(parts), text, re.S) for text in texts), message
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(pattern, executed by, reason) of docs/what-is-run.md."""
+    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)` )?\| ([^|]*)\|$", text, re.M)
+    return [(pattern, test, reason.strip()) for pattern, test, reason in found]
+
+
+def test_every_command_is_executed_by_a_test_or_has_a_reason_why_not() -> None:
+    table, used = rows(), set()
+    assert len(table) > 20
+    for page, words in commands():
+        line = " ".join(words) + " "
+        fits = [row for row in table if fnmatch.fnmatchcase(line, row[0].rstrip("*") + "*")]
+        assert fits, (page, line)
+        used.add(fits[0][0])
+    assert {row[0] for row in table} - used == set()
+    for pattern, test, reason in table:
+        assert test or reason, pattern
+        assert not test or (ROOT / test).exists(), test
+
+
+def test_pages_are_read() -> None:
+    assert len(PAGES) > 40
