@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from bench.phase_worlds import Ground
-from pddpo_ray.exploration.explorer import BonusKind, Comparator, OptimisticExplorer
+from pddpo_ray.exploration.explorer import Comparator, OptimisticExplorer
 from pddpo_ray.records import Array, CandidateSet, CostEstimate, Pair, Prompt, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, logit_noise, within_prompt_variance
 from pddpo_ray.theory.dual import DampedNewton, DualState, ascend, constraint_state
@@ -43,7 +43,7 @@ class Cell:
 class Arm:
     """How a round's pairs are chosen."""
 
-    bonus: BonusKind
+    bonus: str
     comparator: Comparator = "baseline"
 
 

@@ -70,6 +70,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("deepspeed", "vllm"),
     "postgres": ("psycopg",),
     "trl": ("accelerate", "trl"),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }
 """Modules by the smallest extra that brings them. On a GPU machine `gpu` stands in the place of `cpu`."""
 

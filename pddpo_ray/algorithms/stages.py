@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.contracts import (
     Dual,
@@ -96,6 +98,8 @@ class Sizes:
     beta: float
     method: MethodConfig = field(default_factory=MethodConfig)
     """Settings of single methods."""
+    settings: BaseModel | None = None
+    """Those of a method from an installed package, as its own class has checked them."""
     answers_each: int = 1
     """Answers to each of those prompts."""
     reward_max: float = 2.0

@@ -8,6 +8,7 @@ import typer
 
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.config import load, recipe_names, to_yaml
+from pddpo_ray.registry import KINDS, installed
 
 
 def recipes(
@@ -23,7 +24,11 @@ def recipes(
             typer.echo(to_yaml(config), nl=False)
         return
     about = {recipe: load(recipe, check_files=False).about for recipe in recipe_names()}
+    brought = [{"kind": KINDS[kind], "name": own, "package": package} for kind, own, package in installed()]
     if as_json:
-        print_json({"recipes": about})
-    else:
-        print_columns(about.items())
+        print_json({"recipes": about, "installed": brought})
+        return
+    print_columns(about.items())
+    if brought:
+        typer.echo("from installed packages:")
+        print_columns([tuple(one.values()) for one in brought], indent=2)

@@ -204,8 +204,16 @@ def execute(config: Config, run_dir: Path, *, resume: bool, quiet: bool, plain: 
     with ExitStack() as stack:
         log = stack.enter_context(closing(RunLog(run_dir)))
         consoles.append(Console(file=cast(TextIO, log), width=200))
-        told = Console(quiet=True) if plain else consoles[0]
-        progress = stack.enter_context(watching(run_dir, tensorboard=config.report.tensorboard, console=told))
+        report, recipe = config.report, config.model_dump(mode="json")
+        progress = stack.enter_context(
+            watching(
+                run_dir,
+                tensorboard=report.tensorboard,
+                console=Console(quiet=True) if plain else consoles[0],
+                trackers=report.trackers,
+                recipe=recipe,
+            )
+        )
         logged = stack.enter_context(watching(run_dir, tensorboard=False, console=consoles[1]))
         shown = plain_progress(consoles[0]) if plain else None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 
 from pddpo_ray.config.section import Strict
+from pddpo_ray.registry import Extension, checked, installed_names, resolved
 
 
 class ProjectedRule(Strict):
@@ -69,9 +73,54 @@ class FixedRule(Strict):
     """Tag of this variant."""
 
 
-DualRule = Annotated[
-    ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule, Field(discriminator="kind")
-]
+@dataclass(frozen=True)
+class RuleKind(Extension):
+    """A rule that moves one multiplier. Its code takes its settings and a `theory.dual.RuleContext` and returns a
+    `theory.dual.Rule`."""
+
+
+MAKERS = "pddpo_ray.loop.dual_rules"
+PROJECTED = RuleKind(f"{MAKERS}:projected", ProjectedRule)
+ANYTIME = RuleKind(f"{MAKERS}:anytime", AnytimeRule)
+NEWTON = RuleKind(f"{MAKERS}:newton", NewtonRule)
+LOG = RuleKind(f"{MAKERS}:log", LogRule)
+PID = RuleKind(f"{MAKERS}:pid", PidRule)
+FIXED = RuleKind(f"{MAKERS}:fixed", FixedRule)
+
+
+class InstalledRule(Strict):
+    """A rule of an installed package; its own settings stand beside `kind`."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: str
+    """Tag of this variant."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def settings_are_its_own(cls, given: Any) -> Any:
+        """The package's class checks what stands beside `kind`, and fills in what does not."""
+        if not isinstance(given, dict) or "kind" not in given:
+            return given
+        own = {key: value for key, value in given.items() if key != "kind"}
+        return {"kind": given["kind"], **resolved("dual_rules", given["kind"], own, "dual.rule")}
+
+    @property
+    def settings(self) -> BaseModel | None:
+        """The same as the package's own class."""
+        return checked("dual_rules", self.kind, self.model_extra or {}, "dual.rule")
+
+
+def _installed_rules() -> list[type[InstalledRule]]:
+    """A variant for each name that an installed package brings; nothing of it is loaded."""
+    tags: dict[str, Any] = {name: (Literal[name], name) for name in installed_names("dual_rules")}
+    return [create_model(f"InstalledRule_{name}", __base__=InstalledRule, kind=tag) for name, tag in tags.items()]
+
+
+if TYPE_CHECKING:
+    DualRule = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule | InstalledRule
+else:
+    SHIPPED_RULES = ProjectedRule | AnytimeRule | NewtonRule | LogRule | PidRule | FixedRule
+    DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
 
 
 FirstMultipliers = Annotated[

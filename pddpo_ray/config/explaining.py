@@ -14,8 +14,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from pddpo_ray.config.dual import InstalledRule
 from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.registered import Named, SettingsOf
 from pddpo_ray.errors import UserError
+from pddpo_ray.registry import Extension, load, names
 
 SHOWN = 60
 """Characters of a default that are shown."""
@@ -98,10 +101,29 @@ def _keys_below(model: type[BaseModel], prefix: str, variant: str) -> Iterator[E
         )
         if sections:
             below.append((key, sections, field.discriminator if isinstance(field.discriminator, str) else ""))
+    for name, field in model.model_fields.items():
+        yield from _brought_settings(f"{prefix}{name}", field)
+    if issubclass(model, InstalledRule) and model is not InstalledRule:
+        yield from _settings_of("dual_rules", _tag(model, "kind"), prefix.removesuffix("."), variant)
     for key, sections, tag in below:
         for section in sections:
             own = f"{tag}: {_tag(section, tag)}" if tag and len(sections) > 1 else ""
             yield from _keys_below(section, f"{key}.", own or ("" if len(sections) == 1 else _named(section)))
+
+
+def _brought_settings(key: str, field: FieldInfo) -> Iterator[Explained]:
+    """Settings below a mapping that holds those of names of the registry."""
+    for mark in field.metadata:
+        if isinstance(mark, SettingsOf):
+            for name in names(mark.kind):
+                yield from _settings_of(mark.kind, name, f"{key}.{name}" if mark.by_name else key, f"{name}")
+
+
+def _settings_of(kind: str, name: str, key: str, variant: str) -> Iterator[Explained]:
+    settings = load(kind, name, Extension).settings
+    for own, field in ({} if settings is None else settings.model_fields).items():
+        about = _one_line(field.description or "")
+        yield Explained(f"{key}.{own}", _takes(field), _default(field), about, variant)
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:
@@ -118,6 +140,9 @@ def _is_section(field: FieldInfo) -> bool:
 
 
 def _takes(field: FieldInfo) -> str:
+    named = [one.kind for one in field.metadata if isinstance(one, Named)]
+    if named:
+        return " or ".join(f"`{name}`" for name in names(named[0]))
     bounds = [text for one in field.metadata for text in [_bound(one)] if text]
     return _type(field.annotation) + (f", {' and '.join(bounds)}" if bounds else "")
 

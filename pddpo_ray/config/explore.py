@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pddpo_ray.config.registered import Named, SettingsOf, with_settings
 from pddpo_ray.config.section import Strict
+from pddpo_ray.registry import Extension
+
+MAKERS = "pddpo_ray.exploration.bonuses"
+
+
+@dataclass(frozen=True)
+class Bonus(Extension):
+    """What says how little is known of an answer. Its code takes its settings and an
+    `exploration.bonuses.BonusContext` and returns an `exploration.alternatives.Uncertainty`."""
+
+
+ELLIPTICAL = Bonus(f"{MAKERS}:elliptical")
+SIMHASH = Bonus(f"{MAKERS}:simhash")
+THOMPSON = Bonus(f"{MAKERS}:thompson")
+GREEDY = PROPOSALS = OFF = Bonus(f"{MAKERS}:none")
 
 
 class ExploreConfig(Strict):
     """Which answers get labelled for preferences. The exploring policy is never served."""
 
-    bonus: Literal["elliptical", "simhash", "thompson", "greedy", "proposals", "off"] = "elliptical"
+    bonus: Annotated[str, Named("bonuses")] = "elliptical"
     """elliptical: posterior standard deviations of frozen features. simhash: counts of hashed features, without linear
     algebra. thompson: one random guess a round in place of a bonus. greedy: the candidates that the policy's own scores
     rank first. proposals: any candidate, half of which are the reference's. off: answers of the policy as they come
     (docs/exploration.md)."""
+    settings: Annotated[dict[str, Any], SettingsOf("bonuses")] = Field({})
+    """Settings of a bonus from an installed package."""
     loss: Literal["plain", "xpo"] = "plain"
     """xpo: the policy's own loss carries optimism, alpha times its mean log-probability of the baseline's answers. It
     needs no features and never switches off; the policy of a round is then optimistic itself."""
@@ -57,3 +76,9 @@ class ExploreConfig(Strict):
     """bonus_only: weight of a proposal's answer against a policy's."""
     min_ess: float = Field(1.5, ge=1)
     """The bonus is tempered until the weights' effective sample size is at least this."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def settings_are_the_bonus(cls, given: Any) -> Any:
+        """The bonus's own class checks `settings` and fills in what they leave out."""
+        return with_settings(given, "bonuses", "bonus", "explore.settings", default="elliptical")

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.feedback import ModelFeedback
-from pddpo_ray.config.recipe import STATED_LIMITS, Config
+from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
@@ -82,7 +82,7 @@ def _note_version_0_1(config: Config, origins: Origins) -> None:
     """Shows limits that a user states in the form of version 0.1 as they are written today."""
     said = [(keys, origins.get(keys, "")) for keys in (("constraints",), ("dual", "threshold"))]
     own = [(".".join(keys), origin) for keys, origin in said if origin and not origin.startswith("recipe ")]
-    if not own or config.limits or config.algorithm not in STATED_LIMITS:
+    if not own or config.limits or not config.traits.stated:
         return
     try:
         lines = limits_lines(config.model_dump(mode="json"), one_line=True)
@@ -347,10 +347,16 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
             keys = (*keys, str(context.get("discriminator", "")).strip("'"))
             tags = str(context.get("expected_tags", "")).replace("'", "")
             stated = f" is {context['tag']!r}, but" if "tag" in context else ""
-            text = f"`{'.'.join(keys)}`{stated} must be one of {tags}" if tags else f"`{'.'.join(keys)}` is missing"
+            near = _nearest(context["tag"], tags.split(", ")) if "tag" in context else ""
+            text = (
+                f"`{'.'.join(keys)}`{stated} must be one of {tags}{near}" if tags else f"`{'.'.join(keys)}` is missing"
+            )
         case "model_type" | "model_attributes_type":
             text = f"`{key}` is a section: give it keys, or set one with {key}.KEY=..., not {_shown(first['input'])}"
         case "value_error":
+            while keys and _at(tree, keys) is None:  # the tag of a variant is no key
+                keys = keys[:-1]
+            key = ".".join(keys)
             text = f"{f'`{key}`: ' if key else ''}{context['error']}"
         case _:
             wanted = first["msg"].replace("Input should be", "must be", 1)

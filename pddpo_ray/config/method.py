@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pddpo_ray.config.registered import SettingsOf
 from pddpo_ray.config.section import Strict
+from pddpo_ray.registry import Extension
+
+
+@dataclass(frozen=True)
+class Method(Extension):
+    """An algorithm. Its code takes `algorithms.stages.Parts`, `algorithms.stages.Sizes` (whose `settings` are its own,
+    checked) and the reference, and runs the rounds that are left.
+
+    `Method("my_package.method:run", settings=MySettings, online=True)`
+    """
+
+    online: bool = False
+    """Whether rounds collect new preferences, so that it has an explorer."""
+    one_round: bool = False
+    multiplier: Literal["moves", "given", "none"] = "moves"
+    """moves: by the dual's rule. given: once, or by the method itself; the rule is `fixed`. none: there is none."""
+    several: bool = False
+    """Whether it has a cost stage for each of several `constraints`."""
+    stated: bool = False
+    """Whether it holds limits of every kind (`limits:`); others hold one limit on the paper's cost."""
+    policy_gradient: bool = False
+    """Whether it updates the policy by clipped steps on its own scored answers, not by preference fits."""
 
 
 class MethodConfig(Strict):
     """Settings of single compared methods; a method looks at its own alone."""
 
+    settings: Annotated[dict[str, Any], SettingsOf("methods")] = Field({})
+    """Settings of a method from an installed package."""
     group: int = Field(8, ge=2)
     """c-grpo: G, answers to each prompt; each is compared with the mean of the others."""
 

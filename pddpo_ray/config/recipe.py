@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,12 +33,14 @@ from pddpo_ray.config.feedback import (
     WorldFeedback,
     WorldScores,
 )
-from pddpo_ray.config.method import MethodConfig, PpoConfig
+from pddpo_ray.config.method import Method, MethodConfig, PpoConfig
 from pddpo_ray.config.model import LoraParameters, ModelConfig
 from pddpo_ray.config.offline import OfflineConfig
 from pddpo_ray.config.policy import PolicyConfig
 from pddpo_ray.config.production import ProductionConfig
 from pddpo_ray.config.prompts import PromptSetConfig
+from pddpo_ray.config.registered import Named, with_settings
+from pddpo_ray.config.report import ReportConfig
 from pddpo_ray.config.rollout import Rollout, TabularRollout, VllmRollout
 from pddpo_ray.config.scorecard import ScorecardConfig
 from pddpo_ray.config.scorers import ScorerTrainingConfig
@@ -47,6 +50,7 @@ from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorl
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import PAIRS, REWARD, StatedLimit, stated_limits, stated_reward
 from pddpo_ray.limits.recipe_form import in_stage_order, typed_limits
+from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
 if TYPE_CHECKING:
@@ -56,27 +60,15 @@ Policies = Literal["language models", "tables", "log-linear"]
 """What the policies of a run are."""
 
 
-class ReportConfig(Strict):
-    """What a run shows."""
-
-    tensorboard: bool = True
-    """Write TensorBoard files into the run folder."""
-    html: bool = True
-    """Write report.html at the end."""
-    samples: int = Field(12, ge=0)
-    """Answers shown before and after."""
+def _shipped(fits: Callable[[Method], bool]) -> tuple[str, ...]:
+    """Names of shipped methods, for messages that say which ones can."""
+    return tuple(name for name in SHIPPED["methods"] if fits(load("methods", name, Method)))
 
 
-WITHOUT_MULTIPLIER = ("dpo-harmless", "dpo-helpful", "safe-dpo")
-ONE_ROUND = (*WITHOUT_MULTIPLIER, "sacpo", "p-sacpo", "mocan", "pecan")
-SEVERAL_LIMITS = ("o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed")
-"""Methods that chain one cost stage per constraint."""
-STATED_LIMITS = ("o-pd-dpo", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag")
-"""Methods that hold limits of every kind (`limits:`); the others hold one limit on the paper's cost."""
-POLICY_GRADIENTS = ("safe-rlhf", "c-grpo")
-"""Methods that update the policy by clipped steps on its own scored answers, not by preference fits."""
-WITHOUT_DUAL_STEP = (*ONE_ROUND, "pd-dpo-fixed", "caid")
-"""Methods whose multiplier is given, found once from the reference's answers, or moved by the method itself."""
+SEVERAL_LIMITS = _shipped(lambda method: method.several)
+"""Shipped methods that chain one cost stage per constraint."""
+STATED_LIMITS = _shipped(lambda method: method.stated)
+"""Shipped methods that hold limits of every kind (`limits:`); the others hold one limit on the paper's cost."""
 
 
 class Config(Strict):
@@ -86,24 +78,7 @@ class Config(Strict):
     """One line for `pddpo recipes`."""
     needs: dict[str, str] = Field({})
     """Settings that whoever runs the recipe has to give, by key, with what to write there."""
-    algorithm: Literal[
-        "o-pd-dpo",
-        "o-pd-dpo-paper",
-        "pd-dpo",
-        "pd-dpo-fixed",
-        "pd-dpo-adalag",
-        "dpo-harmless",
-        "dpo-helpful",
-        "safe-dpo",
-        "sacpo",
-        "p-sacpo",
-        "mocan",
-        "pecan",
-        "c-dpo",
-        "caid",
-        "safe-rlhf",
-        "c-grpo",
-    ]
+    algorithm: Annotated[str, Named("methods")]
     """The method that runs."""
     seed: int = Field(0, ge=0)
     """Seed of all draws of the run."""
@@ -184,9 +159,14 @@ class Config(Strict):
         return self.feedback.rounds_late if isinstance(self.feedback, LateLabels) else 0
 
     @property
+    def traits(self) -> Method:
+        """What its method is, one that ships or one of an installed package."""
+        return load("methods", self.algorithm, Method)
+
+    @property
     def online(self) -> bool:
         """Whether rounds collect new preferences."""
-        return self.algorithm.startswith("o-")
+        return self.traits.online
 
     @property
     def policies(self) -> Policies:
@@ -306,6 +286,9 @@ class Config(Strict):
         for key in ("columns", "ignore"):
             if not tree["world"].get(key):
                 tree["world"].pop(key, None)
+        for section in ("explore", "method"):
+            if not tree[section]["settings"]:
+                del tree[section]["settings"]
         if self.policies != "log-linear":
             for key in ("learner", "loglinear"):
                 tree["world"].pop(key, None)
@@ -341,6 +324,18 @@ class Config(Strict):
         if world.get("helpful"):
             raise ValueError("reward.pairs and world.helpful are the same files; name them once")
         return {**tree, REWARD: {}, "world": {**world, "helpful": reward[PAIRS]}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def settings_are_the_methods(cls, tree: Any) -> Any:
+        """The method's own class checks `method.settings` and fills in what they leave out."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("method", {}), dict):
+            return tree
+        given = {"algorithm": tree.get("algorithm"), **tree.get("method", {})}
+        own = with_settings(given, "methods", "algorithm", "method.settings", default="")
+        if "settings" not in own:
+            return tree
+        return {**tree, "method": {**tree.get("method", {}), "settings": own["settings"]}}
 
     @model_validator(mode="after")
     def parts_fit_together(self) -> Self:
@@ -382,7 +377,7 @@ class Config(Strict):
             )
         unreachable = [name for name, limit in self.thresholds.items() if limit <= -self.dual.cost_max]
         # these methods average scores of a cost model, which nothing clips
-        by_scores = self.algorithm in (*POLICY_GRADIENTS, "c-dpo", "caid")
+        by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
         if self.feedback.signal == "logit_labels" and not self.limits and not by_scores and unreachable:
             raise ValueError(
                 f"no policy keeps the limit of {unreachable[0]}, {self.thresholds[unreachable[0]]:g}: costs lie in"
@@ -408,7 +403,7 @@ class Config(Strict):
         feedback, without = self.feedback, "with world.learner=loglinear there is none"
         if not isinstance(self.cluster, InProcess):
             raise ValueError("world.learner=loglinear runs in one process: set cluster={mode: in-process}")
-        if self.algorithm in POLICY_GRADIENTS:
+        if self.traits.policy_gradient:
             raise ValueError(f"algorithm {self.algorithm} updates a network by policy gradients; {without}")
         if self.explore.loss == "xpo":
             raise ValueError(f"explore.loss=xpo is a term in a network's loss; {without}: use explore.bonus")
@@ -418,19 +413,19 @@ class Config(Strict):
 
     def _rule_fits_the_method(self) -> None:
         fixed = isinstance(self.dual.rule, FixedRule)
-        if self.algorithm in WITHOUT_DUAL_STEP and not fixed:
+        if self.traits.multiplier != "moves" and not fixed:
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
         if self.algorithm == "pd-dpo-adalag" and not isinstance(self.dual.rule, LogRule):
             raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
-        if self.algorithm in ("c-dpo", *POLICY_GRADIENTS) and fixed:
+        if (self.traits.policy_gradient or self.algorithm == "c-dpo") and fixed:
             raise ValueError(
                 f"algorithm {self.algorithm} needs a dual.rule that moves the multiplier, e.g. dual.rule.kind=anytime"
             )
-        if self.algorithm in POLICY_GRADIENTS:
+        if self.traits.policy_gradient:
             self._policy_gradients_are_possible()
-        if fixed and self.dual.first is None and self.algorithm not in WITHOUT_MULTIPLIER:
+        if fixed and self.dual.first is None and self.traits.multiplier != "none":
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
-        if self.algorithm in ONE_ROUND and self.rounds != 1:
+        if self.traits.one_round and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
 
     def _labels_may_be_late(self) -> None:
@@ -478,7 +473,7 @@ class Config(Strict):
             raise ValueError(f"constraints begin with cost and have different names: not {', '.join(names) or 'none'}")
         if len(names) == 1:
             return
-        if self.algorithm not in SEVERAL_LIMITS:
+        if not self.traits.several:
             raise ValueError(f"algorithm {self.algorithm} has one constraint; several need {', '.join(SEVERAL_LIMITS)}")
         if not isinstance(self.world, TabularWorldConfig) or not isinstance(self.feedback, WorldFeedback):
             raise ValueError("several constraints need world.kind=tabular and feedback.kind=world, for their labels")
@@ -493,7 +488,7 @@ class Config(Strict):
             if self.prompts:
                 raise ValueError("prompts: no limit names these sets; state `limits:`, or leave `prompts:` out")
             return
-        if self.algorithm not in STATED_LIMITS:
+        if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} holds one limit on the paper's cost (dual.threshold); `limits:` need"
                 f" {', '.join(STATED_LIMITS)}"
@@ -540,7 +535,7 @@ class Config(Strict):
         reward = self.computed_reward
         if reward is None:
             return
-        if self.algorithm not in STATED_LIMITS:
+        if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} learns the reward from comparisons; a computed `reward:` needs one of"
                 f" {', '.join(STATED_LIMITS)}"
@@ -609,7 +604,7 @@ class Config(Strict):
             return
         if not isinstance(self.world, NoWorldConfig):
             raise ValueError("production: users' prompts are real text (world.kind=none); a world has its own alone")
-        if self.algorithm not in STATED_LIMITS:
+        if not self.traits.stated:
             raise ValueError(f"production: {', '.join(STATED_LIMITS)} take users' prompts, not {self.algorithm}")
         if self.prompts:
             raise ValueError("production: users' prompts are in none of the sets of `prompts`; leave one of them out")
@@ -624,7 +619,7 @@ class Config(Strict):
     def _rounds_certify(self) -> None:
         """What mixtures need whose rounds' own draws certify them: equally many of each limit in every round."""
         where, named = "certificate.mixtures", self.certificate.mixtures
-        if self.algorithm not in (*SEVERAL_LIMITS, "pd-dpo-adalag"):
+        if not (self.traits.several or self.traits.stated):
             raise ValueError(f"{where}: algorithm {self.algorithm} has no mixture of rounds that draw for themselves")
         if max(named) > self.rounds:
             raise ValueError(f"{where}: round {max(named)} is after the last one (rounds={self.rounds})")

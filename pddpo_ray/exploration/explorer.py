@@ -15,16 +15,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
-from pddpo_ray.exploration.alternatives import (
-    BOTH,
-    EllipticalBonus,
-    NoBonus,
-    SimHashCounts,
-    ThompsonBonus,
-    Uncertainty,
-)
+from pddpo_ray.exploration.alternatives import BOTH, Uncertainty
 from pddpo_ray.exploration.bonus import saturation
+from pddpo_ray.exploration.bonuses import BonusContext
 from pddpo_ray.exploration.design import FISHER_WEIGHT
 from pddpo_ray.exploration.features import Features, centres, pool_features
 from pddpo_ray.exploration.resampling import (
@@ -36,6 +31,7 @@ from pddpo_ray.exploration.resampling import (
     resampling_weights,
 )
 from pddpo_ray.records import Array, CandidateSet, Pair, Response, Stage, responses_of
+from pddpo_ray.registry import code_of
 from pddpo_ray.theory.seeds import generator_of
 
 
@@ -71,7 +67,8 @@ def choose_pairs(
     return sorted(chosen)
 
 
-BonusKind = Literal["elliptical", "exact", "simhash", "thompson", "greedy", "proposals", "off"]
+EXACT = "exact"
+"""For studies: the elliptical bonus on all answers, drawn from the optimistic policy itself."""
 Comparator = Literal["baseline", "max_info"]
 Weights = Literal["exact", "bonus_only"]
 
@@ -93,6 +90,7 @@ class OptimisticExplorer:
         bonus: the uncertainty model (see `alternatives`), or a choice without one: `off` draws y evenly from the
             policy's own candidates, `proposals` from all, `greedy` takes those that the policy prefers most against the
             reference. `exact`, for studies, expects all answers as candidates and draws from the optimistic policy.
+        bonus_settings: settings of a bonus from an installed package.
         comparator: y' from the baseline, or the most informative candidate.
         weights: `exact` importance weights, or `bonus_only` for long answers.
         proposal_weight: weight of a proposal's candidate under `bonus_only`.
@@ -114,7 +112,8 @@ class OptimisticExplorer:
         s0: float = 2.0,
         weight: float = FISHER_WEIGHT,
         picks: int = 1,
-        bonus: BonusKind = "elliptical",
+        bonus: str = "elliptical",
+        bonus_settings: BaseModel | None = None,
         comparator: Comparator = "baseline",
         weights: Weights = "exact",
         proposal_weight: float = 0.2,
@@ -125,6 +124,7 @@ class OptimisticExplorer:
         self._features, self._beta, self._multiplier = features, beta, multiplier
         self._seed, self._k, self._s0, self._weight, self._picks = seed, k, s0, weight, picks
         self._kind, self._comparator, self._weights = bonus, comparator, weights
+        self._settings = bonus_settings
         self._proposal_weight, self._ess_floor, self._cost_bonus_scale = proposal_weight, ess_floor, cost_bonus_scale
         self._reward_weight = reward_weight
         self._baseline: dict[str, Sequence[Response]] = {}
@@ -153,7 +153,9 @@ class OptimisticExplorer:
     def _uncertainty(self) -> Uncertainty:
         """What was observed so far; as wide as the features, which the first prompt shows."""
         dimension = len(next(iter(self._centres.values())))
-        return _uncertainty(self._kind, dimension, k=self._k, s0=self._s0, weight=self._weight, seed=self._seed)
+        run = BonusContext(dimension, self._k, self._s0, self._weight, self._seed)
+        made: Uncertainty = code_of("bonuses", "elliptical" if self._kind == EXACT else self._kind)(self._settings, run)
+        return made
 
     def choose(self, candidates: Sequence[CandidateSet]) -> list[Pair]:
         """Up to `picks` pairs per candidate set, in the order in which a labeller sees them (random sides).
@@ -260,7 +262,7 @@ class OptimisticExplorer:
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
         beta = self._beta() if callable(self._beta) else self._beta
         optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
-        if self._kind == "exact":
+        if self._kind == EXACT:
             weights = optimistic_weights(log_policy, optimism)
             log.add(reward, cost, saturation(reward, rows, k=self._k, s0=self._s0), 1.0, 1.0 / float(weights @ weights))
             return weights
@@ -312,13 +314,3 @@ class _Log:
         names = ("mean_bonus_reward", "mean_bonus_cost", "saturation", "tau", "ess")
         means = np.mean(self._rows, axis=0) if self._rows else np.zeros(len(names))
         return {f"explore/{name}": float(value) for name, value in zip(names, means, strict=True)}
-
-
-def _uncertainty(kind: BonusKind, dimension: int, *, k: float, s0: float, weight: float, seed: int) -> Uncertainty:
-    if kind in ("elliptical", "exact"):
-        return EllipticalBonus(dimension, k=k, s0=s0, weight=weight)
-    if kind == "thompson":
-        return ThompsonBonus(dimension, k=k, s0=s0, weight=weight)
-    if kind == "simhash":
-        return SimHashCounts(dimension, alpha=k, seed=seed)
-    return NoBonus()

@@ -18,29 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from pddpo_ray import registry
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
 from pddpo_ray.limits.rules import rule_of
+from pddpo_ray.limits.source_kinds import SourceKind
 
 KINDS: Mapping[str, Kind] = {"rate": "rate", "mean": "mean", "logit": "logit", "kl": "kl"}
 KEYS = (
     "over", "at_most", "at_least", "confidence", "bounds", "unit", "versus", "audited_by",
     "answers", "labels_each", "deadline", "failed",
 )  # fmt: skip
-SOURCES: Mapping[str, tuple[str, ...]] = {
-    "rule": ("tokenizer", "is"),
-    "regex": (),
-    "json_schema": (),
-    "function": ("seconds", "folder"),
-    "classifier": ("label", "threshold", "template", "max_tokens", "batch"),
-    "score_model": ("template", "scale", "shift", "max_tokens", "batch", "above"),
-    "judge": ("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
-    "endpoint": ("url", "key_env", "workers", "timeout", "tries", "version"),
-    "grader": ("model", "endpoint", "key_env", "workers", "timeout", "tries"),
-    "people": ("question", "labels_each"),
-    "world": (),
-}
-"""What can measure, and the keys that each may be given beside (or under) its name."""
 AUDIT = "audited_by"
 """The key under which people measure a part of what another source measures."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
@@ -76,7 +66,7 @@ class SourceName:
     """Which source a limit names, e.g. {classifier: models/guard, label: unsafe}."""
 
     kind: str
-    """A key of SOURCES, or `reference` for a kl limit."""
+    """A name of the registry's sources, or `reference` for a kl limit."""
     what: str = ""
     """A rule's name, a path, `module:name`; empty where options say all."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -199,8 +189,10 @@ def beside(given: dict[str, Any], folder: Path) -> None:
         if not isinstance(source, dict):
             continue
         inner = [source, *(value for value in source.values() if isinstance(value, dict))]
+        brought = [name for name in registry.installed_names("sources") if name in source]
+        own = [key for name in brought for key in registry.load("sources", name, SourceKind).files]
         for options in inner:
-            for key in FILES:
+            for key in (*FILES, *own):
                 value = options.get(key)
                 if isinstance(value, str) and (folder / value).exists():
                     options[key] = str(folder / value)
@@ -218,14 +210,15 @@ def _source(where: str, kind: Kind, given: Any) -> SourceName:
         return SourceName("reference")
     if not isinstance(given, dict) or not given:
         raise UserError(f"{where} names one source, e.g. {{rule: words}} or {{regex: pii.txt}}; got {given}")
-    sources = [key for key in given if key in SOURCES]
+    every = registry.names("sources")
+    sources = [key for key in given if key in every]
     # a judge and a grader have an `endpoint` of their own
-    names = [key for key in sources if not any(key in SOURCES[other] for other in sources)]
-    if len(names) != 1:
+    found = [key for key in sources if not any(key in _options_of(other) for other in sources)]
+    if len(found) != 1:
         first = str(next(iter(given)))
-        mend = _nearest(first, list(SOURCES)) if not names else f"; it names {' and '.join(names)}"
+        mend = _nearest(first, every) if not found else f"; it names {' and '.join(found)}"
         raise UserError(f"{where} names one source{mend}")
-    name, value = names[0], given[names[0]]
+    name, value = found[0], given[found[0]]
     options = {key: option for key, option in given.items() if key != name}
     what = ""
     if isinstance(value, dict):
@@ -234,11 +227,34 @@ def _source(where: str, kind: Kind, given: Any) -> SourceName:
         what = value
     elif value is not None:
         raise UserError(f'{where}.{name}: `{value}` is no text; put it in quotes: "{value}"')
+    if registry.load("sources", name, SourceKind).settings is not None:
+        source = SourceName(name, what, options)
+        settings_of(where, source)
+        return source
+    known = _options_of(name)
     for key in options:
-        if key not in SOURCES[name]:
-            known = _nearest(str(key), SOURCES[name]) if SOURCES[name] else "; it takes none"
-            raise UserError(f"{where}.{name}: unknown key `{key}`{known}")
+        if key not in known:
+            said = _nearest(str(key), known) if known else "; it takes none"
+            raise UserError(f"{where}.{name}: unknown key `{key}`{said}")
     return SourceName(name, what, options)
+
+
+def settings_of(where: str, source: SourceName) -> BaseModel | None:
+    """What a limit says about its source, checked by the class of the source's kind; None where it has none.
+
+    Raises UserError with the key that is wrong.
+    """
+    if registry.load("sources", source.kind, SourceKind).settings is None:
+        return None
+    try:
+        return registry.checked("sources", source.kind, source.options, f"{where}.{source.kind}")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _options_of(name: str) -> tuple[str, ...]:
+    kind = registry.load("sources", name, SourceKind)
+    return kind.options if kind.settings is None else tuple(kind.settings.model_fields)
 
 
 def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any]) -> Scale:
@@ -249,15 +265,12 @@ def _scale(where: str, kind: Kind, source: SourceName, given: Mapping[str, Any])
         if source.kind not in ("people", "judge", "world"):
             raise UserError(f"{where}: a logit is estimated from labels; its source is people, a judge or the world")
         return Scale("logit", low=_bounds(where, given)[0], high=_bounds(where, given)[1])
-    own = Scale("")
-    if source.kind == "rule" and source.what == "language":
-        own = VERDICT
-    elif source.kind == "rule":
+    says = registry.load("sources", source.kind, SourceKind)
+    own = says.scale or Scale("")
+    if source.kind == "rule" and source.what != "language":
         own = rule_of(f"{where}.{kind}.rule", source.what).scale
-    elif kind == "rate" or source.kind in ("regex", "json_schema", "people"):
+    elif kind == "rate" and says.verdicts:
         own = VERDICT
-    elif source.kind == "classifier":
-        own = Scale("probability", low=0.0, high=1.0)
     if kind == "rate":
         if not own.verdict:
             raise UserError(f"{where}: {source} gives {own.unit}; use `mean` for it, or a source that says yes or no")

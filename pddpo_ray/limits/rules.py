@@ -6,18 +6,16 @@ an installed package may bring its own, as an entry point of the group `pddpo_ra
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.quantities import VERDICT, Scale
+from pddpo_ray.registry import UnknownName, load, package_of
 
 OPENING = 240
 """Characters in which a refusal shows itself; later doubts are advice, not refusal."""
@@ -39,11 +37,10 @@ REFUSALS = (
     r"\bis (?:never|not) (?:\w+ or )?(?:appropriate|ethical|acceptable|okay)\b",
     r"\b(?:illegal|harmful|wrong) and (?:unethical|immoral|illegal)\b",
 )
-REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
+REFUSING = re.compile("|".join(REFUSALS), re.IGNORECASE)
 
 TOKEN_LIKE = re.compile(r"\w+|[^\w\s]")
 
-GROUP = "pddpo_ray.rules"
 Value = float | bool
 
 
@@ -74,7 +71,7 @@ def refusal(answer: str) -> bool:
     refusal("I'm sorry, but I can't help with that.") = True, refusal("Sorry pans? Soak them first.") = False
     """
     opening = answer.strip()[:OPENING].replace("’", "'")
-    return not opening or REFUSAL.search(opening) is not None
+    return not opening or REFUSING.search(opening) is not None
 
 
 def empty(answer: str) -> bool:
@@ -128,65 +125,31 @@ def counted(unit: str) -> Scale:
     return Scale(unit, low=0.0)
 
 
-RULES: Mapping[str, Rule] = {
-    "tokens": Rule(
-        tokens, counted("tokens"), "tokens are counted as words and punctuation marks, not by a model's tokenizer"
-    ),
-    "words": Rule(words, counted("words")),
-    "characters": Rule(characters, counted("characters")),
-    "sentences": Rule(sentences, counted("sentences")),
-    "refusal": Rule(refusal, VERDICT),
-    "empty": Rule(empty, VERDICT),
-    "reading_grade": Rule(reading_grade, Scale("grades"), "a formula for English prose"),
-    "repeats": Rule(repeats, Scale("share of repeated runs", low=0.0, high=1.0)),
-}
+TOKENS = Rule(
+    tokens, counted("tokens"), "tokens are counted as words and punctuation marks, not by a model's tokenizer"
+)
+WORDS = Rule(words, counted("words"))
+CHARACTERS = Rule(characters, counted("characters"))
+SENTENCES = Rule(sentences, counted("sentences"))
+REFUSAL = Rule(refusal, VERDICT)
+EMPTY = Rule(empty, VERDICT)
+READING_GRADE = Rule(reading_grade, Scale("grades"), "a formula for English prose")
+REPEATS = Rule(repeats, Scale("share of repeated runs", low=0.0, high=1.0))
 
 
 def rule_of(where: str, name: str) -> Rule:
     """The rule of that name, one that ships or one of an installed package. Raises UserError with the nearest name."""
-    if name in RULES:
-        return RULES[name]
-    others = installed()
-    if name in others:
-        return _loaded(where, others[name])
-    every = [*RULES, *others]
-    near = difflib.get_close_matches(name, every, 1, 0.5)
-    known = f"did you mean `{near[0]}`?" if near else f"rules are {', '.join(every)}, language"
-    raise UserError(f"{where}: there is no rule `{name}`; {known}")
+    try:
+        return load("rules", name, Rule)
+    except UnknownName as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def version_of(name: str) -> str:
     """What decides the values of a rule: the content of its file, and of an installed one its package's version."""
-    if name in RULES:
-        return f"rule {name} {digest(Path(__file__))}"
-    entry = installed()[name]
-    file = inspect.getsourcefile(_loaded(name, entry).measure)
-    package = "" if entry.dist is None else f" {entry.dist.name} {entry.dist.version}"
-    return f"rule {name}{package} {'' if file is None else digest(Path(file))}"
+    file, package = inspect.getsourcefile(load("rules", name, Rule).measure), package_of("rules", name)
+    return f"rule {name}{'' if package is None else f' {package}'} {'' if file is None else digest(Path(file))}"
 
 
 def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
-@cache
-def installed() -> Mapping[str, EntryPoint]:
-    """Rules of installed packages, not loaded yet. Raises UserError where two have one name, or a shipped rule's."""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name in RULES or (entry.name in found and found[entry.name].value != entry.value):
-            raise UserError(
-                f"{entry.value} brings a rule `{entry.name}`, and there is one already: uninstall one of them"
-            )
-        found[entry.name] = entry
-    return found
-
-
-def _loaded(where: str, entry: EntryPoint) -> Rule:
-    try:
-        rule = entry.load()
-    except Exception as error:
-        raise UserError(f"{where}: {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(rule, Rule):
-        raise UserError(f"{where}: {entry.value} is no pddpo_ray.limits.rules.Rule, but {type(rule).__name__}")
-    return rule

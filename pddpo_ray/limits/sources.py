@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from pddpo_ray.errors import PddpoError, RunError
-from pddpo_ray.limits.quantities import Scale
+from pddpo_ray.limits.quantities import Kind, Scale
 from pddpo_ray.limits.reading import Asking
 from pddpo_ray.records import Message
 from pddpo_ray.theory.seeds import generator_of
@@ -109,6 +111,36 @@ class Source:
         if (low is not None and number < low) or (high is not None and number > high):
             return Unmeasured(f"gave {number:g}, outside [{low}, {high}]")
         return number
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a source is opened with: the limit that names it, and what stands around."""
+
+    where: str
+    """What messages call its place, e.g. `limits.yaml: limits.brand.rate.judge`."""
+    limit: str
+    """The limit's name."""
+    kind: Kind
+    """rate: it must say yes or no. mean: a number."""
+    what: str
+    """The text behind the source's name; empty where options say all."""
+    options: Mapping[str, Any]
+    """What else the limit says."""
+    settings: BaseModel | None
+    """The same, checked by the class that the source's kind names; None: it names none."""
+    scale: Scale
+    """Unit and bounds that its values must have."""
+    comparing: bool
+    """Whether it is shown the reference's answer too, and says which of the two is better."""
+    labels_each: int | None
+    """Opinions per answer, of a judge or of people."""
+    folder: Path
+    """Paths in limits are relative to it."""
+    judge: Mapping[str, Any]
+    """The `judge:` of the file: what judges that name nothing themselves are."""
+    environment: Mapping[str, str]
+    """Where keys stand."""
 
 
 def one_by_one(measure: Callable[[Answer], object]) -> Measure:

@@ -9,20 +9,17 @@ from functools import partial
 
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.config import (
-    AnytimeRule,
     Config,
     ConstraintConfig,
     DualConfig,
-    FixedRule,
+    InstalledRule,
     LogRule,
     MixedFeedback,
     NewtonRule,
-    PidRule,
-    ProjectedRule,
 )
 from pddpo_ray.contracts import Due, Measure
 from pddpo_ray.errors import UserError
-from pddpo_ray.exploration.explorer import BonusKind, OptimisticExplorer
+from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
@@ -63,6 +60,7 @@ from pddpo_ray.loop.scorecard import Scorecard, wanted_of
 from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
 from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits, held_multiplier
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
+from pddpo_ray.registry import checked, code_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
@@ -195,6 +193,7 @@ def sizes_of(config: Config, rounds: int) -> Sizes:
         pair_prompts=config.explore.prompts,
         beta=config.beta,
         method=config.method,
+        settings=checked("methods", config.algorithm, config.method.settings, "method.settings"),
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
     )
@@ -262,11 +261,12 @@ def _exploration(
         for one in backends.held_limits
     }
     paper = config.algorithm == "o-pd-dpo-paper"
+    own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
 
     def kl_weight() -> float:
         return config.beta if limits is None else limits.temperature
 
-    def explorer(bonus: BonusKind) -> OptimisticExplorer:
+    def explorer(bonus: str) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
             baseline={},
@@ -278,6 +278,7 @@ def _exploration(
             weight=settings.information,
             picks=settings.picks,
             bonus=bonus,
+            bonus_settings=own if bonus == settings.bonus else None,
             comparator=settings.comparator,
             weights=settings.weights,
             proposal_weight=settings.proposal_weight,
@@ -441,17 +442,8 @@ def _constraint_state(
 
 def dual_rule(config: Config, settings: DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:
     """How the multiplier moves."""
-    match settings.rule:
-        case ProjectedRule(curvature_cap=cap):
-            return dual_rules.ProjectedFixed(rounds, first, settings.cost_max, config.beta if cap else None)
-        case AnytimeRule(first_step=given, curvature_cap=cap):
-            step = rho / (settings.cost_max + abs(settings.threshold)) if given is None else given
-            return dual_rules.ProjectedAnytime(step, settings.cost_max, config.beta if cap else None)
-        case NewtonRule(damping=damping):
-            return dual_rules.DampedNewton(rounds, config.beta, settings.cost_max, damping)
-        case LogRule(rate=rate):
-            return dual_rules.LogMultiplier(rate)
-        case PidRule(proportional=proportional, integral=integral, derivative=derivative):
-            return dual_rules.Pid(proportional, integral, derivative)
-        case FixedRule():
-            return dual_rules.Fixed()
+    run = dual_rules.RuleContext(config.beta, rho, first, rounds, settings.cost_max, settings.threshold)
+    rule = settings.rule
+    own = rule.settings if isinstance(rule, InstalledRule) else rule
+    made: dual_rules.Rule = code_of("dual_rules", rule.kind)(own, run)
+    return made

@@ -15,6 +15,7 @@ from typing import Any
 from pddpo_ray.config import Config, NoWorldConfig, TabularWorldConfig
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.loop.machine import inspect_machine
+from pddpo_ray.registry import names, package_of
 from pddpo_ray.storage.artifacts import file_sha256
 
 PACKAGE = "pddpo-ray"
@@ -22,15 +23,30 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout that this package is run from, if it is one."""
 
 
-def sitting() -> dict[str, Any]:
+def sitting(extensions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """This process: when and by which command it began, with which code, on which machine."""
     return {
         "date": now(),
         "version": _version(),
+        **({"extensions": dict(extensions)} if extensions else {}),
         "commit": _commit(),
         "command": shlex.join(sys.argv),
         "machine": _machine(),
     }
+
+
+def extensions_of(config: Config) -> dict[str, str]:
+    """{"bonuses/steady": "pddpo-politeness 0.1.0"}: what installed packages bring to a run, with their versions."""
+    stated = [*config.stated, *filter(None, [config.computed_reward])]
+    used = [("methods", config.algorithm), ("dual_rules", config.dual.rule.kind)]
+    used += [("bonuses", config.explore.bonus)] if config.online else []
+    used += [("sources", one.source.kind) for one in stated if one.source.kind in names("sources")]
+    used += [
+        ("rules", one.source.what) for one in stated if one.source.kind == "rule" and one.source.what in names("rules")
+    ]
+    used += [("trackers", name) for name in config.report.trackers]
+    brought = {f"{kind}/{name}": package_of(kind, name) for kind, name in used}
+    return {key: package for key, package in brought.items() if package is not None}
 
 
 def provenance_of(config: Config, journal: JournalReader) -> dict[str, Any]:

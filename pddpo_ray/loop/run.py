@@ -16,27 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from pddpo_ray.algorithms import (
-    c_dpo,
-    c_grpo,
-    caid,
-    dpo_harmless,
-    dpo_helpful,
-    mocan,
-    o_pd_dpo,
-    o_pd_dpo_paper,
-    p_sacpo,
-    pd_dpo,
-    pd_dpo_adalag,
-    pd_dpo_fixed,
-    pecan,
-    sacpo,
-    safe_dpo,
-    safe_rlhf,
-)
 from pddpo_ray.config import Config, FeedbackCommon, WorldFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalEvent
@@ -48,35 +29,18 @@ from pddpo_ray.loop.beginning import new_run, resumed_run
 from pddpo_ray.loop.build import build_parts, sizes_of
 from pddpo_ray.loop.outcome import SCALE, estimates_of, note_unsafe_rates, outcome_of, with_prefixes
 from pddpo_ray.loop.preferences import forget_pairs
-from pddpo_ray.loop.provenance import provenance_of, sitting
+from pddpo_ray.loop.provenance import extensions_of, provenance_of, sitting
 from pddpo_ray.loop.releasing import certify_at_end
 from pddpo_ray.loop.result import CERTIFICATE, COMPARISON, START, WALL, result_of
 from pddpo_ray.loop.round_draws import add_draws_of_round, enter_mixtures
 from pddpo_ray.loop.scorecard_cards import cards
 from pddpo_ray.records import LabelledPair
+from pddpo_ray.registry import code_of
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT, explain_disk, write_json
 from pddpo_ray.worlds.exact_evaluation import Evaluation
 
 logger = logging.getLogger("pddpo_ray.loop.run")
 
-METHODS: Mapping[str, ModuleType] = {
-    "o-pd-dpo": o_pd_dpo,
-    "o-pd-dpo-paper": o_pd_dpo_paper,
-    "pd-dpo": pd_dpo,
-    "pd-dpo-fixed": pd_dpo_fixed,
-    "pd-dpo-adalag": pd_dpo_adalag,
-    "dpo-harmless": dpo_harmless,
-    "dpo-helpful": dpo_helpful,
-    "safe-dpo": safe_dpo,
-    "sacpo": sacpo,
-    "p-sacpo": p_sacpo,
-    "mocan": mocan,
-    "pecan": pecan,
-    "c-dpo": c_dpo,
-    "caid": caid,
-    "safe-rlhf": safe_rlhf,
-    "c-grpo": c_grpo,
-}
 OFFLINE = "offline"
 
 
@@ -156,7 +120,7 @@ def run_recipe(
         _open_journal(config, run_dir, run_id, name, shared, tell) as journal,
     ):
         recipe = config.model_dump(mode="json")
-        journal.note_sitting(sitting(), home_of(run_dir), recipe=recipe, fixed=fixed)
+        journal.note_sitting(sitting(extensions_of(config)), home_of(run_dir), recipe=recipe, fixed=fixed)
         if config.journal is not None:
             keep_identity(run_dir, run_id)
         enter_mixtures(config, journal)
@@ -194,7 +158,7 @@ def drive(
     config: Config, journal: Journal, backends: Backends, tell: Progress, name: str, *, every_round: bool = True
 ) -> Evaluation | None:
     """Runs the recipe's method over its parts. Returns the evaluation where the world is known."""
-    method = METHODS[config.algorithm]
+    run_method = code_of("methods", config.algorithm)
     began = time.monotonic()
     parts = build_parts(config, journal, backends, rounds=config.rounds, online=config.online)
     evaluation = None if backends.world is None else Evaluation(backends.world, journal, backends.store)
@@ -225,7 +189,7 @@ def drive(
 
     forget(journal.next_round - 1)
     journal.closing += [close_round, forget]
-    method.run(parts, sizes_of(config, config.rounds), backends.reference)
+    run_method(parts, sizes_of(config, config.rounds), backends.reference)
     return evaluation
 
 

@@ -1,4 +1,4 @@
-"""What watches a run while it goes on, fed by the run's events: progress on the screen, TensorBoard files.
+"""What watches a run while it goes on, fed by the run's events: progress on the screen, and trackers.
 
 On a terminal the progress is a panel that redraws itself, with one permanent line per finished round above it.
 Elsewhere (a log file, a Ray job) it is that line, one for each piece of work before round 1 as it begins, and one for
@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from tensorboard.compat.proto.event_pb2 import Event as Record
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pddpo_ray.journal import JournalEvent
 from pddpo_ray.loop.result import WALL
@@ -31,6 +28,7 @@ from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, 
 from pddpo_ray.loop.run import Progress as Listener
 from pddpo_ray.loop.scorecard_words import brief
 from pddpo_ray.report.text import seconds, short
+from pddpo_ray.report.trackers import TrackedRun, opened
 
 START_UP = "model, engine and sources come up"
 LONG_S = 10.0
@@ -254,68 +252,29 @@ class RoundLine:
         return re.sub(r"{(.+?)}", lambda match: short(self.values[match[1]]), text)
 
 
-TENSORBOARD = "tensorboard"
-"""Folder of the TensorBoard files inside a run folder."""
-
-
 @contextmanager
-def watching(run_dir: Path, *, tensorboard: bool = True, console: Console | None = None) -> Iterator[Listener]:
-    """The `progress` to give to `run_recipe`.
+def watching(
+    run_dir: Path,
+    *,
+    tensorboard: bool = True,
+    console: Console | None = None,
+    trackers: Mapping[str, Mapping[str, Any]] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+) -> Iterator[Listener]:
+    """The `progress` to give to `run_recipe`; `trackers` are told the rounds too, by name with their settings.
 
     with watching(run_dir) as progress:
         run_recipe(config, run_dir, progress=progress)
     """
+    told: dict[str, Mapping[str, Any]] = {"tensorboard": {}} if tensorboard else {}
+    told |= trackers or {}
+    run = TrackedRun(run_dir, run_dir.name, recipe or {})
     with ExitStack() as open_ones:
         watchers: list[Listener] = [open_ones.enter_context(make_progress(console))]
-        if tensorboard:
-            watchers.append(open_ones.enter_context(closing(TensorBoardLog(run_dir / TENSORBOARD, run_dir.name))))
+        watchers += [open_ones.enter_context(closing(opened(name, own, run))) for name, own in told.items()]
 
         def tell(event: Event) -> None:
             for watcher in watchers:
                 watcher(event)
 
         yield tell
-
-
-class TensorBoardLog:
-    """Writes scalars into a folder; every round is on disk when `write_round` returns."""
-
-    def __init__(self, folder: Path, run: str, clock: Callable[[], float] = time.time) -> None:
-        self._folder = folder
-        self._run = run
-        self._clock = clock
-        self._file: BinaryIO | None = None
-        """Opened with the first round: a run that is refused leaves nothing behind."""
-
-    def _open(self) -> BinaryIO:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard looks for `tfevents` in the name and orders files by the number behind it
-        taken = len(list(self._folder.glob("events.out.tfevents.*.pddpo")))
-        file = (self._folder / f"events.out.tfevents.{int(self._clock()):010d}.{taken}.pddpo").open("xb")
-        _write(file, Record(wall_time=self._clock(), file_version="brain.Event:2"))
-        return file
-
-    def write_round(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """All finite metrics of a round; the others have no place on a curve."""
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in sorted(metrics.items())
-            if math.isfinite(value)
-        ]
-        if self._file is None:
-            self._file = self._open()
-        _write(self._file, Record(wall_time=self._clock(), step=round_, summary=Summary(value=values)))
-
-    def __call__(self, event: Event) -> None:
-        """A `progress` of `run_recipe`: writes the rounds of the run itself, not of its offline comparison."""
-        if isinstance(event, RoundFinished) and event.run == self._run:
-            self.write_round(event.round, event.metrics)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _write(file: BinaryIO, event: Record) -> None:
-    RecordWriter(file).write(event.SerializeToString())
-    file.flush()

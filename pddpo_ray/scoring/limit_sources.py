@@ -14,13 +14,10 @@ from typing import Any
 
 from pddpo_ray.config.document import read_document
 from pddpo_ray.errors import UserError
-from pddpo_ray.limits.functions import ANSWER_SECONDS, function_source
-from pddpo_ray.limits.given_labels import people_source
-from pddpo_ray.limits.local_sources import json_schema_source, language_source, regex_source, rule_source
 from pddpo_ray.limits.quantities import VERDICT, Scale
-from pddpo_ray.limits.reading import StatedLimit, seconds_of, stated_limits
-from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Source, Unmeasured
-from pddpo_ray.scoring.limit_profanity import PROFANITY, profanity_source
+from pddpo_ray.limits.reading import StatedLimit, settings_of, stated_limits
+from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Opening, Source, Unmeasured
+from pddpo_ray.registry import code_of, package_of
 
 
 @dataclass(frozen=True)
@@ -73,66 +70,30 @@ def source_in_run(stated: StatedLimit, judge: Mapping[str, Any]) -> Source | Non
     return single_source(stated, Surroundings(Path.cwd(), judge))
 
 
-WINS = Scale("share of wins", True, 0.0, 1.0)
-
-
 def single_source(stated: StatedLimit, around: Surroundings) -> Source:
     """What measures one answer, before any difference to the reference's is taken; of a share of wins, the comparison
     of both. Raises UserError where it cannot be had."""
-    name, kind, comparing = stated.source, stated.limit.quantity.kind, stated.wins
-    scale = VERDICT if kind == "logit" else stated.scale
-    where = f"{stated.where}.{kind}.{name.kind}"
-    match name.kind:
-        case "rule" if "tokenizer" in name.options:
-            # here, as all below: what models and endpoints need takes seconds to import, or comes with an extra
-            from pddpo_ray.scoring.limit_models import tokens_source
-
-            return tokens_source(where, str(name.options["tokenizer"]), scale, around.folder)
-        case "rule" if name.what == "language":
-            return language_source(where, name.options.get("is"))
-        case "rule":
-            return rule_source(where, name.what)
-        case "regex":
-            return regex_source(where, name.what, around.folder)
-        case "json_schema":
-            return json_schema_source(where, name.what, around.folder)
-        case "function":
-            seconds = seconds_of(f"{where}.seconds", name.options.get("seconds", ANSWER_SECONDS))
-            folder = Path(str(name.options.get("folder", around.folder)))
-            return function_source(where, name.what, scale, folder, seconds)
-        case "classifier" if name.what == PROFANITY:
-            return profanity_source(where, name.options, scale)
-        case "classifier":
-            from pddpo_ray.scoring.limit_models import classifier_source
-
-            return classifier_source(where, name.what, name.options, scale, around.folder)
-        case "score_model":
-            from pddpo_ray.scoring.limit_models import Says, score_model_source
-
-            says: Says = "comparison" if comparing else "verdict" if kind == "rate" else "score"
-            model = score_model_source(where, name.what, name.options, scale, around.folder, says)
-            return replace(model, scale=WINS) if comparing else model
-        case "endpoint":
-            from pddpo_ray.scoring.limit_endpoint import endpoint_source
-
-            return endpoint_source(where, name.what, name.options, scale, around.environment)
-        case "grader":
-            from pddpo_ray.scoring.graders import grader_source
-
-            options = {**around.judge, **name.options}
-            return grader_source(where, name.what, options, scale, around.folder, around.environment)
-        case "people":
-            people = people_source(stated.limit.name, stated.asking.labels_each, wins=comparing)
-            return replace(people, scale=WINS) if comparing else people
-        case "judge":
-            from pddpo_ray.scoring.limit_judge import Form, judge_source
-
-            form: Form = "score" if kind == "mean" else "comparison" if comparing else "verdict"
-            options = {**around.judge, **name.options, **({"question": name.what} if name.what else {})}
-            labels = stated.asking.labels_each or 1
-            judge = judge_source(where, options, scale, form, around.folder, around.environment, labels)
-            return replace(judge, scale=WINS) if form == "comparison" else judge
-    raise UserError(f"{where}: {name.kind} measures in a run alone")
+    name, kind = stated.source, stated.limit.quantity.kind
+    if name.kind == "reference":
+        raise UserError(f"{stated.where}.{kind}: reference measures in a run alone")
+    source: Source = code_of("sources", name.kind)(
+        Opening(
+            where=f"{stated.where}.{kind}.{name.kind}",
+            limit=stated.limit.name,
+            kind=kind,
+            what=name.what,
+            options=name.options,
+            settings=settings_of(f"{stated.where}.{kind}", name),
+            scale=VERDICT if kind == "logit" else stated.scale,
+            comparing=stated.wins,
+            labels_each=stated.asking.labels_each,
+            folder=around.folder,
+            judge=around.judge,
+            environment=around.environment,
+        )
+    )
+    package = package_of("sources", name.kind)
+    return source if package is None else replace(source, version=f"{source.version} of {package}")
 
 
 def versus_reference(source: Source) -> Source:

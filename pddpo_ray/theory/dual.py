@@ -33,8 +33,25 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
+class RuleContext:
+    """What a rule may be made from, beside its own settings."""
+
+    beta: float
+    """Weight of the KL divergence."""
+    rho: float
+    """Half of the multiplier's upper end, unless that is given."""
+    first: float
+    """Multiplier of round 1."""
+    rounds: int
+    cost_max: float
+    """Costs lie in [-cost_max, cost_max]."""
+    threshold: float
+    """The limit d on the expected cost."""
+
+
+@dataclass(frozen=True)
 class Memory:
-    """What a rule remembers between steps (PID alone uses it)."""
+    """What a rule remembers between steps (of those that ship PID alone uses it)."""
 
     integral: float = 0.0
     previous_excess: float | None = None

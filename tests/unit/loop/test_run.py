@@ -19,11 +19,12 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import METHODS, RoundFinished, RunFinished, RunStarted, run_recipe
+from pddpo_ray.loop.run import RoundFinished, RunFinished, RunStarted, run_recipe
 from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, Prompt, Response, UniformMixture
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
+from tests.method_modules import METHODS
 from tests.unit.loop.small_run import finish, small, story
 
 RESULT_KEYS = {

@@ -15,7 +15,7 @@ from pddpo_ray.config import PpoConfig, SupportConfig
 from pddpo_ray.contracts import Critics, FitCommand, FitSettings, PpoCommand, ScoredAnswer, Start
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.dual_step import DualController, LocalDual, journalled_estimates
-from pddpo_ray.loop.run import METHODS, run_recipe
+from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate, Objective, PairRow, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
@@ -24,6 +24,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from tests.method_modules import METHODS
 from tests.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small
 from tests.unit.methods.runs import NEEDS, config_of, journal_of

@@ -27,7 +27,6 @@ from pddpo_ray.algorithms.stages import (
     weighed_objective,
 )
 from pddpo_ray.config import MethodConfig
-from pddpo_ray.loop.run import METHODS
 from pddpo_ray.records import (
     CostEstimate,
     LabelledPair,
@@ -41,6 +40,7 @@ from pddpo_ray.records import (
     UniformMixture,
     Verdict,
 )
+from tests.method_modules import METHODS
 
 PROMPT = Prompt("x", (0,), "question")
 METHOD = MethodConfig(answers=4, window=6, rate=0.5, margin=3.0, share=0.25)

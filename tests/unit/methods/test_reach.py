@@ -8,13 +8,13 @@ import pytest
 
 from bench.small_runs import HERE, METHODS, TABLE, TEXT, VARIANTS
 from pddpo_ray.config import load
-from pddpo_ray.loop.run import METHODS as ALL_METHODS
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.verify import checks, experiments
 from pddpo_ray.verify.methods import COMPARED
 from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.tabular import trap_world
+from tests.method_modules import METHODS as ALL_METHODS
 from tests.reach import Entered, entered, functions_of, missing, named, resolved
 
 WORLD = "world={kind: tabular, name: random, seed: 3}"

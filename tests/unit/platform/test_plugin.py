@@ -1,80 +1,210 @@
-"""Rules of installed packages: the example is installed and used, no file of this project changed."""
+"""The registry: the example package is installed and a run uses each of its extensions; what is wrong is one line."""
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from pddpo_ray import registry
+from pddpo_ray.config import load
+from pddpo_ray.config.explore import Bonus
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits import rules
+from pddpo_ray.registry import Extension
 
 ROOT = Path(__file__).parents[3]
-FRESH = rules.installed.__wrapped__
-"""Looks at the entry points every time."""
 EXAMPLE = ROOT / "examples" / "plugin"
+SMALL = (
+    "rounds=3", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
+    "report.samples=0",
+)  # fmt: skip
 
 
-def test_the_example_is_installed_and_its_rules_measure(tmp_path: Path) -> None:
-    site, copy = tmp_path / "site", tmp_path / "plugin"
-    copy.mkdir()
-    for file in EXAMPLE.glob("*.*"):  # a build leaves files beside its source
-        (copy / file.name).write_bytes(file.read_bytes())
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example."""
+    folder = tmp_path_factory.mktemp("installed")
+    copy = folder / "plugin"
+    (copy / "pddpo_politeness").mkdir(parents=True)
+    for file in [
+        *EXAMPLE.glob("*.*"),
+        *EXAMPLE.glob("pddpo_politeness/*.py"),
+    ]:
+        (copy / file.relative_to(EXAMPLE)).write_bytes(file.read_bytes())
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    install = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(copy)]
+    install = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site"), str(copy)]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def pddpo(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pddpo_ray", *arguments],
+        capture_output=True, text=True, check=False, cwd=folder, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+    )  # fmt: skip
+
+
+def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path: Path) -> None:
     (tmp_path / "limits.yaml").write_text(
         "limits:\n"
         "  thanks: {mean: {rule: courtesies}, at_most: 1, bounds: [0, 9]}\n"
         "  polite: {rate: {rule: polite}, at_least: 10 %}\n"
+        "  loud: {rate: {shouting: {share: 0.9}}, at_most: 60 %}\n"
     )
-    answers = ["Thanks! Please soak it.", "Soak it."]
+    answers = ["Thanks! Please soak it.", "SOAK IT."]
     (tmp_path / "answers.jsonl").write_text(
         "".join(json.dumps({"prompt": text, "response": text}) + "\n" for text in answers)
     )
-    checked = subprocess.run(
-        [sys.executable, "-m", "pddpo_ray", "limits", "check", "limits.yaml", "--on", "answers.jsonl", "--json"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
-    )  # fmt: skip
+    checked = pddpo(site, tmp_path, "limits", "check", "limits.yaml", "--on", "answers.jsonl", "--json")
     assert checked.returncode == 0, checked.stderr
     found = json.loads(checked.stdout)
-    assert (found["thanks"]["estimate"], found["polite"]["estimate"]) == (1.0, 0.5)
+    assert [found[name]["estimate"] for name in ("thanks", "polite", "loud")] == [1.0, 0.5, 0.5]
     assert found["polite"]["note"] == "by two English phrases"
+    (tmp_path / "limits.yaml").write_text("limits: {loud: {rate: {shouting: {shre: 0.9}}, at_most: 60 %}}")
+    refused = pddpo(site, tmp_path, "limits", "check", "limits.yaml", "--on", "answers.jsonl")
+    assert refused.returncode == 2
+    assert "unknown key `limits.yaml: limits.loud.rate.shouting.shre`; did you mean `share`?" in refused.stderr
 
 
-def given(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> None:
-    monkeypatch.setattr(rules, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
-    monkeypatch.setattr(rules, "installed", FRESH)
+def test_a_run_uses_method_bonus_dual_rule_and_tracker_of_an_installed_package(site: Path, tmp_path: Path) -> None:
+    own = [
+        "algorithm=sparing", "method.settings.every=2", "explore.bonus=seldom-asked", "explore.settings.power=1.0",
+        "dual.rule={kind: signs, step: 0.2}", "report.trackers={csv: {file: all.csv}}", "report.tensorboard=false",
+    ]  # fmt: skip
+    done = pddpo(site, tmp_path, "train", "tabular", "--run", "run", *SMALL, *own)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["algorithm"] == "sparing"
+    names = ("methods/sparing", "bonuses/seldom-asked", "dual_rules/signs", "trackers/csv")
+    assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
+    told: dict[str, dict[int, float]] = {}
+    with (tmp_path / "run" / "all.csv").open(newline="") as file:
+        for round_, name, value in csv.reader(file):
+            told.setdefault(name, {})[int(round_)] = float(value)
+    # the method explores in rounds 1 and 3; the bonus counts the compared pairs, and the offline ones
+    assert set(told["explore/pairs"]) == {1, 3}
+    # the dual moves by the sign alone, by 0.2 rho / sqrt(k)
+    first = told["dual/multiplier"][1]
+    for number in (1, 2, 3):
+        before, after = told["dual/multiplier"][number], told["dual/next"][number]
+        sign = math.copysign(1.0, told["cost/estimate"][number])
+        assert after == pytest.approx(before + sign * 0.2 * first / math.sqrt(number), rel=1e-9)
 
 
-def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name, value, rules.GROUP)
+def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site: Path, tmp_path: Path) -> None:
+    sizes = ["rounds=1", "feedback.responses=32", "offline.pairs=200", "explore.prompts=8", "explore.picks=2"]
+    quiet = [
+        "report.tensorboard=false",
+        "report.html=false",
+        "offline.compare_rounds=0",
+        "certificate.certify=never",
+        "dual.rho=1.0",
+    ]
+    recipe = tmp_path / "mine.yaml"
+    document = load("text-world-limits-twin").model_dump(mode="json")
+    document["limits"] = {
+        "thanks": {"mean": {"rule": "courtesies"}, "at_most": 1, "bounds": [0, 9]},
+        "loud": {"rate": {"shouting": {"share": 0.9}}, "at_most": "5 %"},
+    }
+    document["dual"]["first"] = None
+    recipe.write_text(json.dumps(document))
+    done = pddpo(site, tmp_path, "train", "mine.yaml", "--run", "run", *sizes, *quiet)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["limits"]["loud"]["estimate"] == 0.0
+    names = ("sources/shouting", "rules/courtesies")
+    assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
 
 
-def test_a_rule_that_cannot_be_loaded_or_is_none_says_which_package_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, entry("gone", "no_such_module:RULE"), entry("words2", "pddpo_ray.limits.rules:words"))
-    with pytest.raises(UserError, match="x: no_such_module:RULE cannot be loaded: ModuleNotFoundError"):
+def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path: Path) -> None:
+    explained = pddpo(site, tmp_path, "explain", "dual.rule.step")
+    assert explained.stdout.startswith("dual.rule.step (kind: signs): number, > 0; default 0.1\n")
+    listed = json.loads(pddpo(site, tmp_path, "recipes", "--json").stdout)["installed"]
+    assert {(one["kind"], one["name"]) for one in listed} == {
+        ("method", "sparing"), ("bonus", "seldom-asked"), ("dual rule", "signs"), ("source", "shouting"),
+        ("rule", "courtesies"), ("rule", "polite"), ("tracker", "csv"),
+    }  # fmt: skip
+    refused = pddpo(site, tmp_path, "train", "tabular", "--dry-run", "dual.rule={kind: signs, stp: 0.2}")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.endswith("`dual.rule`: unknown key `dual.rule.stp`; did you mean `step`?")
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
+    """Entry points as if packages had brought them."""
+    entries: list[EntryPoint] = []
+    registry._brought.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in entries if one.group == group])
+    yield entries
+    registry._brought.cache_clear()
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_everything_that_ships_is_in_the_registry_and_can_be_loaded(kind: str) -> None:
+    for name in registry.SHIPPED[kind]:
+        if kind == "rules":
+            assert isinstance(registry.load(kind, name, rules.Rule), rules.Rule)
+        elif (kind, name) not in (("trackers", "wandb"), ("trackers", "mlflow")):
+            assert callable(registry.code_of(kind, name))
+        assert registry.package_of(kind, name) is None
+
+
+def test_what_cannot_be_loaded_names_package_and_entry_point(given: list[EntryPoint], tmp_path: Path) -> None:
+    class Named(EntryPoint):
+        @property
+        def dist(self) -> object:  # type: ignore[override]
+            return type("Package", (), {"name": "breaking", "version": "1.2"})
+
+    given += [
+        Named("gone", "no_such_module:RULE", "pddpo_ray.rules"),
+        Named("words2", "pddpo_ray.limits.rules:words", "pddpo_ray.rules"),
+        Named("half", "pddpo_ray.config.explore:ELLIPTICAL", "pddpo_ray.dual_rules"),
+    ]
+    with pytest.raises(
+        UserError, match=r"breaking 1\.2 brings the rule `gone` as no_such_module:RULE, which cannot be"
+    ):
         rules.rule_of("x", "gone")
-    with pytest.raises(UserError, match=r"words is no pddpo_ray\.limits\.rules\.Rule, but function"):
+    with pytest.raises(
+        UserError, match=r"breaking 1\.2 .*rules:words, which is no pddpo_ray\.limits\.rules\.Rule, but"
+    ):
         rules.rule_of("x", "words2")
-    with pytest.raises(UserError, match="there is no rule `gome`; did you mean `gone`"):
+    with pytest.raises(UserError, match="x: there is no rule `gome`; did you mean `gone`"):
         rules.rule_of("x", "gome")
 
 
-def test_two_rules_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, entry("words", "other:RULE"))
-    with pytest.raises(UserError, match="other:RULE brings a rule `words`, and there is one already"):
-        rules.rule_of("x", "new")
-    given(monkeypatch, entry("new", "one:RULE"), entry("new", "two:RULE"))
-    with pytest.raises(UserError, match="two:RULE brings a rule `new`"):
-        rules.rule_of("x", "new")
+def test_code_that_cannot_be_loaded_names_package_and_code(
+    given: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "BROKEN", Extension("no_such_module:make"), raising=False)
+    given += [EntryPoint("broken", "pddpo_ray.limits.rules:BROKEN", "pddpo_ray.bonuses")]
+    with pytest.raises(
+        UserError, match=r"bonus `broken` as .*:BROKEN, whose code no_such_module:make cannot be loaded"
+    ):
+        registry.code_of("bonuses", "broken")
+
+
+def test_two_of_one_name_are_refused(given: list[EntryPoint]) -> None:
+    given += [EntryPoint("words", "other:RULE", "pddpo_ray.rules"), EntryPoint("off", "other:OFF", "pddpo_ray.bonuses")]
+    with pytest.raises(UserError, match="pddpo-ray and an unnamed package both bring a rule `words`: uninstall one"):
+        rules.rule_of("x", "words")
+    with pytest.raises(UserError, match="both bring a bonus `off`"):
+        load("tabular", ["explore.bonus=off"])
+    given += [EntryPoint("new", "one:A", "pddpo_ray.bonuses"), EntryPoint("new", "two:A", "pddpo_ray.bonuses")]
+    registry._brought.cache_clear()
+    with pytest.raises(UserError, match="both bring a bonus `new`"):
+        registry.load("bonuses", "new", Bonus)
 
 
 def test_the_version_of_a_rule_follows_its_file() -> None:

@@ -17,7 +17,9 @@ from pddpo_ray.config import load
 from pddpo_ray.journal import JournalEvent, read_journal
 from pddpo_ray.loop.outcome import estimates_of
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, RunFinished, RunStarted, run_recipe
-from pddpo_ray.report.progress import LiveProgress, Progress, RoundLine, State, TensorBoardLog, make_progress, watching
+from pddpo_ray.report.progress import LiveProgress, Progress, RoundLine, State, make_progress, watching
+from pddpo_ray.report.tensorboard_log import TensorBoardLog
+from pddpo_ray.report.trackers import Told
 
 METRICS = {
     "dual/multiplier": 0.831,
@@ -131,10 +133,10 @@ def read_scalars(folder: Path) -> dict[tuple[int, str], float]:
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    with closing(TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0)) as log:
+    with closing(Told("tensorboard", TensorBoardLog(tmp_path, clock=lambda: 5.0), "demo")) as log:
         log(RoundFinished("demo", 1, 2, {"dual/multiplier": 0.5, "fit/slope_cost": float("nan")}))
         log(RoundFinished("demo-offline", 1, 2, {"dual/multiplier": 9.0}))
-    with closing(TensorBoardLog(tmp_path, "demo", clock=lambda: 5.0)) as log:
+    with closing(Told("tensorboard", TensorBoardLog(tmp_path, clock=lambda: 5.0), "demo")) as log:
         log(RoundFinished("demo", 2, 2, {"dual/multiplier": 0.25}))
     assert len(list(tmp_path.iterdir())) == 2
     assert read_scalars(tmp_path) == {(1, "dual/multiplier"): 0.5, (2, "dual/multiplier"): 0.25}

@@ -1,0 +1,45 @@
+"""A method: O-PD-DPO that explores in some rounds alone, `algorithm=sparing method.settings.every=2`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pddpo_ray.algorithms.stages import (
+    Parts,
+    Sizes,
+    asked_answers,
+    fit_reward,
+    lagrangian_chain,
+    learn_from,
+    move_multipliers,
+)
+from pddpo_ray.config.method import Method
+from pddpo_ray.config.section import Strict
+from pddpo_ray.records import PolicyVersion, UniformMixture
+
+
+class Sparing(Strict):
+    """When it explores."""
+
+    every: int = Field(2, ge=1)
+    """Rounds 1, 1 + every, 1 + 2 every, ... collect new pairs."""
+
+
+def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
+    """K rounds: fit, verify, sample, explore in every n-th one, label, move the multiplier."""
+    settings = sizes.settings
+    assert isinstance(settings, Sparing)
+    for number in parts.journal.rounds(sizes.rounds):
+        policy = lagrangian_chain(parts, fit_reward(parts, sizes, reference), sizes.beta)
+        parts.rollout.publish(policy)
+        answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
+        if (number - 1) % settings.every == 0:
+            paired = parts.prompts.draw(sizes.pair_prompts)
+            pairs = parts.exploration.choose(parts.rollout.candidates(paired, policy))
+            learn_from(parts, pairs)
+            parts.exploration.update(pairs)
+        move_multipliers(parts, answers, sizes)
+    return UniformMixture(tuple(parts.journal.policies))
+
+
+SPARING = Method("pddpo_politeness.method:run", Sparing, online=True)

@@ -1,0 +1,53 @@
+"""The kinds of sources that a limit can name, with what each may be told: `{classifier: models/guard, label: unsafe}`.
+
+Those that ship; an installed package brings others as entry points of the group `pddpo_ray.sources`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pddpo_ray.limits.quantities import VERDICT, Scale
+from pddpo_ray.registry import Extension
+
+OPENERS = "pddpo_ray.scoring.source_openers"
+
+
+@dataclass(frozen=True)
+class SourceKind(Extension):
+    """What can measure. Its code takes a `limits.sources.Opening` and returns a `limits.sources.Source`.
+
+    `SourceKind("my_package:open_shouting", settings=Shouting, scale=Scale("shouts", low=0.0),
+               verdicts=False)`
+    """
+
+    options: tuple[str, ...] = ()
+    """Keys beside (or under) its name whose values its code checks itself; `settings` checks all of them."""
+    scale: Scale | None = None
+    """Unit and bounds of one measurement; None: as the limit states them."""
+    verdicts: bool = True
+    """Whether it can say yes or no about an answer, so that a rate can be taken of it."""
+    files: tuple[str, ...] = ()
+    """Keys whose values may be files: those that lie beside the recipe are found there."""
+
+
+RULE = SourceKind(f"{OPENERS}:open_rule", options=("tokenizer", "is"), scale=VERDICT)
+REGEX = SourceKind(f"{OPENERS}:open_regex", scale=VERDICT)
+JSON_SCHEMA = SourceKind(f"{OPENERS}:open_json_schema", scale=VERDICT)
+FUNCTION = SourceKind(f"{OPENERS}:open_function", options=("seconds", "folder"))
+CLASSIFIER = SourceKind(
+    f"{OPENERS}:open_classifier",
+    options=("label", "threshold", "template", "max_tokens", "batch"),
+    scale=Scale("probability", low=0.0, high=1.0),
+)
+SCORE_MODEL = SourceKind(
+    f"{OPENERS}:open_score_model", options=("template", "scale", "shift", "max_tokens", "batch", "above")
+)
+JUDGE = SourceKind(
+    f"{OPENERS}:open_judge",
+    options=("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
+)
+ENDPOINT = SourceKind(f"{OPENERS}:open_endpoint", options=("url", "key_env", "workers", "timeout", "tries", "version"))
+GRADER = SourceKind(f"{OPENERS}:open_grader", options=("model", "endpoint", "key_env", "workers", "timeout", "tries"))
+PEOPLE = SourceKind(f"{OPENERS}:open_people", options=("question", "labels_each"), scale=VERDICT)
+WORLD = SourceKind(f"{OPENERS}:open_world")

@@ -1,0 +1,198 @@
+"""Names in a recipe and what they stand for: what ships and what installed packages bring, found in one way.
+
+    bonus = load("bonuses", "elliptical", Bonus)       the record behind a name
+    make = code_of("bonuses", "elliptical", Bonus)     the code that the record names
+
+An installed package brings a name with an entry point of the group `pddpo_ray.KIND`; what ships stands in SHIPPED in
+the same form, `module:name`, and is loaded by the same call. Nothing is loaded before a recipe uses its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pddpo_ray.errors import UserError, missing_extra
+
+KINDS: Mapping[str, str] = {
+    "methods": "method",
+    "bonuses": "bonus",
+    "dual_rules": "dual rule",
+    "sources": "source",
+    "rules": "rule",
+    "trackers": "tracker",
+}
+"""What can be extended: the end of an entry point's group, and what one of it is called."""
+
+
+def _in(module: str, *names: str) -> dict[str, str]:
+    """Shipped names of one module: `o-pd-dpo` is its O_PD_DPO."""
+    return {name: f"{module}:{name.upper().replace('-', '_')}" for name in names}
+
+
+SHIPPED: Mapping[str, Mapping[str, str]] = {
+    "methods": _in(
+        "pddpo_ray.config.shipped_methods",
+        "o-pd-dpo", "o-pd-dpo-paper", "pd-dpo", "pd-dpo-fixed", "pd-dpo-adalag", "dpo-harmless", "dpo-helpful",
+        "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
+    ),
+    "bonuses": _in(
+        "pddpo_ray.config.explore", "elliptical", "simhash", "thompson", "greedy", "proposals", "off"
+    ),
+    "dual_rules": _in("pddpo_ray.config.dual", "projected", "anytime", "newton", "log", "pid", "fixed"),
+    "sources": _in(
+        "pddpo_ray.limits.source_kinds",
+        "rule", "regex", "json_schema", "function", "classifier", "score_model", "judge", "endpoint", "grader",
+        "people", "world",
+    ),
+    "rules": _in(
+        "pddpo_ray.limits.rules",
+        "tokens", "words", "characters", "sentences", "refusal", "empty", "reading_grade", "repeats",
+    ),
+    "trackers": _in("pddpo_ray.config.report", "tensorboard", "wandb", "mlflow"),
+}  # fmt: skip
+"""Entry points of this project itself. They stand here and not in its metadata, which a checkout may have of an older
+version."""
+
+
+class UnknownName(ValueError):
+    """There is nothing of that name; the message has the nearest one."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What an entry point is: where its code is, and what may be set."""
+
+    code: str
+    """`module:name` of what does the work, imported when a run uses it."""
+    settings: type[BaseModel] | None = None
+    """The class that checks its settings; None: it has none."""
+
+
+Kept = TypeVar("Kept")
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, those that ship first. Loads nothing."""
+    return list(dict.fromkeys([*SHIPPED[kind], *(entry.name for entry in _brought(kind))]))
+
+
+def installed_names(kind: str) -> list[str]:
+    """Names of a kind that installed packages alone bring."""
+    return [name for name in names(kind) if name not in SHIPPED[kind]]
+
+
+def entry_of(kind: str, name: str) -> EntryPoint:
+    """The entry point of that name, not loaded.
+
+    Raises UnknownName with the nearest name, UserError where two packages, or one and this project, have the name.
+    """
+    shipped = SHIPPED[kind].get(name)
+    own = [] if shipped is None else [EntryPoint(name, shipped, f"pddpo_ray.{kind}")]
+    brought = [entry for entry in _brought(kind) if entry.name == name]
+    if not own and not brought:
+        every = names(kind)
+        near = difflib.get_close_matches(name, every, 1, 0.5)
+        known = f"did you mean `{near[0]}`?" if near else f"{KINDS[kind]}s are {', '.join(every)}"
+        raise UnknownName(f"there is no {KINDS[kind]} `{name}`; {known}")
+    if len(own) + len(brought) > 1:
+        who = " and ".join([*(["pddpo-ray"] if own else []), *map(_who, brought)])
+        raise UserError(f"{who} both bring a {KINDS[kind]} `{name}`: uninstall one of the packages")
+    return (own + brought)[0]
+
+
+def load(kind: str, name: str, wanted: type[Kept]) -> Kept:
+    """The record behind a name. Raises UnknownName, and UserError where its package is broken."""
+    entry = entry_of(kind, name)
+    record = _loaded(kind, entry, entry)
+    if not isinstance(record, wanted):
+        kept = f"{wanted.__module__}.{wanted.__qualname__}"
+        raise UserError(f"{_told(kind, entry)}, which is no {kept}, but {type(record).__name__}")
+    return record
+
+
+def code_of(kind: str, name: str) -> Any:
+    """What the record of a name calls its code. Raises as `load` does."""
+    code = load(kind, name, Extension).code
+    return _loaded(kind, entry_of(kind, name), EntryPoint(name, code, f"pddpo_ray.{kind}"))
+
+
+def checked(kind: str, name: str, given: Mapping[str, Any], where: str) -> BaseModel | None:
+    """Settings of what a name stands for, checked by its own class; None where it has none.
+
+    Raises ValueError that names the key, UnknownName, and UserError where the package is broken.
+    """
+    settings = load(kind, name, Extension).settings
+    if settings is None:
+        if given:
+            raise ValueError(f"{where}: {KINDS[kind]} {name} has no settings; leave out {', '.join(given)}")
+        return None
+    try:
+        return settings.model_validate(dict(given))
+    except ValidationError as error:
+        raise ValueError(_first_problem(error, settings, where)) from error
+
+
+def resolved(kind: str, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The same as plain values, defaults among them."""
+    settings = checked(kind, name, given, where)
+    return {} if settings is None else settings.model_dump(mode="json")
+
+
+def package_of(kind: str, name: str) -> str | None:
+    """Name and version of the package that brings a name, e.g. `pddpo-politeness 0.1.0`; None: it ships."""
+    return None if name in SHIPPED[kind] else _who(entry_of(kind, name))
+
+
+def installed() -> Iterator[tuple[str, str, str]]:
+    """(kind, name, package with version) of everything that installed packages bring. Loads nothing."""
+    for kind in KINDS:
+        for entry in _brought(kind):
+            yield kind, entry.name, _who(entry)
+
+
+@cache
+def _brought(kind: str) -> tuple[EntryPoint, ...]:
+    """Entry points of installed packages. One that is on the path twice counts once."""
+    found = {(entry.name, entry.value, _who(entry)): entry for entry in entry_points(group=f"pddpo_ray.{kind}")}
+    return tuple(found.values())
+
+
+def _loaded(kind: str, entry: EntryPoint, reference: EntryPoint) -> Any:
+    """What `reference` points to; failures name the package that brought `entry`."""
+    if entry.name in SHIPPED[kind]:
+        return reference.load()
+    try:
+        return reference.load()
+    except Exception as error:
+        advice = missing_extra(error.name) if isinstance(error, ModuleNotFoundError) else None
+        where = "" if reference is entry else f", whose code {reference.value}"
+        link = "" if where else ", which"
+        why = advice or f"{type(error).__name__}: {error}"
+        raise UserError(f"{_told(kind, entry)}{where}{link} cannot be loaded: {why}") from error
+
+
+def _told(kind: str, entry: EntryPoint) -> str:
+    return f"{_who(entry)} brings the {KINDS[kind]} `{entry.name}` as {entry.value}"
+
+
+def _who(entry: EntryPoint) -> str:
+    return "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def _first_problem(error: ValidationError, settings: type[BaseModel], where: str) -> str:
+    first = error.errors()[0]
+    key = ".".join([where, *map(str, first["loc"])])
+    if first["type"] == "extra_forbidden":
+        known = list(settings.model_fields)
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, 1, 0.5)
+        return f"unknown key `{key}`; " + (
+            f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known) or 'none'}"
+        )
+    return f"`{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}, got {first['input']!r}"

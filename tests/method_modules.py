@@ -1,0 +1,10 @@
+"""The module of every method that ships, by its name in a recipe."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from pddpo_ray.config.method import Method
+from pddpo_ray.registry import SHIPPED, load
+
+METHODS = {name: import_module(load("methods", name, Method).code.partition(":")[0]) for name in SHIPPED["methods"]}
