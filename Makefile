@@ -42,7 +42,8 @@ help:
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
 	@echo "make compare  all methods on the text world, three seeds (over an hour on two cores)"
 	@echo "make bench    speed against other implementations"
-	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate; a broken run goes on"
+	@echo "make verify-certificates  10,000 simulated runs per way to get a false certificate, and the coverage of every"
+	@echo "              printed interval; a broken run goes on"
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
 	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); a broken run goes on"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
@@ -110,6 +111,7 @@ bench: setup
 # Cells that are in the file are not simulated again: ARGS="--out FILE" begins another one.
 verify-certificates: setup
 	$(BIN)/python -m bench.certificates $(ARGS)
+	$(BIN)/python -m bench.coverage
 
 # Worlds that are in the file are not played again: ARGS="--out FILE" begins another one.
 phase: setup

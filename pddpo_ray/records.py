@@ -180,7 +180,8 @@ class CostEstimate:
     bounds: tuple[float, float] | None = None
     """Lowest and highest number that a draw may have, where somebody stated it (`cost_model` only)."""
     missing: float = 0.0
-    """How much lower the value is if every label that is missing says safe; the value counts them as unsafe."""
+    """How much lower the value is if every label that is missing says safe; the value counts them as unsafe. Where a
+    machine stands for answers that people did not see: how much lower at least what people themselves said is."""
     rounds_late: int = 0
     """Rounds between the one whose policy was labelled and the one in which the labels are used."""
     moved: float = 0.0

@@ -115,7 +115,20 @@ def mixed_estimate(
     number, error = int(m.size), math.sqrt(variance)
     certain = chances == 1
     seen = None if certain.all() else answers_seen(int(certain.sum()), int((asked & ~certain).sum()), number)
-    return CostEstimate(value, error, number, labels_each, mode, constraint, allowance, cost_max=cost_max, seen=seen)
+    # what a machine alone calls unsafe is no word of people for the low end of an interval
+    unconfirmed = max(0.0, value - float(centre)) if mode == "unsafe_rate" and seen is not None else 0.0
+    return CostEstimate(
+        value,
+        error,
+        number,
+        labels_each,
+        mode,
+        constraint,
+        allowance,
+        cost_max=cost_max,
+        missing=unconfirmed,
+        seen=seen,
+    )
 
 
 def mixed_from_shares(

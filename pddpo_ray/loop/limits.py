@@ -38,6 +38,7 @@ from pddpo_ray.theory.measured_pairs import (
     MeasuredAnswer,
     Tokens,
     estimates_on_sets,
+    means_by_people_alone,
     value_pairs,
     with_repeated_noise,
 )
@@ -98,6 +99,11 @@ class HeldLimit:
     @property
     def by_values(self) -> bool:
         return not (self.by_comparisons or self.on_drift)
+
+    @property
+    def cost_range(self) -> tuple[float, float] | None:
+        """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
+        return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
 
     @property
     def of_one_opinion(self) -> bool:
@@ -230,7 +236,7 @@ class LimitsController:
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
         newest = with_repeated_noise(self._newest(), self._all(), of_answers)
-        ends = [one.stated.limit.cost_range for one in self._limits]
+        ends = [one.cost_range for one in self._limits]
         best, worst = (np.array([np.nan if end is None else end[side] for end in ends]) for side in (0, 1))
         try:
             estimates = estimates_on_sets(newest, self._factors, worst, self._learned(answers))
@@ -239,13 +245,15 @@ class LimitsController:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
         self._dual.step(estimates)
         errors = np.maximum(estimates.standard_errors, safest.standard_errors)
-        missing = np.maximum(estimates.means - safest.means, 0.0)
+        rates = np.array([one.stated.limit.quantity.kind == "rate" for one in self._limits])
+        alone = np.where(rates, means_by_people_alone(newest), np.inf)
+        missing = np.maximum(estimates.means - np.minimum(safest.means, alone), 0.0)
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(errors[index])
             mode = "cost_model" if limit.difference else MODES[limit.stated.limit.quantity.kind]
             bound = limit.scale / 2.0 if limit.by_comparisons else None
-            within = limit.stated.limit.cost_range if mode == "cost_model" else None
+            within = limit.cost_range if mode == "cost_model" else None
             count = _answers_behind(newest, index, self._factors)
             estimate = CostEstimate(
                 mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within, missing=float(missing[index])

@@ -192,7 +192,7 @@ def with_missing(safest: CostEstimate, worst: CostEstimate) -> CostEstimate:
         worst,
         standard_error=max(safest.standard_error, worst.standard_error),
         bias_allowance=max(safest.bias_allowance, worst.bias_allowance),
-        missing=worst.value - safest.value,
+        missing=max(worst.value - safest.value + safest.missing, worst.missing),
     )
 
 
@@ -255,7 +255,10 @@ def interval_warning(estimate: CostEstimate) -> str | None:
     if ends is None:
         return "no interval: bounds unknown"
     if estimate.missing:
-        return f"{estimate.missing:.2f} of the interval's {ends[1] - ends[0]:.2f} is what missing labels may say"
+        return (
+            f"{estimate.missing:.2f} of the interval's {ends[1] - ends[0]:.2f} is what missing labels may say,"
+            " or people about answers that a machine alone called unsafe"
+        )
     if estimate.mode != "logit_labels":
         return None
     low, high = _clipped_interval(estimate, 0.95)

@@ -175,6 +175,18 @@ def estimates_on_sets(
     return CostEstimates(means, errors, covariance)
 
 
+def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
+    """Mean cost by people of the answers that they audited, one without their word at 0; inf where none was. [I]
+
+    What they did not see a machine may call bad: its word is none for the low end of an interval of a rate.
+    """
+    shape = measured[0].costs.shape
+    asked = np.array([np.broadcast_to(one.chance, shape) for one in measured]) > 0
+    said = np.nan_to_num(np.array([np.broadcast_to(one.people, shape) for one in measured]), nan=0.0)
+    count = asked.sum(axis=0)
+    return np.divide(np.where(asked, said, 0.0).sum(axis=0), count, out=np.full(shape, np.inf), where=count > 0)
+
+
 def _asked_by_chance(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> Array:
     """What each corrected cost varies by for no other reason than who was asked, where a fixed number is. [N, I]
 

@@ -229,10 +229,19 @@ def when_done(store: Store, batch: str) -> RoundStatus:
 
 
 @pytest.mark.slow
-def test_an_answer_that_people_skipped_is_the_worst_and_no_number(tmp_path: Path) -> None:
-    """Nobody wants to judge the answers of odd length; a lead goes on without them."""
+@pytest.mark.parametrize(
+    ("name", "limit", "questions", "best", "worst"),
+    [
+        ("rude", "{rate: {people: {}}, over: outside, at_most: 60 %}", 10, 0.0, 1.0),
+        ("harmful", "{logit: {people: {}}, at_most: 0, labels_each: 1}", 24, -2.0, 2.0),
+    ],
+)
+def test_an_answer_that_people_skipped_is_the_worst_and_no_number(
+    name: str, limit: str, questions: int, best: float, worst: float, tmp_path: Path
+) -> None:
+    """Nobody wants to judge the answers of odd length; a lead goes on without them. The others are safe: `best`."""
     folder = tmp_path / "run"
-    own = ("limits.rude={rate: {people: {}}, over: outside, at_most: 60 %}", "dual.rho=4", "rounds=1")
+    own = (f"limits.{name}={limit}", "dual.rho=4", "rounds=1")
     parked(twin(*own, PARKED), folder)
 
     def skips(lease: Lease, person: int) -> bool | None:
@@ -243,7 +252,7 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(tmp_path: Path
     (batch,) = Rounds(store, RULES).all()
     with answering(folder, 5, skips) as crowd:
         status = when_done(store, batch.id)
-    assert 0 < status.blocked < status.questions == 10
+    assert 0 < status.blocked < status.questions == questions
     Decisions(store, RULES).decide(batch.id, Decision.ACCEPT, by="lead")
     engine.dispose()
     asked = len(crowd.said)
@@ -253,13 +262,15 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(tmp_path: Path
     assert asked > 10
     with open_folder(folder) as journal:
         payload = journal.phases(1, "measure-answers")[0].payload
-        (step,) = (one for one in journal.dual_steps() if one.constraint == "rude")
-    column = [row[2] for row in payload["costs"]]
-    assert {cost for cost in column if cost is not None} == {0.0}
-    assert len([row for row, limit in payload["failed"] if limit == 2]) == status.blocked
-    assert step.estimate.value == pytest.approx(status.blocked / 10)
-    assert step.estimate.missing == pytest.approx(status.blocked / 10)
-    assert result["limits"]["rude"]["low"] == 0.0
+        (step,) = (one for one in journal.dual_steps() if one.constraint == name)
+    index = ["harmful", "length", "rude"].index(name)
+    column = [row[index] for row in payload["costs"]]
+    assert {cost for cost in column if cost is not None} == {best}
+    assert len([row for row, limit in payload["failed"] if limit == index]) == status.blocked
+    skipped = (worst - best) * status.blocked / questions
+    assert step.estimate.value == pytest.approx(best + skipped)
+    assert step.estimate.missing == pytest.approx(skipped)
+    assert result["limits"][name]["low"] == best
 
 
 @pytest.mark.parametrize(
