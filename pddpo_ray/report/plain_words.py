@@ -28,7 +28,7 @@ class PlainProgress(Progress):
     def __call__(self, event: Event) -> None:
         """The `progress` of `run_recipe`."""
         if isinstance(event, RunStarted):
-            self._say(f"{event.total} rounds to do. Ray, the model and the engine start ...")
+            self._say(f"{event.total} rounds to do. The model and the engine start ...")
         if isinstance(event, PhaseChanged) and event.event.round == 0 and event.event.what == "phase-finished":
             if event.event.seconds >= LONG_S:
                 self._say(f"before round 1: {said_of(event.event.phase)} ({seconds(event.event.seconds)})")
