@@ -30,7 +30,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
-        chart docs clean
+        chart gpu docs clean
 
 help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"

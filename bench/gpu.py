@@ -42,7 +42,7 @@ SMALL = [
 """The demo's recipe at the size of a check."""
 STAGES = ("torch", "zero1", "zero2", "zero3")
 KILLED = "round 1/"
-"""What the log says of a run that is killed: it is in the middle of its first round."""
+"""What the log says when the run is killed: its first round has ended."""
 STEP_S, ROUND_7B_S = 1800, 6 * 3600
 
 
@@ -118,7 +118,7 @@ def sync_seconds(folder: Path) -> str:
 
 
 def kill_and_resume(folder: Path, overrides: Sequence[str]) -> str:
-    """kill -9 of the driver in its first round, then the same command again."""
+    """kill -9 of the driver after its first round, then the same command again."""
     words = ["train", "text-world", *SMALL, *overrides, "--run", str(folder), "--go-on"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pddpo_ray", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -128,11 +128,11 @@ def kill_and_resume(folder: Path, overrides: Sequence[str]) -> str:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
-            raise UserError("the run did not come to its first round")
+            raise UserError("the run did not come to the end of its first round")
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    return "killed in round 1, " + train(folder, *overrides)
+    return "killed after round 1, then " + train(folder, *overrides)
 
 
 def placed(hardware: Hardware) -> str:
