@@ -225,7 +225,7 @@ def exploration_picture() -> str:
     gaps = exploration_gaps()
     rounds = len(gaps["off"])
     frame = Frame((1, rounds), (0.0, 1.15 * max(float(each.max()) for each in gaps.values())))
-    ticks = np.arange(0.0, frame.y[1], 0.5)
+    ticks = [0.5 * step for step in range(int(frame.y[1] / 0.5) + 1)]
     parts = [
         frame.axes(
             [(tick, str(tick)) for tick in range(1, rounds + 1)],

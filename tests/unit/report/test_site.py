@@ -93,8 +93,8 @@ def test_pictures_of_the_ideas_are_those_that_the_computation_draws(name: str) -
     stored = (ROOT / "docs" / "concepts" / f"{name}.svg").read_text(encoding="utf-8")
     drawn = concept_pictures.PICTURES[name]()
     assert NUMBER.sub("n", stored) == NUMBER.sub("n", drawn)
-    apart = [np.array([float(one) for one in NUMBER.findall(text)]) for text in (stored, drawn)]
-    np.testing.assert_allclose(*apart, atol=0.15)
+    theirs, ours = ([float(one) for one in NUMBER.findall(text)] for text in (stored, drawn))
+    np.testing.assert_allclose(theirs, ours, atol=0.15)
 
 
 def test_the_multiplier_in_the_picture_ends_where_the_limit_is_kept_exactly() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_language_model import save_policy
+
 DOCS = Path(__file__).parents[3] / "docs"
 PARKED = 3
 
@@ -101,3 +103,24 @@ def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> Non
     assert (run / "report.html").is_file()
     answers = [json.loads(line) for line in (tmp_path / "people.jsonl").read_text().splitlines()]
     assert len(answers) >= 2 * 16 * 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_script_for_trl_runs_with_a_tiny_model_and_its_weights_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "tutorials" / "with-trl.md").read_text(encoding="utf-8")
+    (limits,) = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
+    (script,) = re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "limits.yaml").write_text(limits.replace("at_most: 30", "at_most: 3"), encoding="utf-8")
+    small = "use_cpu=True, bf16=False, report_to=[], max_steps=2, max_completion_length=16"
+    script = script.replace("max_steps=200", small)
+    script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(save_policy(tmp_path / "model", 0, context=512)))
+    script = re.sub(r"\[\"How do.*\] \* 8", '["word1 word2", "word3"] * 8', script)
+    exec(compile(script, "train_limited.py", "exec"), {"__name__": "tutorial"})
+    steps = [json.loads(line) for line in (tmp_path / "out" / "limits.jsonl").read_text().splitlines()]
+    states = [step["states"] for step in steps if "states" in step]
+    assert set(states[-1]) == {"length", "refuses"}
+    assert states[-1]["length"]["multiplier"] > 0
