@@ -12,6 +12,8 @@ for everything; from there on
 
     pddpo_ray.load_recipe(name, overrides)             a shipped recipe or a file, checked
     pddpo_ray.run(recipe, folder)                      a whole run in this process or on Ray -> its result
+    pddpo_ray.certify(folder, policy)                  draws for one of its policies until its limits are certified
+    pddpo_ray.load_policy(name)                        RUN@VERSION, a folder or a hub name -> model and tokenizer
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-__all__ = ["check_limits", "first_certified", "load_recipe", "run", "upper_bound"]
+__all__ = ["certify", "check_limits", "first_certified", "load_policy", "load_recipe", "run", "upper_bound"]
 
 if TYPE_CHECKING:
     from pddpo_ray.config import load as load_recipe
+    from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint as load_policy
+    from pddpo_ray.loop.releasing import certify_folder as certify
     from pddpo_ray.loop.run import run_recipe as run
     from pddpo_ray.scoring.limit_rows import check_limits
     from pddpo_ray.theory.certificate import first_certified, upper_bound
 
 PLACES = {
+    "certify": ("pddpo_ray.loop.releasing", "certify_folder"),
     "check_limits": ("pddpo_ray.scoring.limit_rows", "check_limits"),
     "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
+    "load_policy": ("pddpo_ray.evaluate.checkpoint_loading", "load_checkpoint"),
     "load_recipe": ("pddpo_ray.config", "load"),
     "run": ("pddpo_ray.loop.run", "run_recipe"),
     "upper_bound": ("pddpo_ray.theory.certificate", "upper_bound"),

@@ -19,6 +19,7 @@ import numpy as np
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_file import certificate_of, sentences, write_certificate
@@ -88,6 +89,22 @@ def certify_and_release(
     entry = certify(config, run_dir, policy, limits, budget)
     with opened(config, run_dir) as journal:
         return entry, settle(config, run_dir, journal, entry)
+
+
+def certify_folder(
+    run_dir: Path, policy: str = "last", *, limits: Mapping[str, float] | None = None, draws: int | None = None
+) -> dict[str, Any]:
+    """Draws prompts, answers and labels for a policy of a finished run until its limits are certified, or one is shown
+    to be broken; returns `certificate.json`, and releases the policy if it is the best that is certified.
+
+    `policy` is round-K, last, mixture or tail-K; `limits` are other bounds than the recipe's, by name; `draws` are
+    those for this policy, the recipe's `certificate.draws` if left out. Raises UserError where there is no such run.
+    """
+    folder = Path(run_dir).expanduser().absolute()
+    with open_folder(folder, None) as journal:
+        config = Config.model_validate(journal.recipe)
+    _, written = certify_and_release(config, folder, policy, limits or {}, draws or config.certificate.draws)
+    return written
 
 
 def settle(config: Config, run_dir: Path, journal: Journal, entry: Entry) -> dict[str, Any]:
