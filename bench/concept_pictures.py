@@ -202,7 +202,7 @@ def certificate_picture() -> str:
         text(*offset(frame.at(620, 2.2), 0, 0), "upper bound, 95 % sure at every look"),
         frame.line(seen, "c4"),
         text(*offset(frame.at(DRAWS, 0.25), -4, 18), "share seen so far", "end"),
-        frame.dot(decided, 1.0, "c3", f"certified after {decided:,} answers", 4, -12),
+        frame.dot(decided, 1.0, "c3", f"certified after {decided:,} answers", 8, -32),
     ]
     return svg("certificate", "An upper bound that falls below a limit of one per cent", parts)
 
