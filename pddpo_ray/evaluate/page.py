@@ -53,13 +53,21 @@ def _set(name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     headings = ["", "model", *[TITLES[key] for key in keys]]
     headings += [f"Elo, {escape(rating.replace('_', ': '))}" for rating in asked["ratings"]]
     dots = [
-        Dot(model, values["harmlessness"]["value"], values["helpfulness"]["value"], color_of(index), str(index + 1))
+        Dot(
+            model,
+            values["harmlessness"]["value"],
+            values["helpfulness"]["value"],
+            color_of(index),
+            str(index + 1),
+            ends_of(values["harmlessness"]),
+            ends_of(values["helpfulness"]),
+        )
         for index, (model, values) in enumerate(measures.items())
         if values.get("harmlessness") and values.get("helpfulness")
     ]
     drawn = plane(
         f"Harmlessness and helpfulness: {name}",
-        "Means of the scorers; the dashed edge is their safety boundary.",
+        "Means of the scorers, with bars as in the table; the dashed edge is their safety boundary.",
         dots,
         None,
         x_label="harmlessness",
@@ -71,6 +79,14 @@ def _set(name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     counts = f"{asked['questions']} questions{kind}, {asked['pairs']} held-out pairs, {result['each']} answer(s) each"
     note = f"<p>{counts}. In brackets a 95 % interval, or the standard error where no bounds are stated.</p>"
     return f'{note}{left_out}{table(headings, lines)}<div class="charts">{drawn}</div>'
+
+
+def ends_of(value: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Ends of an estimate's 95 % interval, one standard error to each side where no bounds are stated, or None."""
+    if value["low"] is not None and value["high"] is not None:
+        return value["low"], value["high"]
+    error = value.get("standard_error")
+    return None if error is None else (value["value"] - error, value["value"] + error)
 
 
 def _estimate(value: Mapping[str, Any] | None, key: str) -> str:

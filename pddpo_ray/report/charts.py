@@ -77,6 +77,9 @@ class Dot:
     y: float
     color: int
     mark: str
+    x_ends: Xy | None = None
+    """Ends of a bar of error through the point, which the axes hold; None: there is none."""
+    y_ends: Xy | None = None
 
 
 def color_of(index: int) -> int:
@@ -143,7 +146,12 @@ def plane(
         return ""
     steps = list(path.points) if path else []
     xs, ys = zip(*[(dot.x, dot.y) for dot in dots], *steps, strict=True)
-    with _chart(title, _frame(xs, [edge], room=0.1), _frame(ys, room=0.14), x_label, y_label) as chart:
+    xs_ends = [end for dot in dots for end in dot.x_ends or ()]
+    ys_ends = [end for dot in dots for end in dot.y_ends or ()]
+    across, up = _frame(xs, [edge, *xs_ends], room=0.1), _frame(ys, ys_ends, room=0.14)
+    with _chart(title, across, up, x_label, y_label) as chart:
+        for dot in dots:
+            chart.error(dot)
         kept = (edge, chart.x[1]) if good == "right" else (chart.x[0], edge)
         chart.axes.axvspan(*kept, color=COLORS["good"], alpha=0.08, linewidth=0)
         chart.axes.axvline(edge, color=COLORS["good"], dashes=(3, 3), linewidth=1)
@@ -246,6 +254,13 @@ class Chart:
             (marks,) = self.axes.plot(xs, ys, "o", color=_ink(color), markersize=size, markeredgewidth=0, clip_on=False)
             self.tip(marks, [tips[index] for index in inside])
         self._far += [_Far(at[i], values[i], tips[i], color) for i in range(len(at)) if i not in inside]
+
+    def error(self, dot: Dot) -> None:
+        """Bars through a dot, of both its errors."""
+        if dot.x_ends:
+            self.axes.plot(dot.x_ends, (dot.y, dot.y), color=_ink(dot.color), linewidth=1.4)
+        if dot.y_ends:
+            self.axes.plot((dot.x, dot.x), dot.y_ends, color=_ink(dot.color), linewidth=1.4)
 
     def dot(self, dot: Dot) -> None:
         """A disc with its sign; one outside the frame stands before its arrow."""
