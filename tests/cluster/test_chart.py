@@ -263,3 +263,14 @@ def test_alerts_are_those_of_the_shipped_file(results: dict[str, Any]) -> None:
     shipped = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))
     assert rules["spec"] == shipped
     assert len(of_kind(results["service"]["documents"], "PodMonitor")) == 2
+
+
+def test_a_run_takes_what_its_recipe_names_from_the_hub_and_an_endpoint_takes_nothing(results: dict[str, Any]) -> None:
+    """The image itself is offline: a recipe that downloads ended with an error."""
+    (run,) = ray_objects(results["default"]["documents"])
+    (service,) = of_kind(results["service"]["documents"], "RayService")
+    for document, offline in ((run, "0"), (service, "1")):
+        containers = [container for pod in pods(document) for container in pod["containers"]]
+        told = [{one["name"]: one.get("value") for one in container.get("env", [])} for container in containers]
+        assert {one["HF_HUB_OFFLINE"] for one in told if "HF_HUB_OFFLINE" in one} == {offline}
+        assert {one["HF_HOME"] for one in told if "HF_HOME" in one} == {"/mnt/pddpo/hub"}
