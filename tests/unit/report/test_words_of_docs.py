@@ -48,7 +48,7 @@ TERMS = (
 """Words that mean something particular here."""
 WRITTEN_BY_PROGRAMS = {"settings.md", "mutants.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
-OWN_WORDS = {"README", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES", "NAME", "TOKEN", "PORT"}
+OWN_WORDS = {"README", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES", "NAME", "TOKEN", "PORT"}
 """Emphasis, and what a reader puts in the place of."""
 
 
