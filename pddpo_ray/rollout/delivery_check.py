@@ -69,13 +69,18 @@ def check_canaries(
     scores: Array, expected: Array, lengths: Sequence[int], tolerance: float, *, what: str, stop: str
 ) -> float:
     """Largest difference of log-probabilities per token; RunError above the tolerance. [n], [n], n lengths"""
-    difference = float(np.max(np.abs(scores - expected) / np.maximum(1, lengths)))
+    difference = largest_difference(scores, expected, lengths)
     if not difference <= tolerance:
         raise RunError(
             f"{what}canary log-probabilities differ by {difference:.3g} per token (tolerance {tolerance:.3g}): the"
             f" hash agrees, but the engine computes with other weights than the trainer.{stop}"
         )
     return difference
+
+
+def largest_difference(scores: Array, expected: Array, lengths: Sequence[int]) -> float:
+    """Of log-probabilities, per token. [n], [n], n lengths"""
+    return float(np.max(np.abs(scores - expected) / np.maximum(1, lengths)))
 
 
 def check_hash(consumed: str, expected: PolicyVersion, tensors: int, *, what: str, stop: str) -> None:

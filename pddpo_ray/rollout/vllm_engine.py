@@ -8,7 +8,7 @@ read back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,17 +133,9 @@ class VllmEngine:
 
     def score(self, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]]) -> Array:
         """Sum log-probability of each answer under the loaded version. -> [n]"""
-        from vllm import SamplingParams
-
         self._demand_version()
-        requests = [
-            {"prompt_token_ids": [*prompt.token_ids, *answer]} for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._generate(requests, parameters) if requests else []
-        return np.array(
-            [prompt_log_prob(output, len(prompt.token_ids)) for prompt, output in zip(prompts, outputs, strict=True)]
-        )
+        texts = [(prompt.token_ids, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        return np.array(log_probs_of(self._generate, texts))
 
     def close(self) -> None:
         """Release the engine's memory; the object is of no use afterwards."""
@@ -199,6 +191,18 @@ def _start(model: Path, settings: VllmSettings, further: dict[str, Any]) -> Any:
         # A prompt that is cut between two steps makes vLLM rewind its generator, which a CPU generator cannot do.
         options["enable_chunked_prefill"] = False
     return LLM(**{"load_format": "dummy", **options, **further})
+
+
+def log_probs_of(
+    generate: Callable[[list[Any], Any], Any], texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> list[float]:
+    """Sum log-probability of each answer to its prompt, both as token ids, from vLLM's `generate`. -> [n]"""
+    from vllm import SamplingParams
+
+    requests = [{"prompt_token_ids": [*prompt, *answer]} for prompt, answer in texts]
+    parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    outputs = generate(requests, parameters) if requests else []
+    return [prompt_log_prob(output, len(prompt)) for (prompt, _), output in zip(texts, outputs, strict=True)]
 
 
 def prompt_log_prob(output: Any, prompt_tokens: int) -> float:

@@ -101,7 +101,7 @@ def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
-    (example,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    example, *_ = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
     on_cpu = 'output_dir="out", use_cpu=True, bf16=False, max_steps=2, report_to=[], max_completion_length=24,'
     example = example.replace('output_dir="out",', on_cpu)
     monkeypatch.chdir(tmp_path)
