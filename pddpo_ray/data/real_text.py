@@ -236,7 +236,14 @@ def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
         logger.info("%s: fields not used: %s", ", ".join(files), ", ".join(sorted(inspected.unread)))
     for kind, times in inspected.kinds.items():
         logger.warning("%s: %d rows set aside: %s (`pddpo data check` says which)", ", ".join(files), times, kind)
-    return [good.example for good in inspected.examples()]
+    examples = [good.example for good in inspected.examples()]
+    broken = next((one for one in inspected.problems if one.kind == "unreadable"), None)
+    if not examples and broken is not None:
+        raise UserError(
+            f"{broken.file} cannot be read ({broken.reason}): give a file that can, or, for a data set of the hub,"
+            " a network (HF_HUB_OFFLINE=1 forbids it)"
+        )
+    return examples
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:

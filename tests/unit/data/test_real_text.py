@@ -46,6 +46,17 @@ def test_a_tokenizer_from_texts_gives_every_text_back() -> None:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
+def test_a_data_set_of_the_hub_that_cannot_be_had_is_named_and_no_length_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("offline mode is enabled")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(UserError, match=r"nobody/nothing cannot be read .*offline mode is enabled.*: give a file"):
+        prepare_real_text(load("real-text", ["world.helpful=[hf:nobody/nothing]"]))
+
+
 def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(TEXTS, 320)
     rows = sequences(TEXTS, tokenizer, 64)
