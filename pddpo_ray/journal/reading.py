@@ -135,8 +135,8 @@ class JournalReader:
 
     def pair_questions(self, round_: int | None = None) -> list[Pair]:
         """Pairs in the order in which they were chosen, labelled or not."""
-        # Pairs are read before the answers that they name, which a driver writes no later: a pair that it adds meanwhile
-        # is left out, and never lacks its answers.
+        # Pairs are read before the answers that they name, which a driver writes no later: a pair that it adds
+        # meanwhile is left out, and never lacks its answers.
         query = self._of_run(schema.pair, round_).order_by(schema.pair.c.round, schema.pair.c.position)
         chosen = self._read(query)
         # Only the answers that the pairs name: a run has many times more.
