@@ -21,7 +21,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from pddpo_ray.version import __version__ as __version__
+
 __all__ = ["certify", "check_limits", "first_certified", "load_policy", "load_recipe", "run", "upper_bound"]
 
 if TYPE_CHECKING:

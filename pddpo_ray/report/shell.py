@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pddpo_ray import __version__
 from pddpo_ray.report.charts import STYLE
 from pddpo_ray.report.text import escape
+from pddpo_ray.version import __version__
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
