@@ -1,8 +1,9 @@
-"""`pddpo annotate`: the annotation page of a run, and accounts for the people who use it."""
+"""`pddpo annotate`: the annotation page of a run, or of a file of questions, and accounts for the people who use it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,20 @@ BehindProxy = Annotated[
 
 def annotate(
     run: Annotated[
-        list[Path], typer.Option(help="Run folder; again for each run that the same page serves.", metavar="DIR")
-    ],
+        list[Path] | None, typer.Option(help="Run folder; again for each run that the same page serves.", metavar="DIR")
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Questions without a run: JSON lines, see docs/annotation.md.", metavar="FILE")
+    ] = None,
+    store_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", help="With --questions: folder of the labels; default: one beside FILE.", metavar="DIR"
+        ),
+    ] = None,
+    labels_each: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="With --questions: people that label each new one; default 1.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8790,
     behind_proxy: BehindProxy = False,
@@ -46,11 +59,24 @@ def annotate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --add: print one JSON object.")] = False,
 ) -> None:
-    """Serve the page on which people label for a run, or for several."""
-    folders = [one.expanduser().absolute() for one in run]
+    """Serve the page on which people label for a run, for several, or for a file of questions."""
+    folders = [one.expanduser().absolute() for one in run or ()]
     if len(set(folders)) < len(folders):
         raise UserError("--run names a folder twice: name every run once")
+    if (questions is None) == (not folders):
+        raise UserError("name what people label: --run DIR, or --questions FILE, and not both")
     refuse_open_network(host, behind_proxy, "tokens")
+    if questions is not None:
+        if journal is not None or wait or resume_when_ready:
+            raise UserError("--journal, --wait and --resume-when-ready are about a run: --questions goes without them")
+        asked = _Asked(questions, store_in or questions.with_name(f"{questions.stem}.annotation"), labels_each or 1)
+        if add is not None:
+            _add_to_questions(asked, add, role, as_json)
+        else:
+            _serve_questions(asked, host=host, port=port, behind_proxy=behind_proxy)
+        return
+    if store_in is not None or labels_each is not None:
+        raise UserError("--store and --labels-each are about --questions: a run has a folder and settings of its own")
     found = [find_run(folder, journal, wait=wait) for folder in folders]
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.transactions import Store
@@ -81,6 +107,50 @@ def annotate(
         for name, store, one in zip(names_of(folders), stores, found, strict=True)
     ]
     serve_several(served, host=host, port=port, behind_proxy=behind_proxy)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A file of questions, the folder of its labels, and of how many people each new question is asked."""
+
+    file: Path
+    folder: Path
+    labels_each: int
+
+
+def _serve_questions(asked: _Asked, *, host: str, port: int, behind_proxy: bool) -> None:
+    """Adds what is new in the file and serves all questions of the folder."""
+    from deploy.annotation.app import serve
+    from deploy.annotation.listening import sole_server
+    from pddpo_ray.annotation.people import People
+    from pddpo_ray.annotation.question_files import read_questions
+    from pddpo_ray.annotation.question_store import RULES, add_questions, begin
+
+    rows = read_questions(asked.file.expanduser())
+    folder = asked.folder.expanduser().absolute()
+    store, address = begin(folder), f"http://{host}:{port}/"
+    with sole_server(store.engine, address):  # a folder that is served is left as it is
+        added = add_questions(store, rows, labels_each=asked.labels_each)
+        token_file = _first_admin(People(store), folder)
+    others = f", and {added.others} that the file does not have" if added.others else ""
+    typer.echo(f"{added.new} new questions, {added.known} asked before{others}")
+    typer.echo(f"label at {address}   lead's page: /lead   admin token: {token_file}")
+    typer.echo(f"more people: pddpo annotate --questions {asked.file} --store {asked.folder} --add HANDLE")
+    typer.echo(f"labels: pddpo annotations export --run {asked.folder} --to labels --out labels.jsonl")
+    serve(store.engine, store.run, RULES, host=host, port=port, behind_proxy=behind_proxy)
+
+
+def _add_to_questions(asked: _Asked, handle: str, role: str, as_json: bool) -> None:
+    """An account in the folder, which may be new or served."""
+    from pddpo_ray.annotation.question_files import read_questions
+    from pddpo_ray.annotation.question_store import begin
+
+    read_questions(asked.file.expanduser())
+    store = begin(asked.folder.expanduser().absolute())
+    try:
+        _add([store], handle, role, as_json)
+    finally:
+        store.engine.dispose()
 
 
 def _say_where(found: Sequence[FoundRun], stores: Sequence[Store], address: str) -> None:

@@ -14,7 +14,7 @@ import typer
 from pddpo_ray.cli.decide import decide
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.personal_data import data_of, erase
-from pddpo_ray.cli.recipe_of_run import find_run, queue_of
+from pddpo_ray.cli.recipe_of_run import find_queue, queue_of
 from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Tool(StrEnum):
     argilla = "argilla"
 
 
-Run = Annotated[Path, typer.Option(help="Run folder.", metavar="DIR")]
+Run = Annotated[Path, typer.Option(help="Run folder, or the folder of `annotate --questions`.", metavar="DIR")]
 JournalUrl = Annotated[str | None, typer.Option("--journal", help="Database URL, where the recipe names one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ToolOption = Annotated[Tool, typer.Option("--tool", help="label-studio or argilla.")]
@@ -103,7 +103,7 @@ def backup(
     """Write journal and labels to one file, also while people answer."""
     from pddpo_ray.journal.backup import backup as write_backup
 
-    write_backup(find_run(run, journal).database, out)
+    write_backup(find_queue(run, journal).database, out)
     _show({"file": str(out), "bytes": out.stat().st_size}, as_json)
 
 

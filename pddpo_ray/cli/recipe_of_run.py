@@ -30,6 +30,15 @@ class FoundRun:
     database: str
 
 
+@dataclass(frozen=True)
+class FoundQueue:
+    """Questions for people, of a run or alone, and where their database is."""
+
+    id: str
+    rules: Rules
+    database: str
+
+
 def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
     """The run in this folder; `wait`: until it begins. Raises UserError if there is none."""
     from pddpo_ray.config import Config
@@ -49,10 +58,23 @@ def find_run(run: Path, journal: str | None, *, wait: bool = False) -> FoundRun:
 
 @contextmanager
 def queue_of(run: Path, journal: str | None, *, to_read: bool = False) -> Iterator[tuple[Store, Rules]]:
-    """The queue's database of the run in this folder, and the queue's rules."""
-    stored = find_run(run, journal)
+    """The queue's database in this folder, and the queue's rules."""
+    stored = find_queue(run, journal)
     with store_of(stored, to_read=to_read) as store:
-        yield store, rules_for(stored.config)
+        yield store, stored.rules
+
+
+def find_queue(run: Path, journal: str | None) -> FoundQueue:
+    """The questions in this folder, of a run or of a file. Raises UserError if there are none."""
+    from pddpo_ray.annotation.question_store import RULES
+    from pddpo_ray.config import Config
+    from pddpo_ray.journal.identity import QUESTIONS_ALONE, open_folder
+
+    folder = run.expanduser().absolute()
+    with open_folder(folder, journal, questions_alone=True) as opened:
+        alone = opened.recipe == QUESTIONS_ALONE
+        rules = RULES if alone else rules_for(Config.model_validate(opened.recipe))
+        return FoundQueue(opened.run_id, rules, journal or str(folder / JOURNAL))
 
 
 def rules_for(config: Config) -> Rules:
@@ -63,7 +85,7 @@ def rules_for(config: Config) -> Rules:
 
 
 @contextmanager
-def store_of(stored: FoundRun, *, to_read: bool = False) -> Iterator[Store]:
+def store_of(stored: FoundRun | FoundQueue, *, to_read: bool = False) -> Iterator[Store]:
     """The run's database while the block lasts; `to_read`: nothing in the folder is written."""
     from pddpo_ray.journal.database import open_database
     from pddpo_ray.journal.read_only import open_to_read

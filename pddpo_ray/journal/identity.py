@@ -20,14 +20,17 @@ from pddpo_ray.journal.schema import driver, metadata, run
 from pddpo_ray.storage.whole_files import JOURNAL
 
 IDENTITY = "run.json"
+QUESTIONS_ALONE = {"questions": "without a run"}
+"""Stands for the recipe where a database holds questions for people and no run."""
 
 
 def new_identity() -> str:
     return uuid.uuid4().hex
 
 
-def open_folder(folder: Path, journal: str | Path | None = None) -> JournalReader:
+def open_folder(folder: Path, journal: str | Path | None = None, *, questions_alone: bool = False) -> JournalReader:
     """The run of a folder, to be read; `journal` is its database where it does not lie in the folder.
+    `questions_alone`: or questions for people that belong to no run.
 
     Raises UserError if there is no run.
     """
@@ -36,7 +39,13 @@ def open_folder(folder: Path, journal: str | Path | None = None) -> JournalReade
             f"there is no run in {folder}: name the folder given to `pddpo train --run`, or its database with --journal"
         )
     called = None if journal is None else folder.name
-    return read_journal(journal or folder / JOURNAL, _stored_identity(folder) or called)
+    opened = read_journal(journal or folder / JOURNAL, _stored_identity(folder) or called)
+    if opened.recipe == QUESTIONS_ALONE and not questions_alone:
+        opened.close()
+        raise UserError(
+            f"{folder} holds questions without a run: `pddpo annotations` works on it, and `pddpo annotate --questions`"
+        )
+    return opened
 
 
 def keep_identity(folder: Path, identity: str) -> None:
