@@ -13,6 +13,7 @@ same prompt, or the share of answers that win against the reference's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,6 +62,18 @@ class Quantity:
             return f"{100 * number:.3g} %"
         return f"{number:.4g} {self.unit}".rstrip()
 
+    def text_bound(self, number: float, *, up: bool) -> str:
+        """A bound that was shown, rounded so that what is printed was shown too: an upper one up, a lower one down."""
+        scale, digits = (100.0, 3) if self.kind == "rate" else (1.0, 4)
+        shown = scale * number
+        if shown == 0.0 or not math.isfinite(shown):
+            return self.text(number)
+        step = 10.0 ** (math.floor(math.log10(abs(shown))) - digits + 1)
+        steps = shown / step
+        # 0.05 is 5.000000000000001 in percent: what rounding of floats adds is not a part of the bound.
+        whole = math.ceil(steps - 1e-6) if up else math.floor(steps + 1e-6)
+        return self.text(whole * step / scale)
+
     def text_between(self, low: float | None, high: float | None) -> str:
         """An interval: `3.6 % to 4.8 %`, `115 to 121 tokens`; or why there is none."""
         if low is None or high is None:
@@ -96,6 +109,10 @@ class Amount:
 
     def __str__(self) -> str:
         return self.quantity.text(self.number)
+
+    def as_bound(self, *, up: bool) -> str:
+        """The number rounded up or down: a bound that is printed must be one that was shown."""
+        return self.quantity.text_bound(self.number, up=up)
 
     def _same(self, other: Amount) -> float:
         if not isinstance(other, Amount) or other.quantity != self.quantity:

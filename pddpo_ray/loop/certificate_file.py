@@ -176,7 +176,7 @@ def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, number
     missing = sum(number is None for number in numbers)
     said = f"{limit.name}: the {_measure(limit)} of {candidate.policy}{over}"
     lost = "" if not missing else f" {100 * missing / count:.3g} % of the draws have no number and count as the worst."
-    low, high = sorted((limit.amount(finding.lower), limit.amount(finding.upper)), key=lambda one: one.number)
+    low, high = limit.between(finding.lower, finding.upper)
     inside, outside = ("above", "below") if limit.at_least else ("below", "above")
     if finding.state == "certified":
         end = f"at least {low}" if limit.at_least else f"at most {high}"

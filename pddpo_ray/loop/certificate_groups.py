@@ -162,7 +162,7 @@ def group_sentences(entry: Entry, groups: Json, bounds: Json) -> list[str]:
 
 def _between(limit: TestedLimit, one: Json) -> str:
     """`3.1 % (1.9 % to 4.7 %)`"""
-    low, high = sorted((limit.amount(one["lower"]), limit.amount(one["upper"])), key=lambda end: end.number)
+    low, high = limit.between(one["lower"], one["upper"])
     seen = "no number" if one["mean"] is None else str(limit.amount(one["mean"]))
     return f"{seen} ({low} to {high})"
 

@@ -104,6 +104,11 @@ class TestedLimit:
         """A cost as a number of the quantity that the limit is stated in."""
         return Amount(self.stated.quantity, self.stated.cost(cost))
 
+    def between(self, lower: float, upper: float) -> tuple[str, str]:
+        """Two bounds of the cost as they are printed, the measure's lower one first and neither rounded inwards."""
+        low, high = sorted((self.amount(lower), self.amount(upper)), key=lambda one: one.number)
+        return low.as_bound(up=False), high.as_bound(up=True)
+
     @property
     def bias(self) -> float:
         """How much higher than its estimate the mean may be, whatever the number of draws."""

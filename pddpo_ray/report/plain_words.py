@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from pddpo_ray.limits.quantities import Quantity
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import Event, PhaseChanged, RoundFinished, RunFinished, RunStarted
 from pddpo_ray.report.progress import LONG_S, Progress, said_of
@@ -93,12 +94,13 @@ def plain_outcome(
     (name, finding), *_ = certificate["findings"].items()
     tested = next(one for one in certificate["candidate"]["limits"] if one["name"] == name)
     draws, confidence = len(certificate["numbers"][name]), 100 * (1 - tested["delta"])
+    shown = Quantity("rate", "share").text_bound(finding["upper"], up=True)
     lines = [
         ("released", f"the model of round {outcome.round} of {result['rounds']}; it is in {outcome.weights}"),
         *[("limit", f"{one.name}: {one.stated}; {one.measured} by the labels of its round") for one in outcome.limits],
         (
             "certificate",
-            f"with {confidence:g} % confidence at most {_percent(finding['upper'])} of its answers are {name}:"
+            f"with {confidence:g} % confidence at most {shown} of its answers are {name}:"
             f" {draws:,} fresh answers were drawn and labelled for this statement alone",
         ),
     ]
