@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,69 +16,23 @@ import pytest
 import torch
 
 from pddpo_ray.errors import UserError
-from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+from tests.limited_trl import LIMITS, STEPS, helpful, limited, steps_of, train, trainer_of
+from tests.tiny_language_model import save_policy, word_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
-PAGE = Path(__file__).parents[3] / "docs" / "integrations.md"
-LIMITS: dict[str, Any] = {
-    "length": {"mean": {"rule": "words"}, "at_most": 6, "bounds": [0, 16]},
-    "seven": {"rate": {"regex": "words.txt"}, "at_most": "20 %"},
-}
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "integrations.md"
+DEADLINE_S = 300
 
 
-def helpful(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    return [float(len(completion.split())) for completion in completions]
-
-
-def trainer_of(folder: Path, limits: Any, steps: int, **other: Any) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 16,
-        "max_steps": steps,
-        "learning_rate": 1e-2,
-        "save_steps": 3,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "multi_objective_aggregation": "normalize_then_sum",
-        **other,
-    }
-    prompts = Dataset.from_dict({"prompt": [f"word{n} word{n + 1}" for n in range(16)]})
-    torch.manual_seed(0)
-    return GRPOTrainer(
-        tiny_llama(0, context=64),
-        reward_funcs=[helpful, *limits.reward_funcs],
-        args=GRPOConfig(**settings),
-        train_dataset=prompts,
-        processing_class=word_tokenizer(),
-    )
-
-
-def limited(folder: Path) -> Any:
-    from pddpo_ray.integrations.trl import LimitedRewards
-
-    folder.mkdir(exist_ok=True)
-    (folder / "words.txt").write_text("word7\\b\nword8\\b\n")
-    limits = {**LIMITS, "seven": {**LIMITS["seven"], "rate": {"regex": str(folder / "words.txt")}}}
-    return LimitedRewards(limits, journal=folder / "limits.jsonl")
-
-
-def steps_of(folder: Path) -> dict[int, dict[str, float]]:
-    """Multipliers of the last time that each step was taken."""
-    lines = [json.loads(line) for line in (folder / "limits.jsonl").read_text().splitlines()]
-    return {
-        line["step"]: {name: state["multiplier"] for name, state in line["states"].items()}
-        for line in lines
-        if "step" in line
-    }
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads wait longer for one another over a model of this size than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp_path: Path) -> None:
@@ -90,12 +49,42 @@ def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp
     logged = [entry["limits/length/multiplier"] for entry in trainer.state.log_history[:6]]
     assert logged == pytest.approx([told[step]["length"] for step in range(6)])
     # killed after the checkpoint: another trainer, the same folder
-    (whole / "limits.jsonl").open("a").write('{"step": 6, "st')
+    tear(whole, '{"step": 6, "st')
     again = limited(whole)
     second = trainer_of(whole, again, 6)
     again.attach(second)
     second.train(resume_from_checkpoint=str(whole / "checkpoint-3"))
     assert steps_of(whole) == told
+
+
+def test_a_killed_run_goes_on_with_the_multipliers_of_an_unbroken_one(tmp_path: Path) -> None:
+    """SIGKILL in the middle of step 5, two steps after the checkpoint; a new process does the rest."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole)
+    command = [sys.executable, "-m", "tests.limited_trl", str(killed)]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--hold", "5"], env=alone, cwd=ROOT) as process:
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not (killed / "held").exists():
+                assert process.poll() is None, "the run ended by itself"
+                assert time.monotonic() < deadline, "the run did not come to step 5"
+                time.sleep(0.1)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert sorted(steps_of(killed)) == list(range(5))
+    assert (killed / "checkpoint-3").is_dir()
+    subprocess.run(command, env=alone, cwd=ROOT, check=True, timeout=DEADLINE_S)
+    again = [line for line in (killed / "limits.jsonl").read_text().splitlines() if '"rewound": 3' in line]
+    assert len(again) == 1, "from the checkpoint, not from the start"
+    assert steps_of(killed) == steps_of(whole)
+    assert sorted(steps_of(killed)) == list(range(STEPS))
+
+
+def tear(folder: Path, line: str) -> None:
+    with (folder / "limits.jsonl").open("a") as journal:
+        journal.write(line)
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +127,7 @@ def test_one_score_carries_the_limits_and_goes_on_from_a_checkpoint(kind: str, t
     assert told[0]["length"] > 0, "sixteen words against six"
     logged = [entry["limits/length/multiplier"] for entry in trainer.state.log_history[:4]]
     assert logged == pytest.approx([told[step]["length"] for step in range(4)])
-    (whole / "limits.jsonl").open("a").write('{"step": 4, "st')
+    tear(whole, '{"step": 4, "st')
     again, second = scored(kind, whole)
     again.attach(second)
     second.train(resume_from_checkpoint=str(whole / "checkpoint-2"))
