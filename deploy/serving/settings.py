@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pddpo_ray.config import Config, LoraParameters, VllmRollout
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.storage.checkpoints import longest_context
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 
 ONGOING_MAX = 128
@@ -78,7 +79,7 @@ class ServeArgs(BaseModel):
     chat_template: str | None = None
     """File of a chat template (Jinja); null: what the run was trained with."""
     max_model_len: int | None = Field(None, ge=8)
-    """Context of the engine; null: the recipe's."""
+    """Context of the engine; null: the recipe's, or the model's own where that is shorter."""
     kv_cache_gib: float = Field(0.5, gt=0)
     """Key-value cache on a CPU, in GiB."""
     gpu_memory: float = Field(0.85, gt=0, le=1)
@@ -163,7 +164,7 @@ def engine_settings(args: ServeArgs, served: ServedRun, reference_path: str) -> 
     adapters = args.weights == "adapters" or (args.weights == "auto" and lora and args.gpus > 0)
     store = served.folder / ARTIFACTS
     template = None if args.chat_template is None else Path(args.chat_template).expanduser().read_text("utf-8")
-    length = args.max_model_len or (rollout.max_model_len if isinstance(rollout, VllmRollout) else 256)
+    length = _context(args, rollout.max_model_len if isinstance(rollout, VllmRollout) else 256, store / reference_path)
     return EngineSettings(
         store=str(store),
         model=str(store / reference_path),
@@ -181,6 +182,18 @@ def engine_settings(args: ServeArgs, served: ServedRun, reference_path: str) -> 
         traces=args.traces,
         temperature=config.policy.temperature,
     )
+
+
+def _context(args: ServeArgs, usual: int, reference: Path) -> int:
+    """Tokens of a prompt and its answer: as asked, else as usual, and never more than the model has positions for."""
+    room = longest_context(reference)
+    if args.max_model_len is None:
+        return usual if room is None else min(usual, room)
+    if room is not None and args.max_model_len > room:
+        raise UserError(
+            f"max_model_len is {args.max_model_len}, but the model has {room} positions: give at most {room}"
+        )
+    return args.max_model_len
 
 
 def mixture_max(args: ServeArgs, settings: EngineSettings) -> int | None:

@@ -82,6 +82,18 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
+def longest_context(folder: Path) -> int | None:
+    """Tokens that the model has positions for, by `config.json`; None: it is away, says none, or stretches them."""
+    if not (folder / "config.json").is_file():
+        return None
+    config = _json(folder / "config.json")
+    config = config.get("text_config") or config
+    if config.get("rope_scaling"):
+        return None
+    known = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((int(number) for number in known if number), None)
+
+
 def _damaged(error: Exception) -> str:
     return f"has a damaged file ({error!r}); save the model there again"
 

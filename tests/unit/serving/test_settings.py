@@ -74,6 +74,35 @@ def test_an_engine_over_several_gpus_can_be_asked_for(run: ServedRun) -> None:
         ServeArgs(run=str(run.folder), gpus=1, tensor_parallel=2)
 
 
+@pytest.mark.parametrize(
+    ("written", "context"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"max_position_embeddings": 4096}, 128),
+        ({"max_position_embeddings": 64, "rope_scaling": {"factor": 8.0}}, 128),
+        ({}, 128),
+    ],
+)
+def test_an_engines_context_is_never_longer_than_the_models(
+    run: ServedRun, written: dict[str, object], context: int
+) -> None:
+    """vLLM refuses a longer one with a traceback, after a minute."""
+    args = ServeArgs(run=str(run.folder))
+    place = find(args)
+    reference = run.folder / "artifacts" / "short"
+    reference.mkdir(parents=True)
+    (reference / "config.json").write_text(json.dumps(written))
+    assert engine_settings(args, place, "short").max_model_len == context
+    asked = args.model_copy(update={"max_model_len": 65})
+    if context == 64:
+        with pytest.raises(UserError, match="max_model_len is 65, but the model has 64 positions"):
+            engine_settings(asked, place, "short")
+    else:
+        assert engine_settings(asked, place, "short").max_model_len == 65
+
+
 def test_requests_are_rendered_as_the_run_was_trained(run: ServedRun, tmp_path: Path) -> None:
     args, place = ServeArgs(run=str(run.folder)), find(ServeArgs(run=str(run.folder)))
     settings = engine_settings(args, place, "reference")

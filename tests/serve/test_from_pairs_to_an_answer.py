@@ -1,0 +1,74 @@
+"""A person's way, from the commands that `pddpo init` prints and docs/your-model.md: pairs in a file, answers out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.scorer_rows import rows_of_words, write_rows
+from tests.served_process import served
+from tests.small_align import SMALL_ALIGN, save_chat_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
+ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n90 %\n0\n"
+"""To the five questions; the limit is loose, since a tiny model of random words is to keep it."""
+
+
+def pddpo(folder: Path, *words: str, told: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pddpo_ray", *words],
+        cwd=folder, input=told, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-3000:])
+    return done.stdout
+
+
+def write_what_the_reader_has(folder: Path) -> None:
+    rows = rows_of_words(240, 5)
+    pairs, labels = [], []
+    for row in rows:
+        first = row["better_response_id"]
+        chosen, rejected = (row[f"response_{side}"] for side in (first, 1 - first))
+        pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+        labels += [
+            {"prompt": row["prompt"], "response": row[f"response_{side}"], "is_safe": row[f"is_response_{side}_safe"]}
+            for side in (0, 1)
+        ]
+    write_rows(folder / "helpful.jsonl", pairs)
+    write_rows(folder / "safety.jsonl", labels)
+    save_chat_model(folder / "models" / "mine")
+
+
+def test_a_file_of_pairs_becomes_an_answer_of_the_endpoint(tmp_path: Path) -> None:
+    write_what_the_reader_has(tmp_path)
+    said = pddpo(tmp_path, "init", "ours.yaml", told=ANSWERS)
+    follows = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("pddpo ")]
+    assert [words[1] for words in follows] == ["scorer", "scorer", "train", "train", "certify", "serve"]
+    for words in follows[:2]:
+        assert "better than chance" in pddpo(tmp_path, *words[1:], "--device", "cpu")
+    for words in follows[2:4]:
+        pddpo(tmp_path, *words[1:], *SMALL_ALIGN, "rounds=2")
+    run = tmp_path / "runs" / "mine"
+    loose = ["--policy", "last", "--limit", "unsafe=0.95", "--limit", "helpful=0.05", "--budget", "128"]
+    certified = pddpo(tmp_path, "certify", "runs/mine", *loose)
+    assert re.search(r"at most \d", certified)
+    pddpo(tmp_path, "export", "runs/mine", "--to", "aligned", "--round", "2")
+    assert (tmp_path / "aligned" / "model.safetensors").is_file()
+    prompt = json.loads((tmp_path / "helpful.jsonl").read_text().splitlines()[0])["prompt"]
+    with served(run, tmp_path / "serve.log") as endpoint:
+        client = openai.OpenAI(
+            base_url=f"{endpoint.url}/v1", api_key=(run / "serve-key").read_text().strip(), max_retries=0, timeout=120
+        )
+        reply = client.chat.completions.create(
+            model="round-2", messages=[{"role": "user", "content": prompt}], max_tokens=6
+        )
+    assert reply.choices[0].message.content
+    assert reply.model_extra is not None
+    assert reply.model_extra["pddpo"]["round"] == 2
