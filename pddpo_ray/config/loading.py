@@ -20,12 +20,19 @@ from pydantic.fields import FieldInfo
 from pddpo_ray.config.document import Keys, Origins, parse_value, read_document
 from pddpo_ray.config.feedback import ModelFeedback
 from pddpo_ray.config.recipe import Config
+from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
 from pddpo_ray.limits.recipe_form import limits_lines
-from pddpo_ray.storage.checkpoints import adapter_problem, checkpoint_folder, checkpoint_problem, is_hub_name
+from pddpo_ray.storage.checkpoints import (
+    adapter_problem,
+    checkpoint_folder,
+    checkpoint_problem,
+    is_hub_name,
+    longest_context,
+)
 from pddpo_ray.storage.whole_files import refuse_password
 
 logger = logging.getLogger(__name__)
@@ -450,6 +457,18 @@ def _check_files(config: Config, origins: Origins) -> None:
             problem = adapter_problem(folder)
         if problem:
             raise UserError(f"{origin}: model.reference {reference} {problem}")
+        _check_context(config, folder, origins)
+
+
+def _check_context(config: Config, folder: Path, origins: Origins) -> None:
+    """vLLM refuses a context that is longer than the model's, once everything else has started."""
+    room = longest_context(folder)
+    if room is not None and isinstance(config.rollout, VllmRollout) and config.rollout.max_model_len > room:
+        origin = _origin_of(("rollout", "max_model_len"), origins) or _origin_of(("model", "reference"), origins)
+        raise UserError(
+            f"{origin}: rollout.max_model_len is {config.rollout.max_model_len}, but model.reference has {room}"
+            f" positions: give rollout.max_model_len={room}, or less"
+        )
 
 
 def _check_needs(config: Config, origins: Origins) -> None:

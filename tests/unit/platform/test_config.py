@@ -352,6 +352,10 @@ def test_a_reference_model_without_its_tokenizer_is_refused(tmp_path: Path) -> N
     write(tmp_path / "model" / "tokenizer.json", "{}")
     assert checkpoint_problem(tmp_path / "model") is None
     assert load("text-world", [override]).model.reference == str(tmp_path / "model")
+    write(tmp_path / "model" / "config.json", '{"max_position_embeddings": 63}')
+    said = complaint("text-world", override)
+    assert "rollout.max_model_len is 64, but model.reference has 63 positions: give rollout.max_model_len=63" in said
+    load("text-world", [override, "rollout.max_model_len=63"])
 
 
 def test_stated_limits_take_the_place_of_the_limit_of_the_recipe_below_but_not_of_one_beside_them(
