@@ -18,7 +18,7 @@ from tests.tiny_language_model import save_policy
 def given(tmp_path: Path, **changes: str) -> list[str]:
     """All that `align` needs, with changes; empty: left out."""
     known = {
-        "model.reference": str(save_policy(tmp_path / "base", 0)),
+        "model.reference": str(save_policy(tmp_path / "base", 0, context=512)),
         "world.helpful": f"[{write_rows(tmp_path / 'pairs.jsonl', rows_of_words(20, 0))}]",
         "feedback.reward": f"{{path: '{tmp_path}'}}",
         "feedback.cost": f"{{path: '{tmp_path}'}}",
