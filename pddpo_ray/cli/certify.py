@@ -16,6 +16,7 @@ from pddpo_ray.errors import UserError
 
 if TYPE_CHECKING:
     from pddpo_ray.loop.certificate_file import Json
+    from pddpo_ray.loop.ledger import Entry
 
 EXIT = {"certified": 0, "undecided": 5, "rejected": 6}
 
@@ -23,24 +24,53 @@ app = typer.Typer(no_args_is_help=True, help="Certificates that a run has given.
 
 
 def certify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with finished rounds.", metavar="RUN")],
-    policy: Annotated[str, typer.Option(help="round-K, last, mixture, or tail-K (rounds K to the last).")] = "last",
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run with finished rounds; with --limits, one in which another trainer saved models.",
+            metavar="RUN",
+        ),
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="round-K, last, mixture, or tail-K (rounds K to the last); with --limits: final, checkpoint-N or last."
+        ),
+    ] = "last",
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", help="Another bound than the recipe's.", metavar="NAME=VALUE")
+        list[str] | None,
+        typer.Option("--limit", help="Another bound than the recipe's or the file's.", metavar="NAME=VALUE"),
     ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, help="Draws for this policy, a limit; without it, certificate.draws.")
     ] = None,
+    limits: Annotated[
+        Path | None, typer.Option("--limits", help="YAML with `limits:`, for a model of another trainer.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="JSON lines with `prompt`, for a model of another trainer.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="With --limits: how the model answers; 1 without it.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --limits: tokens of an answer at most; 512 without it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw prompts, answers and labels for a policy until its limits are certified, or one is shown to be broken."""
-    from pddpo_ray.cli.recipe_of_run import find_run
     from pddpo_ray.loop.certificate_file import sentences
-    from pddpo_ray.loop.releasing import certify_and_release
 
-    stored = find_run(run, None)
-    draws = budget or stored.config.certificate.draws
-    entry, written = certify_and_release(stored.config, stored.folder, policy, _limits(limit or []), draws)
+    folder, bounds = run.expanduser().absolute(), _limits(limit or [])
+    if limits is not None and prompts is not None:
+        from pddpo_ray.integrations.certifying import MAX_TOKENS, Question, certify_saved
+
+        asked = Question(limits.expanduser(), prompts.expanduser(), temperature or 1.0, max_tokens or MAX_TOKENS)
+        entry, written = certify_saved(folder, asked, policy, budget=budget, bounds=bounds)
+    elif any(given is not None for given in (limits, prompts, temperature, max_tokens)):
+        raise UserError("a model of another trainer is certified with both --limits FILE and --prompts FILE")
+    else:
+        entry, written = _of_run(folder, policy, bounds, budget)
     _show(written, sentences(written), as_json=as_json)
     raise typer.Exit(EXIT[entry.state])
 
@@ -55,6 +85,20 @@ def verify(
 
     checked = verified(file.expanduser().absolute())
     _show(checked, [*sentences(checked), checked["verified"]], as_json=as_json)
+
+
+def _of_run(folder: Path, policy: str, bounds: dict[str, float], budget: int | None) -> tuple[Entry, Json]:
+    from pddpo_ray.cli.recipe_of_run import find_run
+    from pddpo_ray.integrations.certifying import is_ledger
+    from pddpo_ray.integrations.saved_policies import saved_names
+    from pddpo_ray.loop.releasing import certify_and_release
+    from pddpo_ray.storage.whole_files import JOURNAL
+
+    kept = (folder / JOURNAL).is_file()
+    if (kept and is_ledger(folder)) or (not kept and saved_names(folder)):
+        raise UserError(f"{folder} holds models of another trainer: add --limits FILE and --prompts FILE")
+    stored = find_run(folder, None)
+    return certify_and_release(stored.config, stored.folder, policy, bounds, budget or stored.config.certificate.draws)
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:

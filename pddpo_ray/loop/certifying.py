@@ -72,12 +72,29 @@ def ask(
     run has not, and where nothing could be certified.
     """
     versions = _versions(journal, policy)
-    ledger = read_ledger(journal)
-    wanted = with_gates(config, tested_limits(config, limits, len(ledger) + 1))
+    wanted = with_gates(config, tested_limits(config, limits, len(read_ledger(journal)) + 1))
+    return ask_about(config, journal, versions, wanted, budget, parts)
+
+
+def ask_about(
+    config: Config,
+    journal: Journal,
+    versions: Sequence[PolicyVersion],
+    wanted: tuple[TestedLimit, ...],
+    budget: int,
+    parts: MakeParts,
+    statement: str | None = None,
+) -> Entry:
+    """`ask` about policies that the journal holds, under limits at the level of the ledger's next candidate.
+
+    A `statement` says what prompts the sentence is about where the recipe does not know it, and who measures; under
+    another one the policy is another candidate.
+    """
     asked = {one.name: one.limit for one in wanted}
+    ledger = [one for one in read_ledger(journal) if statement is None or one.candidate.statement == statement]
     entry = _same(ledger, versions, wanted, decoding_of(config))
     if entry is None:
-        candidate = _candidate(journal, config, policy, versions, wanted)
+        candidate = _candidate(journal, config, versions, wanted, statement or _statement(config))
     else:
         candidate = entry.candidate.about(asked)
     line = line_of(journal, candidate.number).about(asked)
@@ -283,7 +300,11 @@ def _measure(limit: TestedLimit, of_rounds: bool) -> TestedLimit:
 
 
 def _candidate(
-    journal: Journal, config: Config, policy: str, versions: Sequence[PolicyVersion], limits: tuple[TestedLimit, ...]
+    journal: Journal,
+    config: Config,
+    versions: Sequence[PolicyVersion],
+    limits: tuple[TestedLimit, ...],
+    statement: str,
 ) -> Candidate:
     if not all(one.level for one in limits):
         raise UserError(
@@ -299,7 +320,7 @@ def _candidate(
             versions=tuple({"name": one.name, "number": one.number, "sha256": one.sha256} for one in versions),
             limits=limits,
             decoding=decoding_of(config),
-            statement=_statement(config),
+            statement=statement,
             estimated=estimated_only(config),
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.integrations.certifying import Question, certify_saved
+from pddpo_ray.integrations.saved_policies import saved_names
 from tests.limited_trl import LIMITS, STEPS, helpful, limited, steps_of, train, trainer_of
 from tests.tiny_language_model import save_policy, word_tokenizer
 
@@ -80,6 +83,21 @@ def test_a_killed_run_goes_on_with_the_multipliers_of_an_unbroken_one(tmp_path: 
     assert len(again) == 1, "from the checkpoint, not from the start"
     assert steps_of(killed) == steps_of(whole)
     assert sorted(steps_of(killed)) == list(range(STEPS))
+
+
+def test_what_grpo_saved_is_certified_checkpoint_by_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train(out)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"word{n}"}) + "\n" for n in range(20, 50)))
+    (tmp_path / "limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 15, bounds: [0, 16]}}")
+    asked = Question(tmp_path / "limits.yaml", tmp_path / "prompts.jsonl", max_tokens=16)
+    assert saved_names(out) == ["checkpoint-3", "checkpoint-6"]
+    last, _ = certify_saved(out, asked, budget=600)
+    assert last.candidate.policy == "checkpoint-6"
+    assert last.state == "certified", "trained to say fewer words"
+    earlier, _ = certify_saved(out, asked, "checkpoint-3", budget=10)
+    assert earlier.candidate.number == 2
+    assert earlier.count == 10 or earlier.state != "undecided"
 
 
 def tear(folder: Path, line: str) -> None:
