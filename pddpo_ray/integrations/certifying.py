@@ -22,7 +22,6 @@ from pydantic import ValidationError
 
 from pddpo_ray.config import Config
 from pddpo_ray.config.document import read_document
-from pddpo_ray.contracts import Measure, MeasuredCosts
 from pddpo_ray.data.real_text import NoTruth
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.saved_policies import DTYPE, policy_folder, prompts_of, stored_policy
@@ -196,27 +195,6 @@ def _measures(config: Config, prompts: Sequence[Prompt]) -> SourceMeasures:
     return SourceMeasures(stated, opened_sources(config), [acting] * len(stated), config.dual.cost_max)
 
 
-def _within_bounds(config: Config, measure: Measure) -> Measure:
-    """Raises UserError for a value outside the bounds of its limit: counted as an end of them it would say too little
-    about the mean."""
-
-    def measured(
-        answers: Sequence[Response], seed: int, references: Sequence[Response | None] = (), /
-    ) -> MeasuredCosts:
-        values = measure(answers, seed, references)
-        for column, one in zip(values.costs.T, config.stated, strict=True):
-            low, high = one.limit.cost_range or (-np.inf, np.inf)
-            outside = column[(column < low) | (column > high)]
-            if outside.size:
-                raise UserError(
-                    f"limit {one.limit.name}: an answer measures {one.limit.cost(float(outside[0])):g}, outside its"
-                    " bounds; state wider `bounds`, which makes the policy a further candidate"
-                )
-        return values
-
-    return measured
-
-
 def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prompts: Sequence[Prompt]) -> Backends:
     """The policy as its own reference, in an engine and in the scorer that verifies the delivery to it."""
     torch.set_num_threads(config.trainer.threads)
@@ -236,7 +214,7 @@ def _backends(config: Config, store: ArtifactStore, version: PolicyVersion, prom
         canaries=[_canary(prompt) for prompt in spread(prompts, config.rollout.canaries)],
         tokenizer=tokenizer_fingerprint(folder),
         held_limits=held_limits(stated, scales, np.ones((len(stated), len(prompts))), prompts),
-        measure=_within_bounds(config, measures),
+        measure=measures,
         measured_by=measures.versions,
         certification=prompts,
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pddpo_ray.config import Config
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_groups import SETS as PROMPT_SETS
@@ -24,7 +25,7 @@ from pddpo_ray.loop.ledger import BATCH, Candidate, TestedLimit, line_of
 from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController
 from pddpo_ray.loop.people_measuring import people_of_limits
 from pddpo_ray.loop.sampling import Proposal, RolloutController
-from pddpo_ray.records import Decoding, Prompt, Response
+from pddpo_ray.records import Array, Decoding, Prompt, Response
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.theory.seeds import generator, seed_of
 
@@ -151,6 +152,7 @@ class CandidateDraws:
             seeds = [seed_of(self._config.seed, self._journal.round, batch, index) for index in range(len(parts))]
             measured = [measure(answers[part], seed, references[part]) for part, seed in zip(parts, seeds, strict=True)]
             costs = np.concatenate([one.relative for one in measured])
+            _demand_within_bounds(limits, costs, held)
             return [[None if np.isnan(cost) else cost for cost in column] for column in costs.T.tolist()]
 
         columns = self._journal.once(f"measure-{batch}", costs)
@@ -178,6 +180,19 @@ class CandidateDraws:
                 drawn = self._rollout.pool(purpose, [prompts[index] for index in mine], version, 1, self._decoding)
                 answers |= dict(zip(mine, drawn, strict=True))
         return [answers[index] for index in range(len(prompts))]
+
+
+def _demand_within_bounds(limits: Sequence[TestedLimit], costs: Array, held: Sequence[str]) -> None:
+    """Raises UserError for a mean of which an answer measures outside the stated bounds: counted as an end of them, it
+    would say too little about the mean."""
+    for limit in limits:
+        column = costs[:, held.index(limit.measured_as)]
+        outside = column[(column < limit.low) | (column > limit.high)]
+        if limit.kind == "mean" and outside.size:
+            raise UserError(
+                f"limit {limit.name}: an answer measures {limit.amount(float(outside[0]))}, outside its bounds; a"
+                " certificate needs wider `bounds`, which make another limit of it"
+            )
 
 
 def draw_until_decided(config: Config, journal: Journal, backends: Backends, candidate: Candidate, budget: int) -> None:

@@ -72,7 +72,7 @@ def test_other_prompts_are_another_statement_even_under_the_same_name(out: Path)
 
 def test_an_answer_outside_the_bounds_of_a_mean_ends_the_test_in_one_line(out: Path) -> None:
     (out.parent / "limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 4, bounds: [0, 5]}}")
-    with pytest.raises(UserError, match=r"limit length: an answer measures \d+, outside its bounds; state wider"):
+    with pytest.raises(UserError, match=r"length: an answer measures \d+ words, outside its bounds; a certif"):
         certify_saved(out, question(out))
 
 

@@ -167,3 +167,11 @@ def test_what_cannot_be_measured_on_files_is_refused_in_one_line(
     assert message in str(refused.value)
     assert "\n" not in str(refused.value).strip() or "prompts.benign" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_an_answer_outside_the_bounds_of_a_mean_is_no_draw_of_a_certificate(tmp_path: Path) -> None:
+    config = recipe(tmp_path, {"length": {"mean": {"rule": "words"}, "at_most": 2, "bounds": [0, 3]}})
+    run_recipe(config, tmp_path / "run")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"limit length: an answer measures \d+ words, outside its bounds"):
+            certify(config, tmp_path / "run", "last", {}, 16)
