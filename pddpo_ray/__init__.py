@@ -10,8 +10,9 @@ shell is `actors`, and what the outside meets is `deploy`.
 The base install brings what these need. Runs want an extra: `pip install 'pddpo-ray[train]'`, or `[cpu]` or `[gpu]`
 for everything; from there on
 
-    pddpo_ray.load_recipe(name, overrides)             a shipped recipe or a file, checked
-    pddpo_ray.run(recipe, folder)                      a whole run in this process or on Ray -> its result
+    pddpo_ray.load_recipe(name, overrides, rows=...)   a shipped recipe or a file, checked; data may be rows in memory
+    pddpo_ray.run(recipe, folder)                      a whole run in this process -> its result
+    pddpo_ray.evaluate_models(models, questions, out)  their answers to the same questions, scored and compared
     pddpo_ray.certify(folder, policy)                  draws for one of its policies until its limits are certified
     pddpo_ray.load_policy(name)                        RUN@VERSION, a folder or a hub name -> model and tokenizer
 """
@@ -23,11 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from pddpo_ray.version import __version__ as __version__
 
-__all__ = ["certify", "check_limits", "first_certified", "load_policy", "load_recipe", "run", "upper_bound"]
+__all__ = [
+    "certify", "check_limits", "evaluate_models", "first_certified", "load_policy", "load_recipe", "run", "upper_bound",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from pddpo_ray.config import load as load_recipe
     from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint as load_policy
+    from pddpo_ray.evaluate.from_python import evaluate_models
+    from pddpo_ray.loop.recipe_of_rows import load_recipe
     from pddpo_ray.loop.releasing import certify_folder as certify
     from pddpo_ray.loop.run import run_recipe as run
     from pddpo_ray.scoring.limit_rows import check_limits
@@ -36,9 +40,10 @@ if TYPE_CHECKING:
 PLACES = {
     "certify": ("pddpo_ray.loop.releasing", "certify_folder"),
     "check_limits": ("pddpo_ray.scoring.limit_rows", "check_limits"),
+    "evaluate_models": ("pddpo_ray.evaluate.from_python", "evaluate_models"),
     "first_certified": ("pddpo_ray.theory.certificate", "first_certified"),
     "load_policy": ("pddpo_ray.evaluate.checkpoint_loading", "load_checkpoint"),
-    "load_recipe": ("pddpo_ray.config", "load"),
+    "load_recipe": ("pddpo_ray.loop.recipe_of_rows", "load_recipe"),
     "run": ("pddpo_ray.loop.run", "run_recipe"),
     "upper_bound": ("pddpo_ray.theory.certificate", "upper_bound"),
 }

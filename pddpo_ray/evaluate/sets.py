@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pddpo_ray.data import Example, Settings, inspect
+from pddpo_ray.data.problems import Problem
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
 
@@ -39,22 +40,37 @@ class EvaluationSet:
     benign: bool = False
 
 
-def read_set(source: str, *, limit: int | None = None, benign: bool = False, seed: int = 0) -> EvaluationSet:
-    """A file, folder, `hf:` name or short name. At most `limit` different questions and as many pairs, drawn by seed.
+def read_set(
+    source: str | Sequence[Mapping[str, Any]], *, limit: int | None = None, benign: bool = False, seed: int = 0
+) -> EvaluationSet:
+    """A file, folder, `hf:` name or short name, or rows in memory. At most `limit` different questions and as many
+    pairs, drawn by seed.
 
-    Damaged rows are left out (`pddpo data check` names them). UserError if nothing is left.
+    Damaged rows of a file are left out (`pddpo data check` names them), in memory they are refused. UserError if
+    nothing is left.
     """
-    inspection = inspect([locate(source)], Settings(judged=False))
+    inspection = inspect([locate(source) if isinstance(source, str) else source], Settings(judged=False))
     examples = [good.example for good in inspection.examples()]
     questions = list(dict.fromkeys(example.prompt for example in examples))
     pairs = [_pair(example) for example in examples if len(example.answers) == 2]
+    if not isinstance(source, str):
+        _demand_all_good(inspection.problems, questions)
     if not questions:
         raise UserError(f"{source} holds no question that can be asked: see `pddpo data check {source}`")
     generator = np.random.default_rng([seed, 311])
-    name = Path(source).name.partition(".")[0]
+    name = Path(source).name.partition(".")[0] if isinstance(source, str) else "rows"
     return EvaluationSet(
         name, tuple(_drawn(questions, limit, generator)), tuple(_drawn(pairs, limit, generator)), benign
     )
+
+
+def _demand_all_good(problems: Sequence[Problem], questions: Sequence[object]) -> None:
+    """Rows in memory have no `pddpo data check` that names the bad ones: one is an error."""
+    for problem in problems[:1]:
+        row = f"row {problem.line}" if problem.line else "the rows"
+        raise UserError(f"{row} in memory: {problem.reason}; the rows of one set have one form")
+    if not questions:
+        raise UserError("the rows in memory hold no question: give at least one with a `prompt`")
 
 
 def locate(source: str) -> str:

@@ -25,7 +25,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.records import Array
-from pddpo_ray.scoring.limit_sources import opened_limits, read_limits
+from pddpo_ray.scoring.limit_sources import limits_given
 from pddpo_ray.theory.step_dual import StepLimit, StepState, next_state
 
 FORMAT = 1
@@ -55,11 +55,7 @@ class LimitController:
 
         Raises UserError for a limit that a step's answers cannot measure, and for a journal of other limits.
         """
-        if isinstance(limits, str | Path):
-            opened = read_limits(Path(limits))
-        else:
-            opened = opened_limits({"limits": dict(limits)}, "limits", Path.cwd())
-        self._opened = [(stated, _source_of(stated, source)) for stated, source in opened]
+        self._opened = [(stated, _source_of(stated, source)) for stated, source in limits_given(limits)]
         self._limits = [_step_limit(stated) for stated, _ in self._opened]
         self._states = [StepState() for _ in self._limits]
         self._collapsed = False

@@ -10,7 +10,7 @@ from typing import Any
 from pddpo_ray.errors import UserError
 from pddpo_ray.limits.answer_files import answer_of
 from pddpo_ray.limits.check import Checked, check
-from pddpo_ray.scoring.limit_sources import opened_limits, read_limits
+from pddpo_ray.scoring.limit_sources import limits_given
 
 
 def check_limits(limits: Mapping[str, Any] | str | Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Checked]:
@@ -20,10 +20,7 @@ def check_limits(limits: Mapping[str, Any] | str | Path, rows: Sequence[Mapping[
     "at_most": 80, "bounds": [0, 200]}}`. Paths in them are relative to the file, or to the working folder. Nothing is
     trained. Raises UserError with the row or the key that is wrong.
     """
-    if isinstance(limits, str | Path):
-        opened = read_limits(Path(limits))
-    else:
-        opened = opened_limits({"limits": dict(limits)}, "limits", Path.cwd())
+    opened = limits_given(limits)
     answers = [replace(answer_of(dict(row), f"row {n}"), where=f"row {n}") for n, row in enumerate(rows, start=1)]
     if not answers:
         raise UserError("there are no rows; give at least one with `prompt` and `response`")

@@ -32,6 +32,13 @@ class Surroundings:
     """Where keys stand."""
 
 
+def limits_given(limits: Mapping[str, Any] | str | Path) -> list[tuple[StatedLimit, Source | None]]:
+    """Limits with their opened sources, from a file's path or from what stands under `limits:` in one. UserError."""
+    if isinstance(limits, str | Path):
+        return read_limits(Path(limits))
+    return opened_limits({"limits": dict(limits)}, "limits", Path.cwd())
+
+
 def read_limits(path: Path) -> list[tuple[StatedLimit, Source | None]]:
     """The limits of a recipe or of a file with `limits:` alone, opened; None for what only a run can measure.
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from datasets import Dataset
 
 import pddpo_ray
+from pddpo_ray.config import Config
+from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
+from tests.scorer_rows import rows_of_words
+from tests.tiny_language_model import save_policy
 
 SMALL = [
     "rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
@@ -29,6 +35,63 @@ def test_a_recipe_is_run_and_a_policy_of_it_certified(tmp_path: Path) -> None:
     assert json.loads(json.dumps(certificate)) == json.loads((tmp_path / "run" / "certificate.json").read_text())
     with pytest.raises(UserError, match="round-9"):
         pddpo_ray.certify(tmp_path / "run", "round-9", draws=400)
+
+
+def test_models_answer_questions_that_are_rows_in_memory(tmp_path: Path) -> None:
+    models = {name: str(save_policy(tmp_path / name, seed)) for name, seed in (("before", 1), ("after", 2))}
+    pair = {"prompt": "word3", "chosen": "word4", "rejected": "word5 word6"}
+    asked: dict[str, Any] = {"everyday": [pair, pair | {"prompt": "word1 word2"}], "harmless": ["word7"]}
+
+    def evaluated(**more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = pddpo_ray.evaluate_models(models, asked, tmp_path / "out", max_tokens=4, **more)
+        return found
+
+    result = evaluated(benign=["harmless"], each=2)
+    assert (result["reference"], result["models"]) == ("before", models)
+    assert (result["sets"]["everyday"]["questions"], result["sets"]["everyday"]["pairs"]) == (2, 2)
+    assert "over_refusal" in result["sets"]["harmless"]["measures"]["after"]
+    assert "over_refusal" not in result["sets"]["everyday"]["measures"]["after"]
+    answers = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 2 * 3 * 2
+    for more, said in (({"reference": "ours"}, "no model 'ours'"), ({"benign": ["else"]}, "no set 'else'")):
+        with pytest.raises(UserError, match=said):
+            evaluated(**more)
+    mixed: list[Any] = ["word1", pair]
+    for rows, said in (([], "rows in memory hold no"), (mixed, "bad: row 2 in memory: ")):
+        with pytest.raises(UserError, match=said):
+            pddpo_ray.evaluate_models(models, {"bad": rows}, tmp_path / "out")
+
+
+def test_a_recipe_takes_rows_in_memory_and_keeps_them_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    model = save_policy(tmp_path / "base", 0, context=512)
+    told = [f"model.reference={model}", *(f"feedback.{kind}={{path: '{tmp_path}'}}" for kind in ("reward", "cost"))]
+    pairs = rows_of_words(20, 0)
+
+    def loaded(**rows: Any) -> Config:
+        named = {"world.helpful": pairs} | {key.replace("__", "."): given for key, given in rows.items()}
+        recipe: Config = pddpo_ray.load_recipe("align", told, rows=named, keep=tmp_path / "rows")
+        return recipe
+
+    recipe = loaded(world__prompts=Dataset.from_dict({"prompt": ["word1", "word2 word3"]}))
+    assert isinstance(recipe.world, NoWorldConfig)
+    kept = Path(recipe.world.helpful[0])
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == pairs
+    assert [json.loads(line)["prompt"] for line in Path(recipe.world.prompts[0]).read_text().splitlines()] == [
+        "word1", "word2 word3",
+    ]  # fmt: skip
+    assert loaded(world__prompts=["word1", "word2 word3"]) == recipe, "the same rows are the same files"
+    other = loaded(world__helpful=pairs[:10])
+    assert isinstance(other.world, NoWorldConfig)
+    assert other.world.helpful != recipe.world.helpful
+    assert len(kept.read_text().splitlines()) == 20, "a run that goes on finds its own rows"
+    for rows, said in (
+        ({"world__helpfull": pairs}, "world.helpful"),
+        ({"world__helpful": []}, "world.helpful: there are no rows"),
+        ({"world__helpful": [{"prompt": object()}]}, "world.helpful, row 1: JSON cannot hold it"),
+        ({"world__helpful": [7]}, "row 1: a row is a mapping"),
+    ):
+        with pytest.raises(UserError, match=said):
+            loaded(**rows)
 
 
 def test_a_run_or_model_that_is_not_there_is_one_error(tmp_path: Path) -> None:

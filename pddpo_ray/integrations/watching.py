@@ -1,0 +1,169 @@
+"""Limits beside a trainer that draws no answers of its own, such as TRL's DPOTrainer: measured every so many steps.
+
+    watch = LimitWatch("limits.yaml", prompts, every=50, journal=Path(args.output_dir) / "limits.jsonl")
+    watch.attach(trainer)
+    trainer.train()
+
+The pairs of such a trainer were drawn and labelled before it starts: there is no weight that a multiplier could be. So
+the policy answers prompts of yours, the limits' sources measure the answers, and estimates with their intervals are in
+the trainer's log. It works with every trainer that takes callbacks of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.limits.answer_files import answer_of
+from pddpo_ray.limits.check import Checked, check
+from pddpo_ray.scoring.limit_sources import limits_given
+from pddpo_ray.theory.seeds import seed_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How the answers of a look are drawn."""
+
+    each: int = 1
+    """Answers to a prompt."""
+    max_tokens: int = 128
+    temperature: float = 1.0
+    batch: int = 8
+    """Answers that are drawn at a time."""
+    seed: int = 0
+    """A look at a step draws from (seed, step); the trainer's own random numbers are left as they were."""
+
+
+class LimitWatch(TrainerCallback):
+    """Looks at the limits every `every` steps and after the last one. One per trainer."""
+
+    def __init__(
+        self,
+        limits: Mapping[str, Any] | str | Path,
+        prompts: Sequence[Any],
+        *,
+        every: int,
+        draws: Draws = Draws(),
+        journal: Path | None = None,
+        stop: bool = False,
+    ) -> None:
+        """`prompts` are all texts, or all conversations that the tokenizer's chat template writes; or rows with such a
+        `prompt` and a `set`, for limits with `over`. `stop` ends the training,
+        with a checkpoint, at the first look whose interval lies beyond a limit. The interval is that of one look:
+        for a statement about the model that comes out, ask `pddpo certify`. Raises UserError for limits that a file of
+        answers could not be checked against either.
+        """
+        if not prompts:
+            raise UserError("there are no prompts to answer: give some that the training does not see")
+        if every < 1:
+            raise UserError(f"every={every}: a look needs at least one step before it")
+        self._limits, self._rows = limits_given(limits), [_row(prompt) for prompt in prompts]
+        self._templated = not isinstance(self._rows[0]["prompt"], str)
+        if any(isinstance(row["prompt"], str) == self._templated for row in self._rows):
+            raise UserError("prompts: some are texts and some conversations; give all in one form")
+        self._every, self._draws, self._journal, self._stop = every, draws, journal, stop
+        self._trainer: Any = None
+        self._last: tuple[int, list[Checked]] = (-1, [])
+
+    @property
+    def checked(self) -> Mapping[str, Checked]:
+        """The last look, by limit; empty before the first."""
+        return {one.limit.name: one for one in self._last[1]}
+
+    def attach(self, trainer: Any) -> None:
+        """`trainer` is one of transformers or TRL, with the tokenizer as its `processing_class`."""
+        if trainer.processing_class is None:
+            raise UserError("the trainer has no tokenizer: give it one as processing_class")
+        self._trainer = trainer
+        trainer.add_callback(self)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % self._every == 0:
+            self._look(state.global_step)
+            broken = [one for one in self._last[1] if one.kept is False]
+            if broken and self._stop:
+                control.should_training_stop = control.should_save = True
+                logger.warning("%s: not kept; the training ends here", ", ".join(one.limit.name for one in broken))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._last[0] != state.global_step:
+            self._look(state.global_step)
+
+    def _look(self, step: int) -> None:
+        rows = [row for row in self._rows for _ in range(self._draws.each)]
+        said = self._answers([row["prompt"] for row in rows], step)
+        answers = [
+            answer_of({**row, "response": text}, f"answer {number}")
+            for number, (row, text) in enumerate(zip(rows, said, strict=True), start=1)
+        ]
+        found = check(self._limits, answers)
+        self._last = (step, found)
+        figures = {}
+        for one in found:
+            for name, amount in (("estimate", one.estimate), ("low", one.low), ("high", one.high)):
+                if amount is not None:
+                    figures[f"limits/{one.limit.name}/{name}"] = float(amount.number)
+        self._trainer.log(figures)
+        if self._journal is not None and self._trainer.accelerator.is_main_process:
+            self._journal.parent.mkdir(parents=True, exist_ok=True)
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(
+                    json.dumps({"step": step, "limits": {one.limit.name: one.as_json() for one in found}}) + "\n"
+                )
+
+    @torch.no_grad()
+    def _answers(self, prompts: Sequence[Any], step: int) -> list[str]:
+        """One answer to each. The model is left in the mode that it was in."""
+        draws, tokenizer = self._draws, self._trainer.processing_class
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        texts = [_written(tokenizer, prompt) for prompt in prompts] if self._templated else list(prompts)
+        side, training = tokenizer.padding_side, model.training
+        tokenizer.padding_side = "left"
+        model.eval()
+        said: list[str] = []
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed_of(draws.seed, "limits", step))
+                for start in range(0, len(texts), draws.batch):
+                    said += self._drawn(model, tokenizer, texts[start : start + draws.batch])
+        finally:
+            tokenizer.padding_side = side
+            model.train(training)
+        return said
+
+    def _drawn(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> list[str]:
+        # a chat template writes the tokenizer's own marks
+        inputs = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=not self._templated)
+        hot = self._draws.temperature > 0
+        how = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
+        drawn = model.generate(
+            input_ids=inputs["input_ids"].to(model.device),
+            attention_mask=inputs["attention_mask"].to(model.device),
+            max_new_tokens=self._draws.max_tokens,
+            do_sample=hot,
+            pad_token_id=tokenizer.pad_token_id,
+            **how,
+        )
+        return list(tokenizer.batch_decode(drawn[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def _row(prompt: Any) -> dict[str, Any]:
+    row = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+    answer_of({**row, "response": ""}, "prompts")  # says what is wrong about it
+    return row
+
+
+def _written(tokenizer: Any, turns: Any) -> str:
+    return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True))
