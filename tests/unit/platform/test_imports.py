@@ -211,8 +211,8 @@ def test_the_library_imports_where_the_engines_are_not_installed() -> None:
     modules = [
         name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         for path in sources("pddpo_ray")
-        # what the callbacks of trainers are made of looks for the engines itself, and takes "not there" for an answer but
-        # no error
+        # what the callbacks of trainers are made of looks for the engines itself, and takes "not there" for an
+        # answer, but no error
         if path.name not in ("__main__.py", "trl.py", "watching.py") and "migrations" not in path.parts
     ]
     program = (
