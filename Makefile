@@ -1,6 +1,6 @@
 # `make demo` from nothing to a report, `make test` from nothing to a verdict. Both make .venv first.
 #
-#   PYTHON=python3.11        interpreter of the environment
+#   PYTHON=python3.11        interpreter of the environment; python3.12 has a lock too (docs/compatibility.md)
 #   TORCH_INDEX=URL          extra package index for torch, e.g. one that holds CPU builds (much smaller downloads)
 #   ARGS="..."               more arguments for the command behind a target
 #   DEMO_RUN=runs/demo       run folder of the demo; an interrupted demo goes on where it was
@@ -15,7 +15,8 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK := requirements/py311.lock
+# Python 3.11 has the lock that every test runs on; without an interpreter set-up says so.
+LOCK := requirements/py$(or $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])' 2>/dev/null),311).lock
 TORCH := torch==2.13.0
 # Set-up is skipped while neither the lock nor the package's own metadata changed.
 READY := $(VENV)/ready-$(shell cat $(LOCK) pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
@@ -57,6 +58,7 @@ setup: $(READY)
 
 $(READY):
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python 3.11 or name one with PYTHON="; exit 1; }
+	@test -f $(LOCK) || { echo "no $(LOCK): the locks are for Python 3.11 and 3.12; name one of them with PYTHON="; exit 1; }
 	@echo "setting up $(VENV) (some minutes the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	rm -f $(VENV)/ready-*

@@ -19,14 +19,15 @@ from pddpo_ray import __version__
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements" / "py311.lock"
+OF_312 = ROOT / "requirements" / "py312.lock"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 STEPS = ("ruff check", "ruff format", "mypy", "pytest")
 NOT_LOCKED = ("torch", "triton", "torchvision", "torchaudio", "torchcodec")
 
 
-def locked() -> dict[str, str]:
-    return dict(re.findall(r"(?m)^([\w.\-]+)==(\S+)", LOCK.read_text(encoding="utf-8")))
+def locked(lock: Path = LOCK) -> dict[str, str]:
+    return dict(re.findall(r"(?m)^([\w.\-]+)==(\S+)", lock.read_text(encoding="utf-8")))
 
 
 def requirements(*extras: str) -> list[Requirement]:
@@ -58,9 +59,10 @@ def test_the_lock_meets_every_bound(requirement: Requirement) -> None:
     assert requirement.specifier.contains(version)
 
 
-def test_every_locked_package_has_hashes() -> None:
-    blocks = re.split(r"(?m)^(?=[A-Za-z])", LOCK.read_text(encoding="utf-8"))[1:]
-    assert len(blocks) == len(locked()) > 100
+@pytest.mark.parametrize("lock", [LOCK, OF_312], ids=lambda lock: lock.stem)
+def test_every_locked_package_has_hashes(lock: Path) -> None:
+    blocks = re.split(r"(?m)^(?=[A-Za-z])", lock.read_text(encoding="utf-8"))[1:]
+    assert len(blocks) == len(locked(lock)) > 100
     assert [block.split("==")[0] for block in blocks if "--hash=sha256:" not in block] == []
 
 
@@ -70,8 +72,13 @@ def test_torch_and_cuda_builds_stay_out_of_the_lock() -> None:
     assert not [name for name in names if name.startswith("nvidia")]
 
 
-def test_the_lock_names_no_index() -> None:
-    assert not re.search(r"https?://|--(?:extra-)?index-url", LOCK.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("lock", [LOCK, OF_312], ids=lambda lock: lock.stem)
+def test_the_lock_names_no_index(lock: Path) -> None:
+    assert not re.search(r"https?://|--(?:extra-)?index-url", lock.read_text(encoding="utf-8"))
+
+
+def test_the_lock_for_3_12_holds_the_packages_and_versions_of_the_tested_one() -> None:
+    assert locked(OF_312) == locked()
 
 
 def test_vllm_never_lacks_a_lower_bound() -> None:
@@ -107,6 +114,19 @@ def test_make_test_runs_formatter_linter_types_and_tests() -> None:
         next(i for i, line in enumerate(commands) if word in line) for word in ("check .", "format", "mypy", "pytest")
     ]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("version", ["311", "312", "313"])
+def test_set_up_takes_the_lock_of_the_interpreter(version: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    arguments = ["make", "--dry-run", "--always-make", "setup", f"PYTHON={python}"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
+    assert f"-r requirements/py{version}.lock" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("test -f requirements/")]
+    check = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    assert (check.returncode, check.stdout.count("3.11 and 3.12")) == ((1, 1) if version == "313" else (0, 0))
 
 
 def test_another_torch_index_is_used_for_torch_alone() -> None:
