@@ -45,7 +45,7 @@ def demo(
     folder, machine = run_folder(RECIPE, run, resume=resume), inspect_machine()
     check_resources(config, machine)
     quieten_libraries(machine)
-    typer.echo("A tiny language model is made as helpful as it can be while at most 5 % of its answers are unsafe.")
+    typer.echo(_aim(config))
     with explain_disk(folder):
         if resume:
             look_before_resuming(config, folder, new_id=False)
@@ -55,6 +55,11 @@ def demo(
         show_result(config, result, folder, page)
     else:
         _show(config, result, folder, run, page)
+
+
+def _aim(config: Config) -> str:
+    limits = ", ".join(f"{one.name} {one}" for one in config.typed_limits)
+    return f"A tiny language model is made as helpful as it can be within its limit: {limits}."
 
 
 def _show(config: Config, result: dict[str, Any], folder: Path, given: Path, page: Path | None) -> None:

@@ -34,6 +34,7 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
         main(["demo", *SMALL, "--run", str(run)])
     assert ended.value.code == 0
     out = capfd.readouterr().out
+    assert "A tiny language model is made as helpful as it can be within its limit: unsafe at most 70 %." in out
     for subject in (
         "released",
         "limit",
