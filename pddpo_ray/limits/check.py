@@ -122,6 +122,12 @@ def _audit(stated: StatedLimit, values: Any, answers: Sequence[Answer]) -> tuple
     if quantity.low is None or quantity.high is None or stated.audited is None:
         raise UserError(f"{stated.where}: audited_by needs `bounds` of the measure")
     bounds = (quantity.low, quantity.high) if quantity.kind == "mean" else None
+    outside = np.flatnonzero((values < quantity.low) | (values > quantity.high))
+    if outside.size:
+        raise UserError(
+            f"{stated.where}: {answers[outside[0]].where} measures {values[outside[0]]:g}, outside the stated bounds"
+            f" [{quantity.low:g}, {quantity.high:g}], within which people audit it; state wider ones"
+        )
     people = people_source(limit.name, wins=stated.wins, bounds=bounds)
     asked = chosen_for(f"{limit.name}, audited", len(answers), stated.audited)
     labels = np.full(len(answers), np.nan)

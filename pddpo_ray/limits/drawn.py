@@ -82,6 +82,10 @@ def estimated(drawn: Drawn, prompts: Sequence[str], limit: float, confidence: fl
         return Estimated(None, None, None, "no answers")
     if drawn.low is None or drawn.high is None:
         return Estimated(value, None, None, "no interval: bounds unknown; state them, e.g. bounds: [0, 400]")
+    outside = drawn.values[(drawn.values < drawn.low) | (drawn.values > drawn.high)]
+    if outside.size:
+        within = f"the stated bounds [{drawn.low:g}, {drawn.high:g}]"
+        return Estimated(value, None, None, f"no interval: {outside[0]:g} lies outside {within}; state wider ones")
     span, tail = drawn.high - drawn.low, (1.0 - confidence) / 2.0
     shares = [scaled(own, drawn.low, drawn.high) for own in groups]
     aim = float(np.clip((limit - drawn.low) / span, EDGE, 1.0 - EDGE))

@@ -88,6 +88,18 @@ def test_a_mean_has_an_interval_only_with_stated_bounds(tmp_path: Path) -> None:
     assert found["bounded"]["kept"] is True
 
 
+def test_an_answer_outside_the_stated_bounds_leaves_a_mean_without_an_interval(tmp_path: Path) -> None:
+    rows = [*answers(99), {"prompt": "p", "response": "one two three four five six seven"}]
+    found = checked(tmp_path, "  length: {mean: {rule: words}, at_most: 4, bounds: [0, 5]}\n", rows)["length"]
+    assert (found["estimate"], found["low"], found["high"], found["kept"]) == (pytest.approx(3.04), None, None, None)
+    assert found["note"] == "no interval: 7 lies outside the stated bounds [0, 5]; state wider ones"
+    audit = "  length: {mean: {rule: words}, at_most: 4, bounds: [0, 5], audited_by: {people: 4}}\n"
+    recipe, given = write(tmp_path, audit, rows)
+    done = CliRunner().invoke(app, ["limits", "check", str(recipe), "--on", str(given)])
+    assert isinstance(done.exception, UserError)
+    assert "row 100 measures 7, outside the stated bounds [0, 5]" in str(done.exception)
+
+
 def test_a_limit_over_a_set_sees_that_set_alone(tmp_path: Path) -> None:
     rows = [*answers(50, set="benign"), *answers(30, "I cannot help with that.", set="red_team")]
     found = checked(tmp_path, "  refuses: {rate: {rule: refusal}, over: benign, at_most: 10 %}\n", rows)["refuses"]
