@@ -70,7 +70,10 @@ def compare_runs(folders: Sequence[str], out: Path | None, command: str) -> tupl
 def render(runs: Sequence[RunData], command: str) -> str:
     """The page as text."""
     sections = [("outcome", "What came of them", _table(rows(runs)))]
-    sections += [(clock, f"By {name}", "".join(_figures(runs, clock))) for clock, name in CLOCKS.items()]
+    sections += [
+        (clock, f"By {name}", f'<div class="charts">{"".join(_figures(runs, clock))}</div>')
+        for clock, name in CLOCKS.items()
+    ]
     sections += [("command", "Command", f"<pre>{escape(command)}</pre>")]
     header = (
         f"<h1>{len(runs)} runs side by side</h1><p>Each number of a limit is an estimate from the labels of the round"
@@ -82,27 +85,23 @@ def render(runs: Sequence[RunData], command: str) -> str:
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> str:
-    headings = ["run", "method", "seed", "rounds", "released", "limits", "gap", "labels", "tokens", "time"]
+    headings = ["run", "method", "seed", "rounds", "released", "gap", "labels", "tokens", "time", "limits"]
     cells = [
         [
             escape(row["run"]),
             escape(row["method"]),
             escape(row["seed"]),
             f"{row['rounds']} of {row['of']}",
-            escape(
-                f"{row['released']}, {'certified' if row['certified'] else 'not certified'}"
-                if row["released"]
-                else "none"
-            ),
-            "<br>".join(escape(f"{name}: {said}") for name, said in row["limits"].items()),
+            escape(_released(row)),
             short(row["gap"]),
             f"{row['labels']:,}",
             f"{row['tokens']:,}",
             seconds(row["seconds"]),
+            "<br>".join(escape(f"{name}: {said}") for name, said in row["limits"].items()),
         ]
         for row in lines
     ]
-    return table(headings, cells)
+    return table(headings, cells, kind="words")
 
 
 def _released(row: Mapping[str, Any]) -> str:

@@ -55,6 +55,7 @@ def test_the_page_and_json_hold_both_runs(runs: list[Path], capsys: pytest.Captu
     for axis in ("labels so far", "tokens sampled so far", "minutes so far"):
         assert axis in text
     assert len(re.findall("<figure", text)) == 6, "gap and one limit, over three clocks"
+    assert len(re.findall('<div class="charts"><figure', text)) == 3, "beside each other, not as wide as the page"
     assert "<script" not in text
 
 
