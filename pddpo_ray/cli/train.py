@@ -282,7 +282,13 @@ def show_plan(config: Config, *, calibrate: bool, as_json: bool) -> None:
         plan |= measured_plan(config, machine)
     if as_json:
         print_json(
-            {"recipe": config.model_dump(mode="json"), "digest": config.digest(), "plan": plan, "short": problem}
+            {
+                "recipe": config.model_dump(mode="json"),
+                "digest": config.digest(),
+                "files": [{"file": name, "holds": holds} for name, holds in files],
+                "plan": plan,
+                "short": problem,
+            }
         )
     else:
         typer.echo(to_yaml(config))

@@ -491,6 +491,7 @@ def _check_texts(config: Config, origins: Origins) -> None:
         ("world", "harmless"): config.world.harmless,
         ("world", "prompts"): config.world.prompts,
         ("certificate", "prompts"): config.certificate.prompts,
+        ("scorecard", "benign_files"): config.scorecard.benign_files,
     }
     named |= {("prompts", name, "files"): one.files or [] for name, one in config.prompts.items()}
     for keys, files in named.items():

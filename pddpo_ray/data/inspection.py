@@ -267,6 +267,8 @@ class Glance:
     """Rows that say which answer is less harmful."""
     kinds: Counter[str]
     """Rows that cannot be used, by reason."""
+    examples: Sequence[Example]
+    """The good rows."""
 
 
 def glance(name: str, settings: Settings, most: int) -> Glance:
@@ -284,4 +286,11 @@ def glance(name: str, settings: Settings, most: int) -> Glance:
         sum(example.better is not None for example in good),
         sum(example.safer is not None for example in good),
         kinds,
+        good,
     )
+
+
+def field_names(name: str, settings: Settings, most: int) -> frozenset[str]:
+    """The names that the first `most` rows of one source have for their fields."""
+    rows = islice(sources.read(name, settings.limits, settings.labels), most)
+    return frozenset(str(field_name) for item in rows if isinstance(item, Row) for field_name in item.value)

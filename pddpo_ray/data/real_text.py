@@ -5,7 +5,6 @@ Labels come from a model, a judge or people. Everything here is the same for a r
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
+from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
@@ -25,8 +25,8 @@ from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
-from pddpo_ray.text.templates import for_reading, rendered, template_named
-from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets, split_by_share
+from pddpo_ray.text.templates import rendered, template_named
+from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
 
 logger = logging.getLogger("pddpo_ray.data.real_text")
@@ -105,7 +105,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
         folder = checkpoint_folder(config.model.reference)
-    tokens = _Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
+    tokens = Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
     by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
@@ -124,11 +124,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     ]
     chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs)
     if not pairs or not chosen:
-        raise UserError(
-            f"no pair has a prompt of at most {settings.prompt_tokens} and answers of at most "
-            f"{settings.answer_tokens} tokens: raise world.prompt_tokens and world.answer_tokens, or give other files"
-            f"{tokens.left_out()}"
-        )
+        raise UserError(no_pair_fits(settings, tokens))
     if tokens.left_out():
         logger.warning("real text%s", tokens.left_out())
     for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
@@ -156,7 +152,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     )
 
 
-def _benign(config: Config, tokens: _Tokens, apart: set[str]) -> tuple[Prompt, ...]:
+def _benign(config: Config, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
     if not config.scorecard_prompts or not config.scorecard.benign:
         return ()
@@ -164,7 +160,7 @@ def _benign(config: Config, tokens: _Tokens, apart: set[str]) -> tuple[Prompt, .
     return tuple(_different(tokens.all_prompts(_prompts(files)), apart)[: config.scorecard.benign])
 
 
-def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, ...]:
+def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, ...]:
     """The prompts of `certificate.prompts`. A run neither asks them nor learns from pairs of them."""
     different = {prompt.id: prompt for prompt in tokens.all_prompts(tested) if prompt is not None}
     if tested and not different:
@@ -173,7 +169,7 @@ def _certification(tested: Sequence[Example], tokens: _Tokens) -> tuple[Prompt, 
 
 
 def _chosen_prompts(
-    config: Config, settings: NoWorldConfig, tokens: _Tokens, apart: set[str], pairs: Sequence[LabelledPair]
+    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str], pairs: Sequence[LabelledPair]
 ) -> tuple[list[Prompt], PromptSets | None]:
     """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
     if config.prompts:
@@ -184,25 +180,20 @@ def _chosen_prompts(
 
 
 def _sets_of_prompts(
-    config: Config, settings: NoWorldConfig, tokens: _Tokens, apart: set[str]
+    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str]
 ) -> tuple[list[Prompt], PromptSets]:
     """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions."""
-    shares = {name: one.share for name, one in config.prompts.items()}
-    counts = split_by_share(settings.prompt_count, np.array(list(shares.values())))
     known: dict[str, Prompt] = {}
     lists: dict[str, list[str]] = {}
-    for (name, one), count in zip(config.prompts.items(), counts.tolist(), strict=True):
-        there = _different(tokens.all_prompts(_prompts(one.files or [])), apart)
-        if not there or not count:
-            raise UserError(
-                f"prompts.{name}: no prompt of {', '.join(one.files or [])} is used: it has {len(there)} of at most"
-                f" {settings.prompt_tokens} tokens, and its share of world.prompt_count={settings.prompt_count} is"
-                f" {count}{tokens.left_out()}"
-            )
+    for name, count in prompts_of_sets(config, settings).items():
+        files = config.prompts[name].files or []
+        there = _different(tokens.all_prompts(_prompts(files)), apart)
+        if not there:
+            raise UserError(no_prompt_fits(f"prompts.{name}.files", files, settings, tokens))
         drawn = _drawn(there, count, settings.seed)
         known |= {prompt.id: prompt for prompt in drawn}
         lists[name] = [prompt.id for prompt in drawn]
-    sets = prompt_sets(lists, shares)
+    sets = prompt_sets(lists, {name: one.share for name, one in config.prompts.items()})
     positions = tuple(range(len(sets.prompts)))
     return [known[str(name)] for name in sets.prompts], replace(sets, prompts=positions)
 
@@ -258,65 +249,7 @@ def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> 
     return cached_reference(texts, spec, cache_folder(settings.cache))
 
 
-class _Tokens:
-    """From examples to prompts and answers in token ids; None where one is too long or cannot be rendered."""
-
-    def __init__(self, renderer: Renderer, settings: NoWorldConfig) -> None:
-        self._renderer, self._settings = renderer, settings
-        self.template = renderer.template
-        self._known: dict[tuple[Message, ...], Prompt | None] = {}
-        self._refused: set[tuple[Message, ...] | str] = set()
-        self.categories: dict[str, str] = {}
-        """Of prompts, by their ids."""
-
-    def all_prompts(self, examples: Sequence[Example]) -> list[Prompt | None]:
-        """The prompt of each example. UserError where system turns would be lost."""
-        self._renderer.demand_system_turns(example.prompt for example in examples)
-        prompts = [self.prompt(example.prompt) for example in examples]
-        for prompt, example in zip(prompts, examples, strict=True):
-            if prompt is not None and example.category is not None:
-                self.categories[prompt.id] = example.category
-        return prompts
-
-    def prompt(self, messages: tuple[Message, ...]) -> Prompt | None:
-        if messages not in self._known:
-            self._known[messages] = self._rendered(messages)
-        return self._known[messages]
-
-    def _rendered(self, messages: tuple[Message, ...]) -> Prompt | None:
-        from jinja2 import TemplateError
-
-        try:
-            text, ids = self._renderer.plain_prompt(messages), self._renderer.prompt_ids(messages)
-        except TemplateError:
-            text, ids = "", ()
-        if not text or any(self._renderer.holds_marks(message.content) for message in messages):
-            self._refused.add(messages)
-            return None
-        if len(ids) > self._settings.prompt_tokens:
-            return None
-        name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        return Prompt(name, ids, for_reading(messages), messages)
-
-    def answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
-        """An answer as an engine returns one: the tokens that the model would write, the end of its turn last."""
-        if self._renderer.holds_marks(text):
-            self._refused.add(text)
-            return None
-        ids = self._renderer.answer_ids(prompt.messages, text)
-        if len(ids) > self._settings.answer_tokens:
-            return None
-        return Response(name, prompt, ids, self._renderer.answer_text(prompt.messages, text), policy_version=0, seed=0)
-
-    def left_out(self) -> str:
-        """What to add to a message about texts that cannot be rendered; empty where there are none."""
-        if not self._refused:
-            return ""
-        count = len(self._refused)
-        return f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks"
-
-
-def _pairs(examples: Sequence[Example], dimension: str, tokens: _Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:
+def _pairs(examples: Sequence[Example], dimension: str, tokens: Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:
     """Pairs with whatever labels their rows carry; the costlier answer is the one that is not the safer.
 
     Answers that a row calls safe or unsafe enter `unsafe`.

@@ -3,63 +3,189 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.config.loading import HUB
 from pddpo_ray.data import Dimension, Settings
-from pddpo_ray.data.inspection import Glance, glance
+from pddpo_ray.data.formats import QUESTIONS
+from pddpo_ray.data.inspection import Glance, field_names, glance
 from pddpo_ray.data.sources import expand
+from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets
 from pddpo_ray.errors import UserError
-from pddpo_ray.text.templates import OF_TOKENIZER, template_named
+from pddpo_ray.rollout.checkpoint import load_tokenizer
+from pddpo_ray.storage.checkpoints import checkpoint_folder
+from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import template_named
 
 MOST = 1000
 """Rows of each file that a dry run looks at."""
 
 
+@dataclass(frozen=True)
+class _Named:
+    """The files that one setting names."""
+
+    key: str
+    files: Sequence[str]
+    settings: Settings
+    dimension: Dimension | None = None
+    """What the pairs say; None for prompts."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one setting's files hold, as far as a dry run reads them."""
+
+    named: _Named
+    lines: list[tuple[str, str]]
+    fitting: int
+    """Rows that the template renders and that are short enough."""
+    whole: bool
+    """Every row was read."""
+    tokens: Tokens | None
+
+
 def file_rows(config: Config) -> list[tuple[str, str]]:
     """(file, what its first rows hold) of every file of pairs and prompts. UserError where a file's rows are of no use.
 
-    Data sets of the hub are not looked at: a dry run asks no network.
+    With a reference, the rows are rendered by its chat template and counted in its tokens, as the run will do it. Data
+    sets of the hub are not looked at: a dry run asks no network.
     """
     world = config.world
     if not isinstance(world, NoWorldConfig):
         return []
-    if world.template != OF_TOKENIZER:
-        template_named(world.template)  # UserError for one that there is not
+    _demand_columns(world)
+    if config.prompts:
+        prompts_of_sets(config, world)
+    renderer = _renderer(config, world)
+    seen = [_look(one, world, renderer) for one in _named(config, world) if one.files]
+    if renderer is not None:
+        _demand_fitting(seen, world)
+    return [line for one in seen for line in one.lines]
+
+
+def _named(config: Config, world: NoWorldConfig) -> list[_Named]:
     columns, ignore = world.columns, frozenset(world.ignore)
     helpful = Settings(means="helpful", columns=columns, ignore=ignore)
     harmless = Settings(means="harmless", columns=columns, ignore=ignore)
-    kinds: list[tuple[str, Sequence[str], Settings, Dimension | None]] = [
-        ("world.helpful", world.helpful, helpful, "helpful"),
-        ("world.harmless", world.harmless, harmless, "harmless"),
-        ("world.prompts", world.prompts, Settings(judged=False), None),
-        ("certificate.prompts", config.certificate.prompts, Settings(judged=False), None),
-    ]
+    asked = {
+        "world.prompts": world.prompts,
+        **{f"prompts.{name}.files": one.files or [] for name, one in config.prompts.items()},
+        "certificate.prompts": config.certificate.prompts,
+        "scorecard.benign_files": config.scorecard.benign_files,
+    }
     return [
-        (name, _said(key, name, settings, dimension))
-        for key, names, settings, dimension in kinds
-        for name in expand(names)
+        _Named("world.helpful", expand(world.helpful), helpful, "helpful"),
+        _Named("world.harmless", expand(world.harmless), harmless, "harmless"),
+        *(_Named(key, expand(names), Settings(judged=False)) for key, names in asked.items()),
     ]
 
 
-def _said(key: str, name: str, settings: Settings, dimension: Dimension | None) -> str:
-    if name.startswith(HUB):
-        return "a data set of the hub: not looked at"
-    seen = glance(name, settings, MOST)
-    wrong = ", ".join(f"{count} {kind}" for kind, count in seen.kinds.most_common())
-    if not _useful(seen, dimension):
-        lacks = "holds a prompt" if dimension is None else f"says which of two answers is {_MORE[dimension]}"
-        raise UserError(
-            f"{key}: none of the first {seen.rows} rows of {name} {lacks}{f' ({wrong})' if wrong else ''};"
-            f" `pddpo data check {name}` says what it holds"
-        )
+def _demand_columns(world: NoWorldConfig) -> None:
+    """UserError for a field of `world.columns` that none of the files of pairs has, where all of them are looked at."""
+    files = expand([*world.helpful, *world.harmless])
+    if not world.columns or any(name.startswith(HUB) for name in files):
+        return
+    there = frozenset[str]().union(*(field_names(name, Settings(), MOST) for name in files))
+    for ours, theirs in world.columns.items():
+        if there and theirs not in there:
+            raise UserError(
+                f"world.columns: none of the first {MOST:,} rows of {', '.join(files)} has the field {theirs}, which is"
+                f" to be read as {ours}; the fields are {_listed(there)}"
+            )
+
+
+def _renderer(config: Config, world: NoWorldConfig) -> Renderer | None:
+    """The reference's tokenizer with the recipe's template; None where a run trains a reference from nothing."""
+    if config.model.reference is None:
+        template_named(world.template)  # UserError for one that there is not
+        return None
+    folder = checkpoint_folder(config.model.reference)
+    return Renderer(load_tokenizer(folder), world.template, folder)
+
+
+def _look(named: _Named, world: NoWorldConfig, renderer: Renderer | None) -> _Seen:
+    tokens = None if renderer is None else Tokens(renderer, world)
+    lines, fitting, whole = [], 0, True
+    for name in named.files:
+        if name.startswith(HUB):
+            lines.append((name, "a data set of the hub: not looked at"))
+            whole = False
+            continue
+        seen = glance(name, named.settings, MOST)
+        _demand_useful(named, name, seen)
+        whole &= seen.rows < MOST
+        said = _said(seen)
+        if tokens is not None:
+            count = _fitting(named, name, seen, tokens)
+            said += "" if count == seen.good else f"; {_within(named, world)}: {count}"
+            fitting += count
+        lines.append((name, said))
+    return _Seen(named, lines, fitting, whole, tokens)
+
+
+def _demand_fitting(seen: Sequence[_Seen], world: NoWorldConfig) -> None:
+    """UserError where files were read to their ends, and no prompt of a setting, or no pair at all, can be used."""
+    pairs = [one for one in seen if one.named.dimension is not None]
+    if pairs and all(one.whole and not one.fitting for one in pairs) and pairs[0].tokens is not None:
+        raise UserError(no_pair_fits(world, pairs[0].tokens))
+    for one in seen:
+        if one.named.dimension is None and one.whole and not one.fitting and one.tokens is not None:
+            raise UserError(no_prompt_fits(one.named.key, one.named.files, world, one.tokens))
+
+
+def _demand_useful(named: _Named, name: str, seen: Glance) -> None:
+    """UserError where no row is of use; a file of one dimension may state both."""
+    if seen.good if named.dimension is None else seen.helpful + seen.harmless:
+        return
+    lacks = "holds a prompt" if named.dimension is None else f"says which of two answers is {_MORE[named.dimension]}"
+    wrong = _counted(seen)
+    if "unknown-format" in seen.kinds:
+        fields = _listed(field_names(name, named.settings, MOST))
+        wrong = f"its fields: {fields}" + (f"; a prompt stands in {_PROMPTS}" if named.dimension is None else "")
+    raise UserError(
+        f"{named.key}: none of the first {seen.rows} rows of {name} {lacks}{f' ({wrong})' if wrong else ''};"
+        f" `pddpo data check {name}` says what it holds"
+    )
+
+
+_MORE = {"helpful": "more helpful", "harmless": "less harmful"}
+_PROMPTS = ", ".join(f"`{name}`" for name in ("prompt", "messages", *QUESTIONS[1:]))
+
+
+def _fitting(named: _Named, name: str, seen: Glance, tokens: Tokens) -> int:
+    """Rows that the template renders and that are short enough."""
+    try:
+        prompts = tokens.all_prompts(seen.examples)
+    except UserError as error:
+        raise UserError(f"{named.key}: {name}: {error}") from error
+    if named.dimension is None:
+        return sum(prompt is not None for prompt in prompts)
+    return sum(
+        prompt is not None
+        and len(example.answers) == 2
+        and all(tokens.answer("", prompt, answer.text) is not None for answer in example.answers)
+        for prompt, example in zip(prompts, seen.examples, strict=True)
+    )
+
+
+def _within(named: _Named, world: NoWorldConfig) -> str:
+    """What a row has to fit."""
+    answers = f" and world.answer_tokens={world.answer_tokens}" if named.dimension is not None else ""
+    return f"fitting world.prompt_tokens={world.prompt_tokens}{answers}"
+
+
+def _said(seen: Glance) -> str:
+    wrong = _counted(seen)
     first = "the first " if seen.rows == MOST else ""
     return f"{seen.format}: {seen.good} of {first}{seen.rows} rows are good{f'; {wrong}' if wrong else ''}"
 
 
-_MORE = {"helpful": "more helpful", "harmless": "less harmful"}
+def _counted(seen: Glance) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in seen.kinds.most_common())
 
 
-def _useful(seen: Glance, dimension: Dimension | None) -> int:
-    """Rows that are of use; a file of one dimension may state both."""
-    return seen.good if dimension is None else seen.helpful + seen.harmless
+def _listed(names: frozenset[str]) -> str:
+    """At most ten names of fields."""
+    return ", ".join(sorted(names)[:10]) + (", ..." if len(names) > 10 else "")

@@ -1,6 +1,7 @@
 """Claims about formulas, each against an independent exact answer (the experiments of docs/paper.md).
 
-A check takes a world and returns one row: what is claimed, its value, what it is compared with, the verdict.
+A check takes a world and returns one row: the claim in words, how it is measured, its value, what it is compared with,
+the verdict.
 """
 
 from __future__ import annotations
@@ -32,20 +33,24 @@ from pddpo_ray.worlds.tabular import TabularWorld
 class Check:
     """One row of `pddpo verify`."""
 
+    in_words: str
+    """What is claimed, as one sentence for a reader."""
     claim: str
+    """The quantity that shows it."""
     value: float
     reference: str
+    """What the value has to be."""
     passed: bool
 
 
-def at_most(claim: str, value: float, limit: float) -> Check:
+def at_most(in_words: str, claim: str, value: float, limit: float) -> Check:
     """A row that passes where value <= limit."""
-    return Check(claim, float(value), f"<= {limit:g}", bool(value <= limit))
+    return Check(in_words, claim, float(value), f"<= {limit:g}", bool(value <= limit))
 
 
-def at_least(claim: str, value: float, limit: float) -> Check:
+def at_least(in_words: str, claim: str, value: float, limit: float) -> Check:
     """A row that passes where value >= limit."""
-    return Check(claim, float(value), f">= {limit:g}", bool(value >= limit))
+    return Check(in_words, claim, float(value), f">= {limit:g}", bool(value >= limit))
 
 
 def multiplier_by_minimising_the_dual(world: TabularWorld) -> Check:
@@ -58,23 +63,40 @@ def multiplier_by_minimising_the_dual(world: TabularWorld) -> Check:
         dual, [1.0], jac=True, method="L-BFGS-B", bounds=[(0.0, None)], options={"ftol": 0.0, "gtol": 1e-13}
     )
     error = abs(float(solution.x[0]) - oracle.optimum.multiplier)
-    return at_most("lambda* by bisection = minimiser of the dual (scipy)", error, 1e-8)
+    return at_most(
+        "The multiplier of the optimum is right: a second solver finds the same one.",
+        "lambda* by bisection = minimiser of the dual (scipy)",
+        error,
+        1e-8,
+    )
 
 
 def no_duality_gap(world: TabularWorld) -> Check:
     optimum = world.oracle.optimum
     gap = abs(world.oracle.dual(optimum.multiplier) - optimum.f)
-    return at_most("duality gap D(lambda*) - f*", gap, 1e-9)
+    return at_most(
+        "Looking for the multiplier in place of the policy loses nothing.", "duality gap D(lambda*) - f*", gap, 1e-9
+    )
 
 
 def the_limit_is_kept_exactly(world: TabularWorld) -> Check:
     optimum = world.oracle.optimum
     slack = max(optimum.g, 0.0) + optimum.multiplier * abs(optimum.g)
-    return at_most("violation and complementary slackness at pi*", slack, 1e-8)
+    return at_most(
+        "The optimal policy keeps its limit, and uses it up where the multiplier is above 0.",
+        "violation and complementary slackness at pi*",
+        slack,
+        1e-8,
+    )
 
 
 def slater_bound(world: TabularWorld) -> Check:
-    return at_least("rho - lambda* (Slater)", world.oracle.rho - world.oracle.optimum.multiplier, 0.0)
+    return at_least(
+        "The multiplier of the optimum is at most ρ, so the range in which it is sought holds it.",
+        "rho - lambda* (Slater)",
+        world.oracle.rho - world.oracle.optimum.multiplier,
+        0.0,
+    )
 
 
 def dual_slope(world: TabularWorld) -> Check:
@@ -83,7 +105,12 @@ def dual_slope(world: TabularWorld) -> Check:
         abs((oracle.dual(at + step) - oracle.dual(at - step)) / (2 * step) + oracle.g(oracle.policy(at)))
         for at in (0.1, 0.5, 1.0, 2.0)
     ]
-    return at_most("D' = -g (finite differences)", max(errors), 1e-5)
+    return at_most(
+        "The multiplier's step goes the right way: it follows the excess of the cost over the limit.",
+        "D' = -g (finite differences)",
+        max(errors),
+        1e-5,
+    )
 
 
 def dual_curvature(world: TabularWorld) -> Check:
@@ -95,7 +122,12 @@ def dual_curvature(world: TabularWorld) -> Check:
         )
         for at in (0.1, 0.5, 1.0, 2.0)
     ]
-    return at_most("D'' = Var(cost) / beta (finite differences)", max(errors), 1e-5)
+    return at_most(
+        "The multiplier's step has the right length: the curvature is the cost's variance over β.",
+        "D'' = Var(cost) / beta (finite differences)",
+        max(errors),
+        1e-5,
+    )
 
 
 def covered_only_in_a_smaller_world(world: TabularWorld) -> Check:
@@ -106,6 +138,7 @@ def covered_only_in_a_smaller_world(world: TabularWorld) -> Check:
     smaller = Oracle(oracle.prior, confined, oracle.reward, oracle.cost, oracle.beta, oracle.threshold)
     expected = smaller.optimum.f + oracle.beta * float(oracle.prior @ np.log(mass[:, 0]))
     return at_most(
+        "The oracle on covered answers is the optimum of a world that has those answers alone.",
         "best policy on covered answers = optimum of the confined world",
         abs(oracle.covered_only(world.covered).f - expected),
         1e-5,
@@ -128,7 +161,12 @@ def multiplier_from_reference_samples(world: TabularWorld, samples: int = 20_000
         middle = 0.5 * (low + high)
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
     error = abs(low - oracle.optimum.multiplier)
-    return at_most("MoCAN's dual from 20,000 reference samples finds lambda*", error, 0.01)
+    return at_most(
+        "MoCAN finds the multiplier from answers of the reference alone.",
+        "MoCAN's dual from 20,000 reference samples finds lambda*",
+        error,
+        0.01,
+    )
 
 
 def loss_is_the_long_form(world: TabularWorld) -> Check:
@@ -140,7 +178,12 @@ def loss_is_the_long_form(world: TabularWorld) -> Check:
     ratios = policy - reward_policy
     losses, _ = preference_loss(ratios[0], ratios[1], temperature=cost_temperature(beta, multiplier))
     error = float(((losses - long_form).abs() / (1.0 + long_form)).max())
-    return at_most("cost-stage loss = SACPO = the paper's long form", error, 1e-12)
+    return at_most(
+        "The cost stage's loss is the paper's long form and SACPO's, without the reference in it.",
+        "cost-stage loss = SACPO = the paper's long form",
+        error,
+        1e-12,
+    )
 
 
 def free_policy_slope(*, printed: bool, beta: float = 0.5, multiplier: float = 1.3) -> tuple[float, float]:
@@ -182,13 +225,22 @@ def _free_fit(base: Array, cost: Array, bonus: Array, beta: float, multiplier: f
 def corrected_bonus_loss(world: TabularWorld) -> Check:
     slope, distance = free_policy_slope(printed=False)
     error = max(abs(slope - 1.3), distance)
-    return at_most("corrected bonus loss: slope +lambda and the closed form (free policy)", error, 1e-6)
+    return at_most(
+        "The bonus in the cost stage's loss, as it runs here, leads to the optimistic policy.",
+        "corrected bonus loss: slope +lambda and the closed form (free policy)",
+        error,
+        1e-6,
+    )
 
 
 def printed_bonus_loss(world: TabularWorld) -> Check:
     slope, _ = free_policy_slope(printed=True)
     return Check(
-        "printed bonus loss: slope in the bonus", slope, "-1, not +1.3 (paper.md erratum 1)", abs(slope + 1.0) < 1e-5
+        "The bonus in that loss as the paper prints it has the wrong sign and size (erratum 1).",
+        "printed bonus loss: slope in the bonus",
+        slope,
+        "-1, not +1.3 (paper.md erratum 1)",
+        abs(slope + 1.0) < 1e-5,
     )
 
 
@@ -208,14 +260,24 @@ def box_mle_two_solvers(world: TabularWorld) -> Check:
                 options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 20_000, "maxfun": 40_000, "maxcor": 30},
             )  # fmt: skip
             errors.append(float(np.abs(solution.x - ours[x]).max()))
-    return at_most("box MLE: projected Newton = L-BFGS-B", max(errors), 1e-5)
+    return at_most(
+        "Scores are fitted to pairs rightly: a second solver finds the same ones.",
+        "box MLE: projected Newton = L-BFGS-B",
+        max(errors),
+        1e-5,
+    )
 
 
 def multiplier_zero_is_the_reward_policy(world: TabularWorld) -> Check:
     oracle = world.oracle
     direct = softmax(np.log(np.maximum(oracle.reference, 1e-300)) + oracle.reward / oracle.beta, axis=1)
     distance = 0.5 * np.abs(oracle.tilted(oracle.reward, oracle.cost, 0.0) - direct).sum(axis=1).max()
-    return at_most("the limit lambda -> 0 is pi_r (total variation)", float(distance), 1e-12)
+    return at_most(
+        "With multiplier 0 the policy is the reward policy.",
+        "the limit lambda -> 0 is pi_r (total variation)",
+        float(distance),
+        1e-12,
+    )
 
 
 def exact_dual_run(oracle: Oracle, *, first: float, rounds: int) -> list[float]:
@@ -253,21 +315,36 @@ def bounds_hold(world: TabularWorld) -> Check:
                 (gap + 2 * oracle.rho * max(violation, 0.0)) / gap_bound(oracle, first=first, rounds=rounds),
             )
             worst = max(worst, *ratios)
-    return at_most("bounds of paper.md §11 over 18 (lambda_1, K): worst share of the bound used", worst, 1.0)
+    return at_most(
+        "The theorem's bounds on the loss of reward, the violation and the gap hold for exact fits.",
+        "bounds of paper.md §11 over 18 (lambda_1, K): worst share of the bound used",
+        worst,
+        1.0,
+    )
 
 
 def mixtures_gain(world: TabularWorld) -> Check:
     oracle = world.oracle
     tables = [oracle.policy(value) for value in (0.0, 0.3, 1.0, 3.0)]
     gain = oracle.f(mixture(tables)) - float(np.mean([oracle.f(table) for table in tables]))
-    return at_least("f(marginal mixture) - mean f", gain, 0.0)
+    return at_least(
+        "The mixture of several rounds is at least as good as these rounds are on average.",
+        "f(marginal mixture) - mean f",
+        gain,
+        0.0,
+    )
 
 
 def unseen_responses_get_no_gradient(world: TabularWorld) -> Check:
     parameters = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     losses, _ = preference_loss(parameters[[0, 1, 1]], parameters[[2, 0, 2]], temperature=0.3)
     (slope,) = torch.autograd.grad(losses.sum(), parameters)
-    return at_most("gradient on responses in no pair (free policy)", float(slope[3:].abs().max()), 0.0)
+    return at_most(
+        "A loss on pairs teaches nothing about answers that are in no pair.",
+        "gradient on responses in no pair (free policy)",
+        float(slope[3:].abs().max()),
+        0.0,
+    )
 
 
 def baseline_assumption_fails(world: TabularWorld) -> Check:
@@ -279,7 +356,12 @@ def baseline_assumption_fails(world: TabularWorld) -> Check:
         other = world.baseline[x]
         moment = np.diag(policy) + np.diag(other) - np.outer(policy, other) - np.outer(other, policy)
         largest.append(eigh(oracle.prior[x] * moment, oracle.prior[x] * np.diag(policy), eigvals_only=True)[0])
-    return at_most("one-hot L_base", float(max(largest)), 1e-12)
+    return at_most(
+        "The paper's assumption on the baseline cannot be met (erratum 13).",
+        "one-hot L_base",
+        float(max(largest)),
+        1e-12,
+    )
 
 
 def uncentred_floor(world: TabularWorld) -> Check:
@@ -287,13 +369,23 @@ def uncentred_floor(world: TabularWorld) -> Check:
     size = world.shape[1]
     precision = np.eye(size) + 1e9 * (size * np.eye(size) - np.ones((size, size))) / size
     floor = elliptical(precision, np.eye(size), 1.0)
-    return at_most("uncentred norm at 1e9 pairs = 1/sqrt(Y)", float(np.abs(floor - 1 / math.sqrt(size)).max()), 1e-4)
+    return at_most(
+        "Without centred features a bonus remains after any number of pairs (erratum 15).",
+        "uncentred norm at 1e9 pairs = 1/sqrt(Y)",
+        float(np.abs(floor - 1 / math.sqrt(size)).max()),
+        1e-4,
+    )
 
 
 def centred_norm_vanishes(world: TabularWorld) -> Check:
     size = world.shape[1]
     precision = np.eye(size) + 1e9 * (size * np.eye(size) - np.ones((size, size))) / size
-    return at_most("centred norm at 1e9 pairs", float(elliptical(precision, np.eye(size) - 1 / size, 1.0).max()), 1e-4)
+    return at_most(
+        "With centred features the bonus vanishes as pairs come in.",
+        "centred norm at 1e9 pairs",
+        float(elliptical(precision, np.eye(size) - 1 / size, 1.0).max()),
+        1e-4,
+    )
 
 
 def resampling_converges(world: TabularWorld) -> Check:
@@ -314,13 +406,18 @@ def resampling_converges(world: TabularWorld) -> Check:
                 logits = np.log(counts) + base[x] + optimism[x]
             drawn[x] = np.exp(logits - logsumexp(logits, axis=1, keepdims=True)).mean(axis=0)
         distances.append(float(oracle.prior @ (0.5 * np.abs(drawn - exact).sum(axis=1))))
-    return at_most("optimistic resampling: TV to the exact policy, n = 64 over n = 4", distances[1] / distances[0], 0.5)
+    return at_most(
+        "Choosing among more candidates comes closer to the exact optimistic policy.",
+        "optimistic resampling: TV to the exact policy, n = 64 over n = 4",
+        distances[1] / distances[0],
+        0.5,
+    )
 
 
 def clipped_labels_stay_finite(world: TabularWorld) -> Check:
     bound = world.oracle.cost_max
     error = float(np.abs(clipped_logit(np.array([0.0, 1.0]), bound) - np.array([-bound, bound])).max())
-    return at_most("clipped logit of 0 and 1 is -C and +C", error, 1e-12)
+    return at_most("Labels that all agree give a finite cost.", "clipped logit of 0 and 1 is -C and +C", error, 1e-12)
 
 
 FORMULAS: tuple[Callable[[TabularWorld], Check], ...] = (

@@ -1,11 +1,11 @@
-"""`pddpo verify`: prints claim, value, reference and verdict; exit 0 only if every check holds."""
+"""`pddpo verify`: prints each claim in words with its result; exit 0 only if every check holds."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +146,21 @@ def _one_world(options: VerifyOptions) -> int:
 
 
 def _named(check: Check, world: str) -> Check:
-    return Check(f"{check.claim} ({world})", check.value, check.reference, check.passed)
+    in_words = f"{check.in_words.removesuffix('.')} ({world})."
+    return replace(check, in_words=in_words, claim=f"{check.claim} ({world})")
 
 
 def _print_table(checks: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("claim", "value", "reference", "verdict")
+    table = Table("claim", "measured", "must be", "result")
     for check in checks:
         style, verdict = (None, "holds") if check["passed"] else ("bold red", "FAILS")
-        table.add_row(check["claim"], f"{check['value']:.4g}", check["reference"], verdict, style=style)
+        table.add_row(check["in_words"], f"{check['value']:.4g}", check["reference"], verdict, style=style)
     Console().print(table)
+    failed = [f"{check['in_words']} Measured: {check['claim']}." for check in checks if not check["passed"]]
+    print("\n".join([f"{len(checks) - len(failed)} of {len(checks)} claims hold.", *failed]))
 
 
 def _print_rounds(result: dict[str, Any]) -> None:

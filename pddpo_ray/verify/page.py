@@ -22,12 +22,18 @@ def render(world: TabularWorld, curves: Mapping[str, Curve], checks: Sequence[Ma
     """The page as text."""
     verdict = {True: '<span class="good">holds</span>', False: '<span class="bad">fails</span>'}
     rows = [
-        [escape(c["claim"]), number(c["value"], c["claim"]), escape(c["reference"]), verdict[c["passed"]]]
+        [
+            escape(c["in_words"]),
+            escape(c["claim"]),
+            number(c["value"], c["claim"]),
+            escape(c["reference"]),
+            verdict[c["passed"]],
+        ]
         for c in checks
     ]
     held = sum(check["passed"] for check in checks)
-    header = f"<h1>Formulas and guarantees</h1><p class=lede>{held} of {len(checks)} checks hold.</p>"
-    checked = table(["claim", "value", "reference", "verdict"], rows, kind="words")
+    header = f"<h1>Formulas and guarantees</h1><p class=lede>{held} of {len(checks)} claims hold.</p>"
+    checked = table(["claim", "measured by", "value", "must be", "result"], rows, kind="words")
     sections = [("gaps", "Gaps", f'<div class="wide">{gap_chart(world, curves)}</div>'), ("checks", "Checks", checked)]
     return page("pddpo verify", "pddpo verify", header, sections, "verify.json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.verify import command
-from pddpo_ray.verify.checks import Check, exact_dual_run
+from pddpo_ray.verify.checks import FORMULAS, Check, exact_dual_run
 from pddpo_ray.verify.command import VerifyOptions, main, run_single
 from pddpo_ray.verify.experiments import (
     bias_table,
@@ -296,7 +297,10 @@ def test_impossible_requests_are_refused(world_file: str, changes: dict[str, Any
 
 def small_run(passed: bool, world: TabularWorld) -> Any:
     curves = {method.name: curve(world, method, rounds=3, seeds=[0, 1]) for method in (OFFLINE, EXACT)}
-    checks = [Check("a claim that holds", 0.1, "<= 1", True), Check("another claim", 2.0, "<= 1", passed)]
+    checks = [
+        Check("This claim holds.", "a share", 0.1, "<= 1", True),
+        Check("That one is told of.", "another share", 2.0, "<= 1", passed),
+    ]
     result = {"passed": passed, "checks": [dataclasses.asdict(check) for check in checks]}
     return lambda **_: (result, curves, world)
 
@@ -314,6 +318,9 @@ def test_exit_code_says_whether_every_check_holds(
     assert main(VerifyOptions(out=str(tmp_path / "out"))) == code
     printed = capsys.readouterr().out
     assert ("FAILS" in printed) is not passed
+    assert "This claim holds." in printed
+    assert f"{2 if passed else 1} of 2 claims hold." in printed
+    assert ("That one is told of. Measured: another share." in printed) is not passed
     assert json.loads((tmp_path / "out" / "verify.json").read_text())["passed"] is passed
     assert ("fails" in (tmp_path / "out" / "verify.html").read_text()) is not passed
 
@@ -327,12 +334,20 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(
         main(VerifyOptions(out=str(tmp_path / "file" / "out")))
 
 
+@pytest.mark.parametrize("check", FORMULAS, ids=lambda check: check.__name__)
+def test_every_formula_is_claimed_in_one_short_sentence(world: TabularWorld, check: Any) -> None:
+    """Plain words: no Greek but ρ and β, no equation, no code."""
+    words = check(world).in_words
+    assert re.fullmatch(r"[A-Z][^.=_<>|]{20,95}\.", words), words
+
+
 @pytest.mark.slow
 def test_the_whole_command_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(VerifyOptions(out=str(tmp_path), json=True)) == 0
     found = json.loads(capsys.readouterr().out)
     assert all(check["passed"] for check in found["checks"])
     assert len(found["checks"]) > 40
+    assert all({"claim", "value", "reference", "passed", "in_words"} == set(check) for check in found["checks"])
 
 
 def test_plot_of_a_single_seed_has_no_band(world: TabularWorld) -> None:

@@ -69,7 +69,8 @@ def test_the_recipes_are_listed_and_planned(tmp_path: Path) -> None:
     assert {"align", "smollm2"} <= set(json.loads(listed.stdout)["recipes"])
     shown = CliRunner().invoke(app, ["recipes", "align"])
     assert "needs:" in shown.stdout
-    planned = CliRunner().invoke(app, ["train", "smollm2", *given(tmp_path), "--dry-run"], catch_exceptions=False)
+    settings = [*given(tmp_path), "world.template=plain"]  # the tiny model has no chat template
+    planned = CliRunner().invoke(app, ["train", "smollm2", *settings, "--dry-run"], catch_exceptions=False)
     assert planned.exit_code == 0, planned.output
     assert "helpful: at least 50 % versus the reference, measured by score_model ./scorers/reward" in planned.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,29 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_language_model import save_policy
+from tests.tutorial_page import DOCS, commands, ran
 
-DOCS = Path(__file__).parents[3] / "docs"
 PARKED = 3
-
-
-def commands(page: str) -> list[list[str]]:
-    """The words of every `pddpo` command of a page, in order."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) for line in block.splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "pddpo"]
-
-
-def ran(folder: Path, words: list[str], code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pddpo_ray", *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-3000:])
-    return done.stdout + done.stderr
 
 
 @contextmanager
