@@ -2,7 +2,7 @@
 
     python -m bench.limits_in_trl                      # three settings, the controller and fixed weights; JSON lines
     python -m bench.limits_in_trl --settings 0 --fixed none
-    python -m bench.limits_in_trl --model smollm2 --settings 3 --fixed none --steps 100
+    python -m bench.limits_in_trl --model smollm2 --settings 3 --fixed none --steps 160
 
 A tiny transformer with a vocabulary of 84 words; the reward wants many words and two of them above all, which is what
 the limits hold down: the mean number of words, and the share of answers with one of the two. SmolLM2-135M-Instruct
@@ -85,8 +85,9 @@ TASKS = {
         ],
         ("you", "your"),
         tokens=14,
-        answers=16,
-        settings={"bf16": True, "learning_rate": 2e-3, "gradient_checkpointing": False},
+        answers=24,
+        # at 2e-3 the policy collapsed to one answer by step 75
+        settings={"bf16": True, "learning_rate": 5e-4, "gradient_checkpointing": False},
         adapters=LoraConfig(
             r=16, lora_alpha=32, layers_to_transform=list(range(20, 30)), layers_pattern="layers",
             target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"], task_type="CAUSAL_LM",

@@ -32,10 +32,15 @@ def step_scores(
     return scores
 
 
-def _in_spreads(values: Sequence[float | None], groups: Sequence[Hashable]) -> Array:
-    """Each value's distance from its group's mean, in spreads of the batch. [n], [n] -> [n]"""
+def numbers(values: Sequence[float | None]) -> Array:
+    """NaN where there is no finite number. [n] -> [n]"""
     known = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     known[~np.isfinite(known)] = np.nan
+    return known
+
+
+def within_groups(known: Array, groups: Sequence[Hashable]) -> Array:
+    """Each value's distance from its group's mean, 0 where it is NaN. [n], [n] -> [n]"""
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
@@ -43,7 +48,14 @@ def _in_spreads(values: Sequence[float | None], groups: Sequence[Hashable]) -> A
     for own in members.values():
         if np.isfinite(known[own]).any():
             deviations[own] = np.nan_to_num(known[own] - np.nanmean(known[own]))
-    spread = float(np.sqrt(np.mean(np.square(deviations)))) if len(known) else 0.0
     # rounding of equal values is not a spread
     largest = float(np.nanmax(np.abs(known), initial=0.0))
-    return deviations / spread if spread > 1e-12 * max(1.0, largest) else np.zeros_like(deviations)
+    deviations[np.abs(deviations) <= 1e-12 * max(1.0, largest)] = 0.0
+    return deviations
+
+
+def _in_spreads(values: Sequence[float | None], groups: Sequence[Hashable]) -> Array:
+    """Each value's distance from its group's mean, in spreads of the batch. [n], [n] -> [n]"""
+    deviations = within_groups(numbers(values), groups)
+    spread = float(np.sqrt(np.mean(np.square(deviations)))) if len(deviations) else 0.0
+    return deviations / spread if spread > 0.0 else deviations

@@ -1,0 +1,166 @@
+"""The multipliers of limits inside another trainer on Ray: one named actor owns them for all its reward workers.
+
+    limits = SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024)
+    limits.score(asked_for(["How?"], ["Soak it first."], rewards=[0.7]))
+
+Whoever comes first starts the actor, beside itself; it outlives that process and ends with the trainer's Ray session,
+or with `close`. A lost actor is started again by Ray and goes on where its files say, in the middle of a step; a new
+one, of a trainer that was started again, goes on at the beginning of that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+import ray
+
+from actors.calls import Answerer, AnsweringActor, Handle
+from actors.placement import beside_driver
+from pddpo_ray.errors import PddpoError, UserError
+from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, Scored
+from pddpo_ray.limits.sources import fingerprint
+
+WAITING = 64
+"""Requests that wait inside the actor for one measurement; further ones wait in Ray."""
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """What an actor is started with; two workers that share it give equal ones."""
+
+    limits: Mapping[str, Any] | Path
+    content: str
+    """Hash of what stands in the limits: a file may have been edited since the actor read it."""
+    journal: Path
+    answers_a_step: int
+
+
+class LimitControllerActor(AnsweringActor):
+    """`AnswerScores` behind a name. While answers are measured the next ones wait, and are then measured together."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self._restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._owner: AnswerScores | None = None
+        self._waiting: SimpleQueue[tuple[Asked, Future[Scored]]] = SimpleQueue()
+        self._measuring = Lock()
+
+    def begin(self, settings: LimitSettings) -> None:
+        """Opens the limits' sources. Raises UserError for what is wrong with them, and for settings that are not the
+        actor's own."""
+        if settings != self._settings:
+            raise UserError(
+                f"the limits of {self._settings.journal} were begun with another file, another text of it or another"
+                " answers_a_step; make them equal in all workers, or name another journal"
+            )
+        with self._measuring:
+            self._opened()
+
+    def has_begun(self) -> bool:
+        return self._owner is not None
+
+    def score(self, asked: Asked) -> Scored:
+        reply: Future[Scored] = Future()
+        self._waiting.put((asked, reply))
+        with self._measuring:
+            if not reply.done():
+                self._answer_waiting()
+        return reply.result()
+
+    def multipliers(self) -> dict[str, float]:
+        with self._measuring:
+            return self._opened().multipliers
+
+    def _answer_waiting(self) -> None:
+        taken = [self._waiting.get() for _ in range(self._waiting.qsize())]
+        try:
+            scored = self._opened().score_all([asked for asked, _ in taken])
+        except Exception as error:  # whoever waits is told; the actor goes on
+            for _, reply in taken:
+                reply.set_exception(error)
+            return
+        for (_, reply), one in zip(taken, scored, strict=True):
+            reply.set_result(one)
+
+    def _opened(self) -> AnswerScores:
+        """Opened at the first need and not at the start, so that what is wrong reaches who asks in its own words."""
+        if self._owner is None:
+            own = self._settings
+            self._owner = AnswerScores(own.limits, journal=own.journal, answers_a_step=own.answers_a_step)
+            if not self._restarted:
+                self._owner.forget_unfinished()
+        return self._owner
+
+
+class SharedLimits(Handle[LimitControllerActor]):
+    """The limits of a trainer, in any of its processes; satisfies `pddpo_ray.integrations.answer_scores.Scorer`.
+
+    Processes of one Ray job that name the same journal share its actor. Raises UserError for what is wrong with limits
+    or journal, and RunError that names the actor when its deadline passes or its process was lost too often.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Any] | str | Path,
+        *,
+        journal: str | Path,
+        answers_a_step: int,
+        deadline_s: float = 600.0,
+        start_deadline_s: float = 300.0,
+        restarts: int = 3,
+    ) -> None:
+        """Starts the actor or finds it. `limits` and `journal` as for `AnswerScores`; `answers_a_step` are all answers
+        of a step of the trainer: prompts times answers to each."""
+        if not ray.is_initialized():
+            raise UserError(
+                "Ray does not run in this process; SharedLimits belongs into the file that verl or OpenRLHF loads in"
+                " its workers"
+            )
+        settings = _settings(limits, Path(journal).resolve(), answers_a_step)
+        name = f"pddpo/limits/{settings.journal}"
+        actor = (
+            ray.remote(LimitControllerActor)
+            .options(
+                name=name,
+                get_if_exists=True,
+                # or it would end with the worker that happened to come first
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                max_concurrency=WAITING,
+                scheduling_strategy=beside_driver(),
+            )
+            .remote(settings)
+        )
+        self._answerer = Answerer(actor, f"limit controller {name}", restarts, deadline_s, start_deadline_s)
+        self.wait_ready()
+        try:
+            self._answerer.ask("the opening of its limits", LimitControllerActor.begin, settings)
+        except PddpoError:
+            # one that never opened its limits would refuse whoever has mended them
+            if not self._answerer.ask("whether it has begun", LimitControllerActor.has_begun):
+                self.close()
+            raise
+
+    def score(self, asked: Asked) -> Scored:
+        return self._answerer.ask(f"scores of {len(asked.answers)} answers", LimitControllerActor.score, asked)
+
+    def multipliers(self) -> dict[str, float]:
+        return self._answerer.ask("its multipliers", LimitControllerActor.multipliers)
+
+
+def _settings(limits: Mapping[str, Any] | str | Path, journal: Path, answers_a_step: int) -> LimitSettings:
+    """Paths are whole: the actor may have another working folder. Raises UserError for a file that is not there."""
+    if isinstance(limits, Mapping):
+        return LimitSettings(limits, fingerprint(repr(limits)), journal, answers_a_step)
+    path = Path(limits).resolve()
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file with `limits:` in it")
+    return LimitSettings(path, fingerprint(path.read_bytes()), journal, answers_a_step)

@@ -1,0 +1,256 @@
+"""Limits for trainers that ask for the score of one answer at a time, from many processes: what their one owner does.
+
+    owner = AnswerScores(limits, journal=Path("out/limits.jsonl"), answers_a_step=1024)
+    asked = asked_for(["How?"], ["Soak it first."], rewards=[0.7])
+    owner.score(asked).scores                              # [0.41]
+
+Every `answers_a_step` answers the multipliers move once; in between they stand still. A request with an `id` that was
+answered before gets the same answer and is not counted again.
+
+Two files lie side by side: the controller's journal, and `NAME.answers.jsonl` with the answers (as numbers) of the step
+that is under way and of the one before. A killed owner that begins anew repeats the step from the second one; where the
+whole trainer was started again, `forget_unfinished` begins the step once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol
+
+from pddpo_ray.errors import UserError
+from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.storage.whole_files import write_whole
+from pddpo_ray.theory.running_scores import Running, next_running, running_scores
+
+TRAINING = "train"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Answers whose scores one call of a trainer wants; all of training, or none of them."""
+
+    prompts: Sequence[str]
+    answers: Sequence[str]
+    rewards: Sequence[float | None]
+    rows: Sequence[Mapping[str, Any]]
+    groups: Sequence[str]
+    counts: bool
+    """Whether they move the multipliers; those of an evaluation do not."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """By answer, in the order of the request."""
+
+    scores: list[float]
+    values: dict[str, list[float | None]]
+    """Each limit's measure, in its own unit."""
+    multipliers: dict[str, float]
+    """Those that the scores were made with."""
+
+
+class Scorer(Protocol):
+    """Who scores answers: an `AnswerScores` in this process, or the actor that holds one for many processes."""
+
+    def score(self, asked: Asked) -> Scored: ...
+
+
+def asked_for(
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    rewards: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    groups: Sequence[str] | None = None,
+) -> Asked:
+    """A request. Answers of equal `groups` are compared with each other, the prompts where none are given. Rows whose
+    `split` is another than "train" make it an evaluation.
+
+    Raises UserError where the lengths differ or a reward is no number.
+    """
+    told: Sequence[Mapping[str, Any]] = [{}] * len(answers) if rows is None else rows
+    if not len(prompts) == len(answers) == len(rewards) == len(told):
+        raise UserError(
+            f"{len(prompts)} prompts, {len(answers)} answers, {len(rewards)} rewards and {len(told)} rows:"
+            " one of each belongs to every answer"
+        )
+    numbers = [_reward(one) for one in rewards]
+    counts = all(row.get("split", TRAINING) == TRAINING for row in told)
+    return Asked(list(prompts), list(answers), numbers, list(told), list(prompts if groups is None else groups), counts)
+
+
+class AnswerScores:
+    """Scores of answers under limits, and the multipliers behind them. One process owns it."""
+
+    def __init__(self, limits: Mapping[str, Any] | str | Path, *, journal: Path, answers_a_step: int) -> None:
+        """`limits` as for `LimitController`; `journal` is made, or gone on with.
+
+        Raises UserError as it does, and where one of the two files lies there without the other.
+        """
+        if answers_a_step < 1:
+            raise UserError(f"answers_a_step is {answers_a_step}; give the answers of one step: prompts x answers each")
+        self._answers_a_step = answers_a_step
+        self._file = answers_file(journal)
+        begun = _lines(self._file)
+        # a journal of one line was killed before it had a step, or the other file
+        if (begun and not journal.is_file()) or (not begun and len(_lines(journal)) > 1):
+            here, gone = (self._file, journal) if begun else (journal, self._file)
+            raise UserError(f"{here} is there and {gone} is not: they belong together; bring it, or name a new journal")
+        self._controller = LimitController(limits, journal=journal)
+        self._step = 0
+        self._reward, self._costs = Running(), {name: Running() for name in self._controller.names}
+        self._counted: list[dict[str, Any]] = []
+        self._answers = 0
+        self._given: dict[str, Scored] = {}
+        self._told: list[str] = []
+        if begun:
+            self._go_on(begun[0], begun[1:])
+        else:
+            self._write([])
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        return self._controller.multipliers
+
+    @property
+    def step(self) -> int:
+        """How often the multipliers have moved."""
+        return self._step
+
+    def score(self, asked: Asked) -> Scored:
+        """Scores under the multipliers of now, which these answers may move afterwards."""
+        return self.score_all([asked])[0]
+
+    def score_all(self, requests: Sequence[Asked]) -> list[Scored]:
+        """The same for several requests, whose answers are measured together. Raises what a limit's source raises."""
+        new = [asked for asked in {asked.id: asked for asked in requests}.values() if asked.id not in self._given]
+        found = {asked.id: self._given[asked.id] for asked in requests if asked.id in self._given}
+        values = self._controller.measure(
+            [prompt for asked in new for prompt in asked.prompts],
+            [answer for asked in new for answer in asked.answers],
+            [row for asked in new for row in asked.rows],
+        )
+        start = 0
+        for asked in new:
+            end = start + len(asked.answers)
+            found[asked.id] = self._scored(asked, {name: own[start:end] for name, own in values.items()})
+            start = end
+        return [found[asked.id] for asked in requests]
+
+    def forget_unfinished(self) -> None:
+        """Counts the step under way from its beginning: a trainer that was started again draws it again, and half of
+        an older one would shift all later steps against its own."""
+        self._counted, self._answers, self._given = [], 0, {}
+        self._write([])
+
+    def _scored(self, asked: Asked, values: dict[str, list[float | None]]) -> Scored:
+        costs = {name: self._controller.costs(name, own) for name, own in values.items()}
+        multipliers = self.multipliers
+        scores = running_scores(asked.rewards, costs, multipliers, self._reward, self._costs)
+        scored = Scored(scores.tolist(), values, multipliers)
+        if asked.counts:
+            told = {"groups": asked.groups, "rewards": asked.rewards, "marks": [_mark(text) for text in asked.answers]}
+            line = {"id": asked.id, "step": self._step, **told, "scored": asdict(scored)}
+            # without fsync: what a killed process wrote is read by the next one
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self._count(line)
+        return scored
+
+    def _count(self, line: dict[str, Any]) -> None:
+        self._given[line["id"]] = Scored(**line["scored"])
+        self._counted.append(line)
+        self._answers += len(line["groups"])
+        if self._answers >= self._answers_a_step:
+            self._move()
+
+    def _move(self) -> None:
+        """The journal has the step before the other file forgets it: a kill in between repeats it, to the same end."""
+        groups = _joined(one["groups"] for one in self._counted)
+        values = {
+            name: _joined(one["scored"]["values"][name] for one in self._counted) for name in self._controller.names
+        }
+        marks = _joined(one["marks"] for one in self._counted)
+        self._controller.observe(values, groups, step=self._step, answers=marks)
+        self._reward = next_running(self._reward, _joined(one["rewards"] for one in self._counted), groups)
+        self._costs = {
+            name: next_running(self._costs[name], self._controller.costs(name, own), groups)
+            for name, own in values.items()
+        }
+        self._step += 1
+        done, self._counted, self._answers = self._counted, [], 0
+        self._given = {one["id"]: Scored(**one["scored"]) for one in done}
+        self._write(done)
+        self._say()
+
+    def _say(self) -> None:
+        told = self._controller.messages()
+        for line in told:
+            if line not in self._told:
+                logger.warning(line)
+        self._told = told
+
+    def _write(self, before: Sequence[Mapping[str, Any]]) -> None:
+        """The file at the beginning of a step: what the steps so far left, and the requests of the one before."""
+        costs = {name: asdict(one) for name, one in self._costs.items()}
+        head = {"step": self._step, "reward": asdict(self._reward), "costs": costs}
+        write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before)))
+
+    def _go_on(self, head: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> None:
+        self._step = head["step"]
+        self._reward = Running(**head["reward"])
+        self._costs = {name: Running(**head["costs"][name]) for name in self._controller.names}
+        self._controller.rewind(self._step)
+        before = [line for line in lines if line["step"] < self._step]
+        now = [line for line in lines if line["step"] == self._step]
+        self._given = {line["id"]: Scored(**line["scored"]) for line in before}
+        # what a kill tore off is gone from the file before more is written behind it
+        write_whole(self._file, "".join(json.dumps(line) + "\n" for line in (head, *before, *now)))
+        for line in now:
+            self._count(line)
+
+
+def answers_file(journal: Path) -> Path:
+    """The file beside a journal that holds the answers of the step under way."""
+    return journal.with_name(f"{journal.stem}.answers.jsonl")
+
+
+def _reward(value: Any) -> float | None:
+    """Raises UserError for what is neither a number nor None; one that is not finite is none."""
+    if value is None:
+        return None
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, Real):
+        raise UserError(f"the helpful function gave {value!r} for an answer; it gives a number, or None for no number")
+    return float(number) if math.isfinite(float(number)) else None
+
+
+def _mark(text: str) -> str:
+    """Tells equal texts apart from others, without keeping them."""
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:16]
+
+
+def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
+    return [one for part in parts for one in part]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines; a torn last one, of a killed process, is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return found
