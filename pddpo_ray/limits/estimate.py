@@ -28,18 +28,21 @@ class LimitEstimate:
     unsafe_rate: float | None = None
     """Share of the labels that say unsafe, which stands beside every logit."""
     versus: Versus | None = None
+    outside: int = 0
+    """Answers that measured outside the stated bounds of a mean: what is beyond them is not known, and no interval."""
 
     @classmethod
-    def of(cls, limit: Limit, estimate: CostEstimate, unsafe_rate: float | None = None) -> Self:
+    def of(cls, limit: Limit, estimate: CostEstimate, unsafe_rate: float | None = None, outside: int = 0) -> Self:
         """From the estimate of the limit's cost, of which less is better."""
         if limit.quantity.kind == "mean" or limit.quantity.versus == "reference":
             estimate = replace(estimate, bounds=limit.cost_range)
-        ends = interval(estimate)
+        ends = None if outside else interval(estimate)
         low, high = (None, None) if ends is None else sorted(limit.cost(end) for end in ends)
         quantity, bound = limit.quantity, limit.bound.number
         return cls(
             limit.name, bound, limit.cost(estimate.value), estimate.standard_error,
             quantity.kind, quantity.unit, quantity.over, limit.at_least, low, high, unsafe_rate, quantity.versus,
+            outside,
         )  # fmt: skip
 
     @property
@@ -56,9 +59,17 @@ class LimitEstimate:
     @property
     def measured(self) -> str:
         """`42.7 % (38.1 % to 47.3 %)`, and beside a logit the unsafe rate."""
-        ends = self._quantity.text_between(self.low, self.high)
+        ends = self.no_interval if self.outside else self._quantity.text_between(self.low, self.high)
         rate = "" if self.unsafe_rate is None else f"; unsafe rate {100 * self.unsafe_rate:.3g} %"
         return f"{self._quantity.text(self.estimate)} ({ends}{rate})"
+
+    @property
+    def no_interval(self) -> str:
+        """Why there is none, where there is none."""
+        if not self.outside:
+            return "no interval: bounds unknown"
+        answers = "1 answer" if self.outside == 1 else f"{self.outside} answers"
+        return f"no interval: {answers} outside the stated bounds"
 
     @property
     def half_width(self) -> float | None:
@@ -70,7 +81,8 @@ class LimitEstimate:
         """`leaks 42.7 ± 4.6 % (at most 30 % over private)`, for a line of a log."""
         within = self._quantity.text_within(self.estimate, self.half_width)
         rate = "" if self.unsafe_rate is None else f", unsafe rate {100 * self.unsafe_rate:.3g} %"
-        return f"{self.name} {within} ({self.stated}{rate})"
+        outside = f", {self.no_interval}" if self.outside else ""
+        return f"{self.name} {within} ({self.stated}{rate}{outside})"
 
     def __str__(self) -> str:
         return f"{self.name}: estimated {self.measured}, {self.stated}"

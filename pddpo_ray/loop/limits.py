@@ -29,7 +29,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
 from pddpo_ray.loop.joint_dual import JointDual
 from pddpo_ray.loop.measuring import costs_as_json, costs_from_json, with_nulls
-from pddpo_ray.loop.outcome import UNSAFE_RATE
+from pddpo_ray.loop.outcome import OUTSIDE, UNSAFE_RATE
 from pddpo_ray.loop.people_measuring import MACHINE, Audit, PeopleOfLimits
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
@@ -369,8 +369,10 @@ class LimitsController:
                     known += int(np.isfinite(measured.against[:, index]).sum())
                 asked = int((audit.asked & np.isfinite(audit.people))[:, index].sum())
                 counts[f"labels/{limit.name}/{phase}"] = float(known * (limit.stated.asking.labels_each or 1) + asked)
+            prefix = "" if index == 0 else f"{limit.name}/"
+            if phase == ANSWERS and (outside := _outside(limit, measured.costs[:, index])):
+                counts[f"{prefix}{OUTSIDE}"] = float(outside)
             if phase == ANSWERS and np.isfinite(measured.unsafe[:, index]).any():
-                prefix = "" if index == 0 else f"{limit.name}/"
                 counts[f"{prefix}{UNSAFE_RATE}"] = float(np.nanmean(measured.unsafe[:, index]))
         self._journal.add_metrics(counts)
         return {
@@ -406,6 +408,14 @@ class LimitsController:
             self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer, _, _ in asked}
             measured = _of_payload(entry.payload, asked)
             self._measured[f"{entry.round:06d}-{entry.phase}"] = self._not_withdrawn(measured)
+
+
+def _outside(limit: HeldLimit, costs: Array) -> int:
+    """How many answers measured outside the stated bounds of a mean. [n]"""
+    if limit.stated.limit.quantity.kind != "mean" or limit.difference or limit.cost_range is None:
+        return 0
+    low, high = limit.cost_range
+    return int(((costs < low) | (costs > high)).sum())
 
 
 def _answers_behind(measured: Sequence[MeasuredAnswer], index: int, factors: Mapping[Tokens, Array]) -> int:

@@ -10,10 +10,10 @@ import numpy as np
 
 from pddpo_ray.config import Config, FixedRule
 from pddpo_ray.journal import JournalReader
-from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.limits import ANSWERS, HeldLimit
+from pddpo_ray.loop.outcome import said_of
 from pddpo_ray.loop.people_measuring import bias_of
 from pddpo_ray.theory.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
@@ -45,11 +45,12 @@ def limits_result(
         }
         if one.name in steps:
             step = steps[one.name]
-            said = LimitEstimate.of(limit, step.estimate)
+            prefix = "" if index == 0 else f"{one.name}/"
+            said = said_of(limit, prefix, step.estimate, journal.metrics().get(step.round, {}))
             entry |= {"estimate": said.estimate, "low": said.low, "high": said.high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}
             entry["price"] = _price(config, journal, one)
-            entry["neighbour"] = _neighbour(journal, one)
+            entry["neighbour"] = _neighbour(journal, one, prefix)
         if one.stated.audited is not None:
             entry["audit"] = _audit(journal, one.stated, index, config.dual.cost_max)
         if world is not None and evaluation is not None:
@@ -98,7 +99,7 @@ def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, 
     return {**asdict(of), "win_points": of.win_points if wins else None, "text": text}
 
 
-def _neighbour(journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
+def _neighbour(journal: JournalReader, one: HeldLimit, prefix: str) -> dict[str, Any] | None:
     """A policy of the run's last half beyond the limit, nearest to the looser limit that the price is for.
 
     Its estimate is in the limit's unit; `gain` is its exact helpfulness over the last policy's, None without a world.
@@ -114,7 +115,8 @@ def _neighbour(journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
     if not beyond:
         return None
     chosen = min(beyond, key=lambda number: abs(beyond[number] - change))
-    said = LimitEstimate.of(limit, next(step.estimate for step in steps if step.round == chosen))
+    estimate = next(step.estimate for step in steps if step.round == chosen)
+    said = said_of(limit, prefix, estimate, journal.metrics().get(chosen, {}))
     gain = gains.get(chosen)
     helped = "" if gain is None else f", and {gain:.3g} more helpfulness (exact)"
     text = (

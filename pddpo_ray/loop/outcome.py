@@ -19,7 +19,7 @@ from pddpo_ray.limits.estimate import LimitEstimate
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.loop.due_labels import rounds_labelled_in
 from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.records import Verdict
+from pddpo_ray.records import CostEstimate, Verdict
 from pddpo_ray.serving.certified import read_certified
 from pddpo_ray.serving.releases import RULE, Releases, replay
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
@@ -27,6 +27,8 @@ from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS
 RUN = "RUN"
 """Stands for the run's folder where a path must stay right when the folder moves."""
 UNSAFE_RATE = "cost/unsafe_rate"
+OUTSIDE = "cost/outside"
+"""Answers of a round that measured outside the stated bounds of a mean; left out where there are none."""
 """Metric of a round, behind the limit's prefix."""
 SCALE = "cost/scale"
 """Metric of a round, likewise: the length of the measure's range, in which exact violations of stated limits are."""
@@ -172,10 +174,16 @@ def estimates_of(journal: JournalReader, stated: Sequence[Limit], number: int | 
     estimates = {step.constraint: step.estimate for step in journal.dual_steps() if step.round == number}
     known = journal.metrics().get(number, {}) if number is not None else {}
     return tuple(
-        LimitEstimate.of(limit, estimates[limit.name], known.get(f"{prefix}{UNSAFE_RATE}"))
+        said_of(limit, prefix, estimates[limit.name], known)
         for prefix, limit in with_prefixes(stated)
         if limit.name in estimates
     )
+
+
+def said_of(limit: Limit, prefix: str, estimate: CostEstimate, metrics: Mapping[str, float]) -> LimitEstimate:
+    """What a round's labels say about a limit, by its estimate and the round's metrics."""
+    outside = int(metrics.get(f"{prefix}{OUTSIDE}", 0))
+    return LimitEstimate.of(limit, estimate, metrics.get(f"{prefix}{UNSAFE_RATE}"), outside)
 
 
 def with_prefixes(stated: Sequence[Limit]) -> list[tuple[str, Limit]]:

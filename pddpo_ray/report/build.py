@@ -110,7 +110,7 @@ def _limit(run: RunData, limit: ShownLimit, *, alone: bool) -> str:
         return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {escape(limit.limit)}.")
     said, key, round_ = run.estimate(limit, steps[-1]), f"{limit.prefix}said", steps[-1].round
     estimated = number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate))
-    between = both_ends((said.low, said.high), limit.text, key, round_)
+    between = both_ends((said.low, said.high), limit.text, key, round_, said.no_interval)
     between = between if said.low is None else f"95 % interval {between}"
     stated = number(said.limit, f"{key}/limit", shown=str(limit.limit))
     unsafe = None if said.unsafe_rate is None else f"{100 * said.unsafe_rate:.3g} %"

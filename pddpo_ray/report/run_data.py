@@ -23,7 +23,7 @@ from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.recipe_form import typed_limits
 from pddpo_ray.loop.certificate_groups import SETS, answers_of
 from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.outcome import SCALE, UNSAFE_RATE, Outcome, outcome_of, with_prefixes
+from pddpo_ray.loop.outcome import SCALE, Outcome, outcome_of, said_of, with_prefixes
 from pddpo_ray.loop.result import read_result
 from pddpo_ray.loop.scorecard_cards import ASKED, cards, trials_in
 from pddpo_ray.records import PolicyVersion, Response, Verdict
@@ -162,8 +162,7 @@ class RunData:
 
     def estimate(self, limit: ShownLimit, step: DualEntry) -> LimitEstimate:
         """What a round's labels say about a limit, in its unit."""
-        rate = self.metrics.get(step.round, {}).get(f"{limit.prefix}{UNSAFE_RATE}")
-        return LimitEstimate.of(limit.limit, step.estimate, rate)
+        return said_of(limit.limit, limit.prefix, step.estimate, self.metrics.get(step.round, {}))
 
     def value(self, limit: ShownLimit, policy: str) -> float | None:
         """Exact expected measure of a policy (reference, last, mixture, optimum, ...) in the limit's unit."""

@@ -371,7 +371,7 @@ def _round_steps(run: RunData, round_: int) -> str:
                 [
                     escape(step.constraint),
                     number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate)),
-                    both_ends((said.low, said.high), limit.text, key, round_),
+                    both_ends((said.low, said.high), limit.text, key, round_, said.no_interval),
                     f"{number(step.estimate.responses)} × {number(step.estimate.labels_each)}",
                     f"{number(step.multiplier_before, 'dual/multiplier', round_)} → "
                     f"{number(step.multiplier_after, 'dual/next', round_)}",

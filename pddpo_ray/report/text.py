@@ -83,12 +83,16 @@ def ends(interval: tuple[float, float] | None, key: str = "", round_: int | None
 
 
 def both_ends(
-    interval: Sequence[float | None], written: Callable[[float], str], key: str, round_: int | None = None
+    interval: Sequence[float | None],
+    written: Callable[[float], str],
+    key: str,
+    round_: int | None = None,
+    none: str = "no interval: bounds unknown",
 ) -> str:
-    """Both ends of a limit's interval in its own unit, named `key`/low and /high; or why there is none."""
+    """Both ends of a limit's interval in its own unit, named `key`/low and /high; or `none`, why there is none."""
     low, high = interval
     if low is None or high is None:
-        return "no interval: bounds unknown"
+        return none
     named = (("low", low), ("high", high))
     return " to ".join(number(end, f"{key}/{name}", round_, written(end)) for name, end in named)
 

@@ -14,7 +14,9 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certifying import certify
+from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import RESULT
@@ -155,7 +157,7 @@ def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
         (["prompts.benign={indices: [0], share: 40 %}"], "prompts.benign"),
         (["prompts.benign.files=[nowhere.jsonl]"], "nowhere.jsonl"),
         (["world.prompts=[more.jsonl]"], "the sets under `prompts:` say which prompts a run asks"),
-        (["world.prompt_count=1"], "no prompt of"),
+        (["world.prompt_count=1"], "prompts.benign: its share of world.prompt_count=1 is 0 prompts"),
         (["limits.length.bounds=null"], "a mean needs `bounds: [low, high]` in a run"),
     ],
 )
@@ -167,6 +169,19 @@ def test_what_cannot_be_measured_on_files_is_refused_in_one_line(
     assert message in str(refused.value)
     assert "\n" not in str(refused.value).strip() or "prompts.benign" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_round_with_an_answer_outside_the_bounds_of_a_mean_has_no_interval(tmp_path: Path) -> None:
+    config = recipe(tmp_path, {"length": {"mean": {"rule": "words"}, "at_most": 0.5, "bounds": [0, 1]}})
+    result = run_recipe(config, tmp_path / "run")
+    (said,) = Outcome.from_json(result["outcome"]).limits
+    assert said.outside > 0
+    assert (said.low, said.high, said.kept) == (None, None, None)
+    assert "outside the stated bounds" in said.measured
+    assert said.no_interval in said.brief
+    assert (result["limits"]["length"]["low"], result["limits"]["length"]["high"]) == (None, None)
+    build_report(tmp_path / "run")
+    assert said.no_interval in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_answer_outside_the_bounds_of_a_mean_is_no_draw_of_a_certificate(tmp_path: Path) -> None:
