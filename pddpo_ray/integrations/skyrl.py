@@ -1,0 +1,65 @@
+"""Limits inside SkyRL: a text environment of yours whose last reward is the score under all limits.
+
+    # environment.py
+    from actors.limit_controller import SharedLimits
+    from pddpo_ray.integrations.skyrl import limited
+
+    class Mine(BaseTextEnv): ...
+
+    Limited = limited(Mine, SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024))
+    register(id="limited", entry_point=Limited)
+
+SkyRL makes an environment for each answer. The measured answer is the last thing that the model says; what the turns
+before earned is in the reward that is scored, and stands at 0 itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pddpo_ray.integrations.answer_scores import Scored, Scorer, asked_for
+
+
+def limited(environment: type[Any], limits: Scorer) -> type[Any]:
+    """A class like `environment`, a subclass of skyrl_gym's BaseTextEnv, whose episodes are scored under the limits.
+
+    Its `extras`, the columns of the data set, are the row of limits (`set`, `reference`, and a `split` other than
+    "train" for what moves no multiplier). `get_metrics` has `helpful`, `limit/NAME` and `multiplier/NAME` too; what
+    could not be measured is left out.
+    """
+
+    class Limited(environment):  # type: ignore[misc]
+        def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+            given = dict(extras or {})
+            super().__init__(env_config, given)
+            self._row, self._prompt, self._earned = given, "", 0.0
+            self._figures: dict[str, float] = {}
+
+        def init(self, prompt: Sequence[Mapping[str, str]]) -> Any:
+            self._prompt = "\n\n".join(str(turn.get("content") or "") for turn in prompt)
+            return super().init(prompt)
+
+        def step(self, action: str) -> Any:
+            out = super().step(action)
+            self._earned += float(out["reward"])
+            if not out["done"]:
+                return {**out, "reward": 0.0}
+            asked = asked_for([self._prompt], [action], [self._earned], [self._row])
+            scored = limits.score(asked)
+            self._figures = _figures(self._earned, scored)
+            return {**out, "reward": scored.scores[0]}
+
+        def get_metrics(self) -> dict[str, Any]:
+            return {**super().get_metrics(), **self._figures}
+
+    Limited.__name__ = Limited.__qualname__ = f"Limited{environment.__name__}"
+    return Limited
+
+
+def _figures(earned: float, scored: Scored) -> dict[str, float]:
+    values = {f"limit/{name}": own[0] for name, own in scored.values.items()}
+    weights = {f"multiplier/{name}": one for name, one in scored.multipliers.items()}
+    named = {"helpful": earned, **values, **weights}
+    return {name: value for name, value in named.items() if value is not None and math.isfinite(value)}
