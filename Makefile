@@ -31,7 +31,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
-        chart gpu docs clean
+        trainers chart gpu docs clean
 
 help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
@@ -48,6 +48,7 @@ help:
 	@echo "make phase    does exploration pay? the registered worlds of docs/exploration.md; a broken run goes on"
 	@echo "make fair     compared methods after an equal search, on held-out worlds (docs/comparison.md); a broken run goes on"
 	@echo "make clients  third-party clients of the endpoint (lm-eval, LangChain, LiteLLM, openai) in .venv-clients, tested"
+	@echo "make trainers verl, OpenRLHF and SkyRL in .venv-trainers: the adapters of limits through their own reward code"
 	@echo "make gpu      what a machine with GPUs has to show (GPUS=1|4|8 NODES=1|2), as a table to paste"
 	@echo "make chart    the Helm chart rendered and checked by Helm's library and Kubernetes' schemas, in .venv-chart"
 	@echo "make docs     the documentation as a site in build/site, read without a network, built by .venv-docs"
@@ -127,6 +128,8 @@ fair: setup
 TOOLS := .venv-tools
 TOOLS_READY := $(TOOLS)/ready-$(shell cat requirements/tools.lock 2>/dev/null | cksum | cut -d' ' -f1)
 CLIENTS := .venv-clients
+TRAINERS := .venv-trainers
+TRAINERS_READY := $(TRAINERS)/ready-$(shell cat requirements/trainers.lock 2>/dev/null | cksum | cut -d' ' -f1)
 CLIENTS_READY := $(CLIENTS)/ready-$(shell cat requirements/clients.lock 2>/dev/null | cksum | cut -d' ' -f1)
 CHART := .venv-chart
 CHART_READY := $(CHART)/ready-$(shell cat requirements/chart.lock 2>/dev/null | cksum | cut -d' ' -f1)
@@ -158,6 +161,13 @@ $(CLIENTS_READY): | setup
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/clients.lock
 	touch $@
 
+$(TRAINERS_READY): | setup
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
+	rm -f $(TRAINERS)/ready-*
+	echo $(SITE) > $(TRAINERS)/lib/python3.11/site-packages/beside.pth
+	$(TRAINERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -r requirements/trainers.lock
+	touch $@
+
 sbom: setup $(TOOLS_READY)
 	mkdir -p build
 	$(TOOLS)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file build/sbom.json
@@ -168,6 +178,9 @@ audit: setup $(TOOLS_READY)
 
 clients: setup $(CLIENTS_READY)
 	$(BIN)/pytest tests/serve/test_clients.py tests/serve/test_dashboard_types.py $(ARGS)
+
+trainers: setup $(TRAINERS_READY)
+	$(TRAINERS)/bin/python -m pytest $(addprefix tests/unit/integrations/test_,verl.py openrlhf.py skyrl.py answer_scores.py) $(ARGS)
 
 # ARGS="--address auto" for a cluster that is up, "--model FOLDER" for a 7B recipe's first round, "--rehearse" on CPUs
 GPUS ?= 1
@@ -183,5 +196,5 @@ docs: $(DOCS_READY)
 	@echo "build/site/index.html"
 
 clean:
-	rm -rf $(VENV) $(TOOLS) $(CLIENTS) $(CHART) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) $(CLIENTS) $(TRAINERS) $(CHART) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
