@@ -163,6 +163,7 @@ def test_smoothing_has_the_bias_of_the_specification_and_the_clip_has_less(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_ratios_of_e2_hold_on_ten_paired_seeds() -> None:
     """The shared trap world where it is at hand: 300 rounds, each method on the same seeds."""
     world = load_world(SHARED_TRAP) if SHARED_TRAP.exists() else trap_world()
