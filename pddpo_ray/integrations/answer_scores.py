@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,11 +26,11 @@ from typing import Any, Protocol
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.integrations.journal_lines import whole_lines
 from pddpo_ray.storage.whole_files import write_whole
 from pddpo_ray.theory.running_scores import Running, next_running, running_scores
 
 TRAINING = "train"
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class AnswerScores:
             raise UserError(f"answers_a_step is {answers_a_step}; give the answers of one step: prompts x answers each")
         self._answers_a_step = answers_a_step
         self._file = answers_file(journal)
-        begun = _lines(self._file)
+        begun = whole_lines(self._file)
         # a journal of one line was killed before it had a step, or the other file
-        if (begun and not journal.is_file()) or (not begun and len(_lines(journal)) > 1):
+        if (begun and not journal.is_file()) or (not begun and len(whole_lines(journal)) > 1):
             here, gone = (self._file, journal) if begun else (journal, self._file)
             raise UserError(f"{here} is there and {gone} is not: they belong together; bring it, or name a new journal")
         self._controller = LimitController(limits, journal=journal)
@@ -111,7 +110,6 @@ class AnswerScores:
         self._counted: list[dict[str, Any]] = []
         self._answers = 0
         self._given: dict[str, Scored] = {}
-        self._told: list[str] = []
         if begun:
             self._go_on(begun[0], begun[1:])
         else:
@@ -190,14 +188,7 @@ class AnswerScores:
         done, self._counted, self._answers = self._counted, [], 0
         self._given = {one["id"]: Scored(**one["scored"]) for one in done}
         self._write(done)
-        self._say()
-
-    def _say(self) -> None:
-        told = self._controller.messages()
-        for line in told:
-            if line not in self._told:
-                logger.warning(line)
-        self._told = told
+        self._controller.warn()
 
     def _write(self, before: Sequence[Mapping[str, Any]]) -> None:
         """The file at the beginning of a step: what the steps so far left, and the requests of the one before."""
@@ -241,16 +232,3 @@ def _mark(text: str) -> str:
 
 def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:
     return [one for part in parts for one in part]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; a torn last one, of a killed process, is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return found

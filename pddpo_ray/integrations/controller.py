@@ -12,8 +12,8 @@ left out of the mean; a step in which a limit has no number moves nothing of it.
 from __future__ import annotations
 
 import json
+import logging
 import math
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.integrations.journal_lines import append_line, whole_lines
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.records import Array
 from pddpo_ray.scoring.limit_sources import limits_given
 from pddpo_ray.theory.step_dual import StepLimit, StepState, next_state
 
+logger = logging.getLogger(__name__)
 FORMAT = 1
 MOSTLY = 0.5
 """A step whose answers are empty in a larger share, or of which one text is a larger share, is called collapsed."""
@@ -60,6 +62,7 @@ class LimitController:
         self._states = [StepState() for _ in self._limits]
         self._collapsed = False
         self._last: dict[str, Observed] = {}
+        self._told: list[str] = []
         self._journal = None if journal is None else Path(journal)
         if self._journal is not None:
             self._open(self._journal)
@@ -126,7 +129,7 @@ class LimitController:
         if self._journal is not None:
             states = {limit.name: asdict(state) for limit, state in zip(self._limits, moved, strict=True)}
             seen = {name: asdict(one) for name, one in found.items()}
-            _append(self._journal, {"step": step, "states": states, "observed": seen, "collapsed": self._collapsed})
+            append_line(self._journal, {"step": step, "states": states, "observed": seen, "collapsed": self._collapsed})
         return found
 
     def messages(self) -> list[str]:
@@ -149,21 +152,29 @@ class LimitController:
                 )
         return lines
 
+    def warn(self) -> None:
+        """Logs what `messages` says; a line that stood after the step before is not said again."""
+        told = self.messages()
+        for line in told:
+            if line not in self._told:
+                logger.warning(line)
+        self._told = told
+
     def rewind(self, step: int) -> None:
         """Goes back to what was known before `step` was observed: a checkpoint of that step is gone on with."""
         states = [StepState() for _ in self._limits]
         if self._journal is not None:
-            before = [line for line in _steps_that_count(_lines(self._journal)[1:]) if line["step"] < step]
+            before = [line for line in _steps_that_count(whole_lines(self._journal)[1:]) if line["step"] < step]
             states = self._read_states(before[-1]) if before else states
-            _append(self._journal, {"rewound": step})
+            append_line(self._journal, {"rewound": step})
         self._states, self._last = states, {}
 
     def _open(self, journal: Path) -> None:
         mark = fingerprint(*(f"{stated.where} {stated.limit} {source.version}" for stated, source in self._opened))
-        lines = _lines(journal)
+        lines = whole_lines(journal)
         if not lines:
             journal.parent.mkdir(parents=True, exist_ok=True)
-            _append(journal, {"format": FORMAT, "limits": mark, "names": self.names})
+            append_line(journal, {"format": FORMAT, "limits": mark, "names": self.names})
             return
         if lines[0].get("limits") != mark:
             raise UserError(
@@ -232,19 +243,6 @@ def _collapsed(answers: Sequence[str]) -> bool:
     return len(stripped) > 1 and most > MOSTLY * len(stripped)
 
 
-def _lines(journal: Path) -> list[dict[str, Any]]:
-    """Whole lines; a torn last one, of a killed process, is left out."""
-    if not journal.is_file():
-        return []
-    found = []
-    for text in journal.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return found
-
-
 def _steps_that_count(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The observed steps, less those that a checkpoint was gone back behind."""
     kept: list[Mapping[str, Any]] = []
@@ -254,14 +252,6 @@ def _steps_that_count(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
         else:
             kept.append(line)
     return kept
-
-
-def _append(journal: Path, line: Mapping[str, Any]) -> None:
-    """One line that is on the disk when this returns."""
-    with journal.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _drop_torn(journal: Path, lines: Sequence[Mapping[str, Any]]) -> None:

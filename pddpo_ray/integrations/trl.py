@@ -21,7 +21,6 @@ There is no arithmetic in this module: the measures are the limits' sources, the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from trl.experimental.online_dpo import OnlineDPOTrainer
 
 AGGREGATION = "normalize_then_sum"
-logger = logging.getLogger(__name__)
 
 
 class _Limited(TrainerCallback):
@@ -48,7 +46,6 @@ class _Limited(TrainerCallback):
         self._limits, self._file = limits, journal
         self._controller = LimitController(limits)
         self._trainer: Any = None
-        self._told: list[str] = []
 
     @property
     def controller(self) -> LimitController:
@@ -87,11 +84,7 @@ class _Limited(TrainerCallback):
 
     def _observe(self, values: Mapping[str, list[float | None]], groups: list[Any], texts: list[str]) -> None:
         self._controller.observe(values, groups, step=self._trainer.state.global_step, answers=texts)
-        told = self._controller.messages()
-        for line in told:
-            if line not in self._told:
-                logger.warning(line)
-        self._told = told
+        self._controller.warn()
 
     def _figures(self) -> dict[str, float]:
         """What stands in the trainer's log beside its own figures."""

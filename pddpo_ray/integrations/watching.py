@@ -11,7 +11,6 @@ the trainer's log. It works with every trainer that takes callbacks of transform
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.integrations.journal_lines import append_line
 from pddpo_ray.limits.answer_files import answer_of
 from pddpo_ray.limits.check import Checked, check
 from pddpo_ray.scoring.limit_sources import limits_given
@@ -58,10 +58,9 @@ class LimitWatch(TrainerCallback):
         stop: bool = False,
     ) -> None:
         """`prompts` are all texts, or all conversations that the tokenizer's chat template writes; or rows with such a
-        `prompt` and a `set`, for limits with `over`. `stop` ends the training,
-        with a checkpoint, at the first look whose interval lies beyond a limit. The interval is that of one look:
-        for a statement about the model that comes out, ask `pddpo certify`. Raises UserError for limits that a file of
-        answers could not be checked against either.
+        `prompt` and a `set`, for limits with `over`. `stop` ends the training, with a checkpoint, at the first look
+        whose interval lies beyond a limit. The interval is that of one look: for a statement about the model that comes
+        out, ask `pddpo certify`. Raises UserError for limits that no file of answers could be checked against.
         """
         if not prompts:
             raise UserError("there are no prompts to answer: give some that the training does not see")
@@ -118,10 +117,7 @@ class LimitWatch(TrainerCallback):
         self._trainer.log(figures)
         if self._journal is not None and self._trainer.accelerator.is_main_process:
             self._journal.parent.mkdir(parents=True, exist_ok=True)
-            with self._journal.open("a", encoding="utf-8") as file:
-                file.write(
-                    json.dumps({"step": step, "limits": {one.limit.name: one.as_json() for one in found}}) + "\n"
-                )
+            append_line(self._journal, {"step": step, "limits": {one.limit.name: one.as_json() for one in found}})
 
     @torch.no_grad()
     def _answers(self, prompts: Sequence[Any], step: int) -> list[str]:

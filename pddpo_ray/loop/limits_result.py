@@ -13,7 +13,7 @@ from pddpo_ray.journal import JournalReader
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.limits import ANSWERS, HeldLimit
-from pddpo_ray.loop.outcome import said_of
+from pddpo_ray.loop.outcome import said_of, with_prefixes
 from pddpo_ray.loop.people_measuring import bias_of
 from pddpo_ray.theory.price import Price, late_multiplier, price
 from pddpo_ray.worlds.exact_evaluation import Evaluation, WorldView
@@ -32,8 +32,9 @@ def limits_result(
     """What the last finished round says about every limit, by name; {} without stated limits."""
     steps = {step.constraint: step for step in journal.dual_steps()}
     results: dict[str, dict[str, Any]] = {}
-    for index, one in enumerate(held):
-        limit, quantity = one.stated.limit, one.stated.limit.quantity
+    prefixed = with_prefixes([one.stated.limit for one in held])
+    for index, (one, (prefix, limit)) in enumerate(zip(held, prefixed, strict=True)):
+        quantity = limit.quantity
         entry: dict[str, Any] = {
             "limit": str(limit),
             "kind": quantity.kind,
@@ -45,7 +46,6 @@ def limits_result(
         }
         if one.name in steps:
             step = steps[one.name]
-            prefix = "" if index == 0 else f"{one.name}/"
             said = said_of(limit, prefix, step.estimate, journal.metrics().get(step.round, {}))
             entry |= {"estimate": said.estimate, "low": said.low, "high": said.high}
             entry |= {"multiplier": step.multiplier_before, "multiplier_next": step.multiplier_after}

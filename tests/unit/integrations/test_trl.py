@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,11 @@ from pddpo_ray.integrations.saved_policies import saved_names
 from tests.limited_trl import LIMITS, STEPS, helpful, limited, steps_of, train, trainer_of
 from tests.tiny_language_model import save_policy, word_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "integrations.md"
 DEADLINE_S = 300
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several threads wait longer for one another over a model of this size than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp_path: Path) -> None:

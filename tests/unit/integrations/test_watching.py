@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,11 @@ from pddpo_ray.integrations.watching import Draws, LimitWatch
 from tests.small_align import CHAT
 from tests.tiny_language_model import tiny_llama, word_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
 PAGE = Path(__file__).parents[3] / "docs" / "integrations.md"
 PROMPTS = [f"word{n}" for n in range(20, 30)]
 LENGTH: dict[str, Any] = {"length": {"mean": {"rule": "words"}, "at_most": 100, "bounds": [0, 120]}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def trained(folder: Path, watch: LimitWatch | None, steps: int, tokenizer: Any = None) -> Any:
