@@ -70,6 +70,7 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("PUT", f"{API}/guidelines"): ADMINS,
     ("GET", f"{API}/gold"): ADMINS,
     ("POST", f"{API}/gold"): ADMINS,
+    ("POST", f"{API}/gold/preview"): ADMINS,
     ("DELETE", f"{API}/gold/{{gold_id}}"): ADMINS,
     ("PUT", f"{API}/campaign"): ADMINS,
     ("POST", f"{API}/rounds/{{round_id}}/cancel"): ADMINS,

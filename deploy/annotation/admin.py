@@ -11,12 +11,14 @@ from sqlalchemy import select
 
 from deploy.annotation import together
 from deploy.annotation.access import API
+from deploy.annotation.control_files import gold_question, preview
 from deploy.annotation.lead import RoundId
 from deploy.annotation.qr import qr_path
 from deploy.annotation.queue_service import Caller, Parts
 from deploy.annotation.schemas import (
     ErasureBody,
     GoldBody,
+    GoldFileBody,
     GuidelinesBody,
     InvitationBody,
     NewPerson,
@@ -24,7 +26,6 @@ from deploy.annotation.schemas import (
     PersonChange,
     VoidBody,
 )
-from deploy.annotation.trainer_routes import question_of
 from deploy.annotation.work import Key
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.journal.annotation_schema import audit_event
@@ -108,8 +109,13 @@ def set_guidelines(body: GuidelinesBody, parts: Parts, person: Caller) -> dict[s
 @router.post("/gold", status_code=201)
 def gold(body: GoldBody, parts: Parts, person: Caller) -> dict[str, int]:
     """Adds control questions."""
-    questions = [question_of(one, {str(name): value for name, value in one.gold.items()}) for one in body.questions]
-    return {"added": parts.rounds.add_gold(questions, by=person.id)}
+    return {"added": parts.rounds.add_gold([gold_question(one) for one in body.questions], by=person.id)}
+
+
+@router.post("/gold/preview")
+def preview_gold(body: GoldFileBody, parts: Parts, person: Caller) -> dict[str, Any]:
+    """What importing a file of control questions would do with each line, and why; nothing is added."""
+    return preview(body.lines, parts.controls)
 
 
 @router.get("/gold")

@@ -29,8 +29,8 @@ from pddpo_ray.journal.transactions import Clock, now_ms
 STATIC = Path(__file__).parent / "static"
 BODY_MAX = 64 * 1024
 BATCH_MAX = 8 * 1024 * 1024
-"""For the two calls that carry many questions."""
-BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold")
+"""For the calls that carry many questions."""
+BATCH_PATHS = ("/api/v1/rounds", "/api/v1/gold", "/api/v1/gold/preview")
 
 
 def largest_body(path: str) -> int:

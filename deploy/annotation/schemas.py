@@ -167,6 +167,7 @@ class QuestionBody(Strict):
 
 
 class GoldQuestion(QuestionBody):
+    policy_version: int = Field(0, ge=0, le=2**31 - 1)
     gold: dict[Literal["safety", "more_helpful", "more_harmful", "first_safety", "second_safety"], str] = Field(
         min_length=1
     )
@@ -183,3 +184,8 @@ class RoundBody(Strict):
 
 class GoldBody(Strict):
     questions: list[GoldQuestion] = Field(min_length=1, max_length=1000)
+
+
+class GoldFileBody(Strict):
+    lines: list[str] = Field(max_length=1000)
+    """A file of control questions, one JSON object a line; empty lines are passed over."""

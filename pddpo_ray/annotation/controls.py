@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Connection, delete, exists, select, update
 
+from pddpo_ray.annotation.questions import Question, demand_gold
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import DROPPED
 from pddpo_ray.journal.annotation_schema import answer, lease, question_round, task, withdrawal
@@ -26,6 +30,14 @@ class Control:
     retired: bool
     answered: int = 0
     right: int = 0
+
+
+class Fate(StrEnum):
+    """What an import does with a control question."""
+
+    ADDED = "added"
+    THERE = "there"
+    REFUSED = "refused"
 
 
 class Controls:
@@ -55,6 +67,23 @@ class Controls:
                     by_row[row.id] = replace(one, answered=one.answered + 1, right=one.right + right)
         return list(by_row.values())
 
+    def fates(self, questions: Sequence[Question]) -> list[tuple[Fate, str]]:
+        """What `Rounds.add_gold` would do with each question alone, and why; an item that another question has, of the
+        stock or earlier in the sequence, is refused. Writes nothing."""
+        joined = task.join(question_round, question_round.c.id == task.c.question_round)
+        mine = (question_round.c.run == self._store.run) & task.c.gold.is_not(None)
+        with reading(self._store.engine) as connection:
+            stock = {
+                (row.kind, row.item): row for row in connection.execute(select(task).select_from(joined).where(mine))
+            }
+        earlier: set[tuple[str, str]] = set()
+        fates = []
+        for question in questions:
+            named = (question.kind, question.item)
+            fates.append(_fate(question, stock.get(named), named in earlier))
+            earlier |= {named} if fates[-1][0] is Fate.ADDED else set()
+        return fates
+
     def retire(self, id_: str, *, by: str) -> bool:
         """A control question is asked no more; one that nobody ever got is deleted. Returns whether it was deleted.
 
@@ -75,3 +104,19 @@ class Controls:
             return not met
 
         return self._store.write(apply)
+
+
+def _fate(question: Question, there: Any, earlier: bool) -> tuple[Fate, str]:
+    """`there`: the row of the stock that has its item; `earlier`: whether one before it has."""
+    try:
+        demand_gold(question)
+    except QueueError as error:
+        return Fate.REFUSED, str(error)
+    if earlier:
+        return Fate.REFUSED, f"item {question.item} stands in the file twice"
+    if there is None:
+        return Fate.ADDED, ""
+    same = all(getattr(there, name) == getattr(question, name) for name in ("prompt", "first", "second", "gold"))
+    if not same:
+        return Fate.REFUSED, f"another control question has the item {question.item}: give this one an item of its own"
+    return Fate.THERE, "retired" if there.state == DROPPED else "it is there already"

@@ -14,6 +14,7 @@ from pddpo_ray.annotation.people import Campaign, Role
 from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
 from tests.browser.screen import LOW_CONTRAST, Screen
+from tests.browser.test_accessible import findings
 from tests.unit.annotation.test_personal_data import NAME, worked
 
 pytestmark = pytest.mark.browser
@@ -51,13 +52,25 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     file = tmp_path / "gold.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, bad]))
     page.get_by_label("Import (one JSON object a line)").set_input_files(file)
-    page.get_by_role("button", name="Import", exact=True).click()
-    expect(page.locator("#problem")).to_contain_text("control question bad: safety is safe or unsafe")
-    assert Controls(service.queue.store).all() == []
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page.get_by_role("button", name="Check the file").click()
+    said, previewed = page.locator("#gold-said"), page.locator("#gold-lines tr")
+    expect(said).to_have_text("20 would be added, 0 are there already, 1 are refused")
+    expect(previewed.first).to_contain_text("is refused: control question bad: safety is safe or unsafe, not 'no'")
+    expect(previewed.last).to_have_text("20gold 19safety: unsafeis added")
+    page.locator("#gold-preview").evaluate("(one) => one.closest('section').scrollIntoView()")
+    screen.picture(f"lead-controls-{width}")
+    assert findings(page) == []
+    page.locator("#gold-back").click()
+    expect(page.locator("#gold-preview")).to_be_hidden()
+    assert Controls(service.queue.store).all() == [], "a preview adds nothing"
+    page.get_by_role("button", name="Check the file").click()
+    page.get_by_role("button", name="Add 20 control questions").click()
+    expect(said).to_have_text("20 control questions added")
+    expect(page.locator("#gold tr")).to_have_count(20)
     page.get_by_label("Import (one JSON object a line)").set_input_files(file)
-    page.get_by_role("button", name="Import", exact=True).click()
-    expect(page.locator("#gold-said")).to_have_text("20 of 20 control questions added")
+    page.get_by_role("button", name="Check the file").click()
+    expect(said).to_have_text("0 would be added, 20 are there already, 1 are refused")
+    expect(page.locator("#gold-add")).to_be_disabled()
     page.locator("#gold tr").first.get_by_role("button", name="Delete").click()
     expect(page.locator("#gold tr")).to_have_count(19)
 

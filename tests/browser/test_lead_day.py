@@ -95,8 +95,9 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     line = {"kind": "safety", "first": "x", "gold": {"safety": "unsafe"}}
     file.write_text("".join(json.dumps(line | {"item": f"g{n}", "prompt": f"known {n}"}) + "\n" for n in range(20)))
     page.get_by_label("Import (one JSON object a line)").set_input_files(file)
-    page.get_by_role("button", name="Import", exact=True).click()
-    expect(page.locator("#gold-said")).to_have_text("20 of 20 control questions added")
+    page.get_by_role("button", name="Check the file").click()
+    page.get_by_role("button", name="Add 20 control questions").click()
+    expect(page.locator("#gold-said")).to_have_text("20 control questions added")
 
     # a coin tosser is flagged, within sixty answers
     deadline = queue.now_ms + 3_600_000

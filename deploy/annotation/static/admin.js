@@ -59,10 +59,11 @@ async function eraseNow() {
   await refreshAdmin();
 }
 
+const known = (gold) => Object.entries(gold).map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ");
+
 function control(one) {
-  const known = Object.entries(one.gold).map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ");
   const change = one.retired ? "" : button(one.answered ? "Retire" : "Delete", () => call("DELETE", `/gold/${one.id}`));
-  return row(one.prompt.slice(0, 60), known, one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
+  return row(one.prompt.slice(0, 60), known(one.gold), one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
 }
 
 const codes = (text) => text.split(/[\s,]+/).filter(Boolean);
@@ -91,18 +92,38 @@ export async function refreshAdmin() {
   $("gold").replaceChildren(...(await call("GET", "/gold")).gold.map(control));
 }
 
-// Every line is checked by the server before any is added.
-async function importGold() {
-  const lines = (await $("gold-file").files[0].text()).split("\n").filter((line) => line.trim());
-  const questions = lines.map((line, number) => {
-    try {
-      return { policy_version: 0, ...JSON.parse(line) };
-    } catch {
-      throw new Error(`line ${number + 1} of the file is no JSON`);
-    }
-  });
-  const { added } = await call("POST", "/gold", { questions });
-  $("gold-said").textContent = `${added} of ${questions.length} control questions added`;
+// A file is looked at first: the server says of every line what an import does with it. Then the good ones are added.
+const FATES = { refused: "is refused", there: "stays as it is", added: "is added" }; // in this order
+let lines = [], good = [];
+
+async function checkGold() {
+  lines = (await $("gold-file").files[0].text()).trimEnd().split("\n");
+  const found = await call("POST", "/gold/preview", { lines });
+  good = found.rows.filter((one) => one.fate === "added").map((one) => lines[one.line - 1]);
+  $("gold-lines").replaceChildren(...Object.keys(FATES).flatMap((fate) => found.rows.filter((one) => one.fate === fate).map(lineOf)));
+  $("gold-said").textContent = `${found.added} would be added, ${found.there} are there already, ${found.refused} are refused`;
+  $("gold-add").textContent = `Add ${found.added} control question${found.added === 1 ? "" : "s"}`;
+  $("gold-add").disabled = !found.added;
+  $("gold-preview").hidden = false;
+}
+
+function lineOf(one) {
+  const fate = make("span", { class: one.fate === "refused" ? "flagged" : "" }, FATES[one.fate]);
+  const line = row(String(one.line), one.prompt.slice(0, 60), one.gold ? known(one.gold) : "–", make("span", {}, fate, one.why && `: ${one.why}`));
+  for (const cell of [line.children[1], line.children[3]]) cell.className = "note";
+  return line;
+}
+
+async function addGold() {
+  const { added } = await call("POST", "/gold", { questions: good.map((line) => JSON.parse(line)) });
+  hidePreview();
+  $("gold-import").reset();
+  $("gold-said").textContent = `${added} control question${added === 1 ? "" : "s"} added`;
+}
+
+function hidePreview() {
+  $("gold-preview").hidden = true;
+  $("gold-said").textContent = "";
 }
 
 function onSubmit(form, doing) {
@@ -131,7 +152,10 @@ export async function showAdmin() {
     event.preventDefault();
     eraseNow().catch((problem) => { $("erase-problem").textContent = problem.message; });
   });
-  onSubmit("gold-import", importGold);
+  onSubmit("gold-import", checkGold);
+  $("gold-file").addEventListener("change", hidePreview); // what is shown is of another file
+  $("gold-add").addEventListener("click", () => act(addGold));
+  $("gold-back").addEventListener("click", hidePreview);
   onSubmit("guidelines-form", async () => {
     const { version } = await call("PUT", "/guidelines", { markdown: $("guidelines-markdown").value });
     $("guidelines-said").textContent = `version ${version} is what people read now`;

@@ -150,6 +150,16 @@ $("pay").addEventListener("submit", (event) => {
 });
 $("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
 
+// A table that is cut off can be scrolled by the keyboard too.
+function makeReachable(box) {
+  const cut = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+  const says = { tabindex: "0", role: "region", "aria-label": box.firstElementChild.getAttribute("aria-label") };
+  for (const [name, value] of Object.entries(says)) cut ? box.setAttribute(name, value) : box.removeAttribute(name);
+}
+
+const sizes = new ResizeObserver((changed) => { for (const { target } of changed) makeReachable(target.closest(".scroll")); });
+for (const box of document.querySelectorAll(".scroll")) for (const one of [box, box.firstElementChild]) sizes.observe(one);
+
 whoAmI().then((found) => {
   me = found;
   $("pause").hidden = me.role !== "admin";

@@ -36,6 +36,7 @@ BODIES: dict[tuple[str, str], Any] = {
             }
         ]
     },
+    ("POST", f"{API}/gold/preview"): {"lines": ["x"]},
     ("PUT", f"{API}/campaign"): {"paused": False},
     ("POST", f"{API}/answers/{{key}}/void"): {"reason": "x"},
     ("POST", f"{API}/rounds"): {

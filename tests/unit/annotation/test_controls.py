@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from pddpo_ray.annotation.answers import Submission
-from pddpo_ray.annotation.controls import Controls
+from pddpo_ray.annotation.controls import Controls, Fate
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.journal.audit import imbalances
+from pddpo_ray.journal.transactions import Store
 from tests.annotation_api import API, FreshService, is_problem
 from tests.annotation_queue import FreshQueue
 
@@ -68,3 +70,48 @@ def test_what_nobody_got_is_deleted_and_what_somebody_got_is_retired_with_its_nu
     queue.rounds.add_gold([replace(SAFETY, item="later", prompt="later")], by="admin")
     assert len(admin.get(f"{API}/gold").json()["gold"]) == 3
     assert imbalances(queue.store) == []
+
+
+def line(item: str, **other: object) -> str:
+    shown = {"kind": "safety", "item": item, "prompt": f"gold {item}", "first": "f", "gold": {"safety": "safe"}}
+    return json.dumps(shown | other)
+
+
+def test_a_preview_says_of_every_line_what_an_import_does_with_it_and_adds_nothing(service: FreshService) -> None:
+    queue, admin = service.queue, service.client(Role.ADMIN)
+    admin.post(f"{API}/gold", json={"questions": [json.loads(line("retired"))]})
+    often = FreshQueue(queue.engine, replace(queue.rules, gold_rate=0.999999), queue.now_ms)
+    assert isinstance(often.leases.lease(queue.person("ana")), Lease)
+    Controls(queue.store).retire(Controls(queue.store).all()[0].id, by="admin")
+    assert admin.post(f"{API}/gold", json={"questions": [json.loads(line("there"))]}).json() == {"added": 1}
+    before = Controls(queue.store).all()
+    lines = [
+        line("new"), "", line("new"), line("there"), line("there", prompt="another"), line("retired"),
+        line("pair", kind="pair", second="s", gold={"more_harmful": "first"}), line("lonely", kind="pair"),
+        line("gold", gold={"safety": "no"}), line("colour", colour="red"), "{", "[" * 100_000, "7",
+    ]  # fmt: skip
+    found = admin.post(f"{API}/gold/preview", json={"lines": lines}).json()
+    assert [(one["line"], one["fate"], one["why"]) for one in found["rows"]] == [
+        (1, "added", ""),
+        (3, "refused", "item new stands in the file twice"),
+        (4, "there", "it is there already"),
+        (5, "refused", "another control question has the item there: give this one an item of its own"),
+        (6, "there", "retired"),
+        (7, "added", ""),
+        (8, "refused", "item lonely: a pair has two answers, a safety question one"),
+        (9, "refused", "control question gold: safety is safe or unsafe, not 'no'"),
+        (10, "refused", "colour: Extra inputs are not permitted"),
+        (11, "refused", "it is no JSON"),
+        (12, "refused", "it is no JSON"),
+        (13, "refused", "it is no JSON object"),
+    ]
+    assert (found["added"], found["there"], found["refused"]) == (2, 2, 8)
+    assert Controls(queue.store).all() == before, "nothing is added"
+    good = [json.loads(lines[one["line"] - 1]) for one in found["rows"] if one["fate"] == "added"]
+    assert admin.post(f"{API}/gold", json={"questions": good}).json() == {"added": 2}, "the import does what it said"
+
+
+def test_a_preview_of_another_run_in_one_database_knows_its_own_stock(queue: FreshQueue) -> None:
+    queue.rounds.add_gold([SAFETY], by="admin")
+    other = Store(queue.engine, "another", lambda: queue.now_ms)
+    assert Controls(other).fates([SAFETY]) == [(Fate.ADDED, "")]
