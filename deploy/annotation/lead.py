@@ -1,16 +1,23 @@
-"""Routes of those who watch over the labels: rounds, agreement, people's quality, effects, export."""
+"""Routes of those who watch over the labels: rounds, agreement, refusals, people's quality, effects, export."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse
+from starlette.background import BackgroundTask
 
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
 from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody
 from pddpo_ray.annotation.decisions import Decision
+from pddpo_ray.annotation.label_files import write_empty, write_label_file
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.annotation.worklog import RULE, as_csv
@@ -18,8 +25,8 @@ from pddpo_ray.storage.whole_files import finite
 
 router = APIRouter(prefix=API, tags=["lead"])
 
-RoundId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
-LeaseId = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+RoundId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+LeaseId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
@@ -68,6 +75,20 @@ def disagreements(
         one | {"adjudicated": decided.get(one["task"])} for one in parts.quality.disagreements(round_id, offset, limit)
     ]
     return {"disagreements": finite(items), "next": offset + limit if len(items) == limit else None}
+
+
+@router.get("/rounds/{round_id}/refusals")
+def refusals(
+    round_id: RoundId,
+    parts: Parts,
+    person: Caller,
+    offset: Offset = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    """Questions that people skipped, could not judge or flagged, with the reasons of flags."""
+    parts.rounds.status(round_id)
+    items = parts.quality.refused(round_id, offset, limit)
+    return {"refusals": items, "next": offset + limit if len(items) == limit else None}
 
 
 @router.get("/rounds/{round_id}/export")
@@ -135,6 +156,20 @@ def worklog_csv(
     content = as_csv(parts.worklog.days(), rate)
     named = {"Content-Disposition": 'attachment; filename="worklog.csv"'}
     return Response(content, media_type="text/csv; charset=utf-8", headers=named)
+
+
+@router.get("/labels", response_class=FileResponse, responses={200: {"content": {"application/octet-stream": {}}}})
+def labels(
+    parts: Parts, person: Caller, to: Literal["labels", "pku"] = "labels", form: Literal["jsonl", "parquet"] = "jsonl"
+) -> FileResponse:
+    """What people said as a file: every answer with who (a pseudonym), times and versions, or the labels that count as
+    PKU-SafeRLHF rows."""
+    folder = Path(tempfile.mkdtemp(prefix="pddpo-labels-"))
+    file = folder / f"{to}.{form}"
+    written = write_label_file(parts.store, file, to)
+    if not written.rows:
+        write_empty(file, to)
+    return FileResponse(file, filename=file.name, background=BackgroundTask(shutil.rmtree, folder))
 
 
 @router.get("/quality")

@@ -133,12 +133,14 @@ class People:
 
     def change(self, id_: str, *, by: str, **values: Any) -> Person:
         """Changes `active`, `role`, `sees_harmful`, `daily_cap`, `harmful_cap` or `languages`; who is inactive is
-        signed out."""
+        signed out. Raises QueueError: not_found; conflict where nobody would be left to make accounts."""
         if "languages" in values:
             values["languages"] = ",".join(demand_languages(values["languages"]))
 
         def apply(connection: Connection) -> Person:
-            self._demand(connection, id_)
+            before = self._demand(connection, id_)
+            if before.active and (values.get("active") is False or values.get("role", Role.ADMIN) != Role.ADMIN):
+                demand_other_admin(connection, before)
             if values:
                 connection.execute(update(annotator).where(annotator.c.id == id_).values(**values))
             if values.get("active") is False:
@@ -247,6 +249,13 @@ def demand_handle(connection: Connection, handle: str) -> None:
 def _demand_free(connection: Connection, handle: str) -> None:
     if connection.execute(select(annotator.c.id).where(annotator.c.handle == handle)).first():
         raise QueueError(Problem.CONFLICT, f"there is a {handle!r} already: choose another handle")
+
+
+def demand_other_admin(connection: Connection, row: Any) -> None:
+    """Raises QueueError (conflict) for the last one who can make accounts."""
+    others = (annotator.c.role == Role.ADMIN.value) & annotator.c.active & (annotator.c.id != row.id)
+    if row.role == Role.ADMIN.value and connection.execute(select(annotator.c.id).where(others)).first() is None:
+        raise QueueError(Problem.CONFLICT, "this is the only admin: make another one first")
 
 
 class Campaign:

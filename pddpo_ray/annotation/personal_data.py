@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, String, cast, delete, or_, sel
 
 from pddpo_ray.annotation.label_rows import PSEUDONYM
 from pddpo_ray.annotation.leases import Leases
-from pddpo_ray.annotation.people import Role
+from pddpo_ray.annotation.people import demand_other_admin
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
 from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.journal.annotation_schema import (
@@ -101,7 +101,7 @@ class PersonalData:
 
     def _erase(self, connection: Connection, id_: str, by: str, reason: str) -> Erased:
         row = _demand(connection, id_)
-        _demand_other_admin(connection, row)
+        demand_other_admin(connection, row)
         overwrite_deleted(connection)
         named = (audit_event.c.object == row.handle) | (audit_event.c.data["handle"].as_string() == row.handle)
         events = list(connection.execute(select(audit_event.c.seq).where(named)).scalars())
@@ -125,13 +125,6 @@ def _demand(connection: Connection, id_: str) -> Any:
     if row is None:
         raise QueueError(Problem.NOT_FOUND, f"there is no person {id_!r}")
     return row
-
-
-def _demand_other_admin(connection: Connection, row: Any) -> None:
-    """Raises QueueError for the last one who can make accounts."""
-    others = (annotator.c.role == Role.ADMIN.value) & annotator.c.active & (annotator.c.id != row.id)
-    if row.role == Role.ADMIN.value and connection.execute(select(annotator.c.id).where(others)).first() is None:
-        raise QueueError(Problem.CONFLICT, "this is the only admin: make another one first")
 
 
 def _rows(connection: Connection, table: Any, where: ColumnElement[bool], *names: str) -> list[dict[str, Any]]:

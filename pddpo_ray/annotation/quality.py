@@ -223,6 +223,22 @@ class Quality:
                 items.append({"task": key, "split": share, "votes": votes, **texts})
         return items
 
+    def refused(self, round_id: str, offset: int = 0, limit: int = 20) -> list[dict[str, Any]]:
+        """Questions that people skipped, could not judge or flagged, the most refused first. A flag has its author and
+        reason; who skipped is not told, since nobody is to be asked why."""
+        with reading(self._store.engine) as connection:
+            texts = (task.c[name] for name in ("prompt", "first", "second", "state"))
+            query = self._not_withdrawn().add_columns(*texts, annotator.c.handle)
+            rows = connection.execute(
+                query.join(annotator, annotator.c.id == answer.c.annotator)
+                .where(task.c.question_round == round_id, answer.c.kind != "label")
+            ).all()  # fmt: skip
+        by_task: dict[str, list[Any]] = {}
+        for row in rows:
+            by_task.setdefault(row.task, []).append(row)
+        worst = sorted(by_task, key=lambda key: (-len(by_task[key]), key))
+        return [_refused(key, by_task[key]) for key in worst[offset : offset + limit]]
+
     def pace(self, status: RoundStatus) -> dict[str, float | None]:
         """Labels per hour over the last hour of work, and seconds until the round is complete at that pace."""
         now = self._store.clock()
@@ -287,6 +303,14 @@ class Quality:
     def _labels(self) -> Select[Any]:
         """Labels that count: surplus answers, and copies of labels that were imported as such, are none of them."""
         return self._not_withdrawn().where(COUNTS, task.c.gold.is_(None))
+
+
+def _refused(task_id: str, rows: Sequence[Any]) -> dict[str, Any]:
+    """One question and its refusals."""
+    kinds = Counter(row.kind for row in rows)
+    flags = [{"handle": row.handle, "reason": row.reason, "note": row.note} for row in rows if row.kind == "flag"]
+    texts = {name: getattr(rows[0], name) for name in ("prompt", "first", "second", "state")}
+    return {"task": task_id, "skipped": kinds["skip"], "cannot_tell": kinds["abstain"], "flags": flags, **texts}
 
 
 def _votes(rows: Sequence[Any]) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,8 +30,6 @@ app.command("decide")(decide)
 app.command("data-of")(data_of)
 app.command("erase")(erase)
 
-LABELS = "labels"
-"""Format that loses nothing: one row per answer."""
 KEYS = {"label-studio": "LABEL_STUDIO_API_KEY", "argilla": "ARGILLA_API_KEY"}
 
 
@@ -68,29 +67,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write what people said: a complete PKU-SafeRLHF row per compared pair, any other format, or all there is."""
-    if to == LABELS:
-        _export_labels(run, out, round_, journal, as_json)
-        return
-    from pddpo_ray.annotation.exchange import contradictory, examples
-    from pddpo_ray.data.convert import rendering
-    from pddpo_ray.data.formats import WRITABLE, write_rows
-    from pddpo_ray.data.sinks import Sink
+    from pddpo_ray.annotation.label_files import LABELS, write_label_file
 
-    if to not in WRITABLE:
-        raise UserError(f"--to {to} is unknown: use {LABELS}, {', '.join(WRITABLE)}")
-    prompt = rendering("plain", None, None).prompt
-    left_out = 0
-    with queue_of(run, journal, to_read=True) as (store, _), Sink(out, to, dimension.value) as sink:
-        for example in examples(store, round_=round_):
-            rows = write_rows(example, to, dimension.value, prompt)
-            left_out += not rows
-            for row in rows:
-                sink.write(row)
-        slips = contradictory(store, round_=round_)
-    _show(
-        {"rows": sink.rows, "without_a_label_for_it": left_out, "contradictory": slips, "file": str(out)},
-        as_json,
-    )
+    with queue_of(run, journal, to_read=True) as (store, _):
+        written = write_label_file(store, out, to, dimension=dimension.value, round_=round_)
+    named = {"file": str(out)}
+    _show(({"rows": written.rows} if to == LABELS else asdict(written)) | named, as_json)
 
 
 @app.command()
@@ -126,16 +108,6 @@ def restore(
     _show({"restored": str(file)} | ({} if earlier is None else {"earlier journal": str(earlier)}), as_json)
 
 
-def _export_labels(run: Path, out: Path, round_: int | None, journal: str | None, as_json: bool) -> None:
-    from pddpo_ray.annotation.label_rows import label_rows
-    from pddpo_ray.data.sinks import Sink
-
-    with queue_of(run, journal, to_read=True) as (store, _), Sink(out, LABELS) as sink:
-        for row in label_rows(store, round_=round_):
-            sink.write(row)
-    _show({"rows": sink.rows, "file": str(out)}, as_json)
-
-
 @app.command("import")
 def import_(
     files: Annotated[list[str], typer.Argument(help="Files with labels, in any format of `pddpo data`.")],
@@ -150,6 +122,8 @@ def import_(
 ) -> None:
     """Take labels from files as one person's answers to this run's questions, or, with --format labels, as those of the
     people who gave them. Importing again changes nothing."""
+    from pddpo_ray.annotation.label_files import LABELS
+
     if form == LABELS:
         _import_labels(files, run, journal, as_json)
         return

@@ -13,11 +13,15 @@ from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.people import Campaign, Role
 from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
-from tests.browser.screen import LOW_CONTRAST, Screen
+from tests.browser.screen import LOW_CONTRAST, Screen, until
 from tests.browser.test_accessible import findings
 from tests.unit.annotation.test_personal_data import NAME, worked
 
 pytestmark = pytest.mark.browser
+
+
+def changed(service: FreshService, handle: str) -> tuple[int, Role]:
+    return next((one.daily_cap, one.role) for one in service.queue.people.all() if one.handle == handle)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
@@ -43,6 +47,13 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     mine.get_by_role("button", name="Pause").click()
     expect(mine.get_by_role("button", name="Go on")).to_be_visible()
     assert service.queue.people.by_token(token) is None
+    page.get_by_label("Answers a day of ben", exact=True).fill("40")
+    page.get_by_label("Answers a day of ben", exact=True).press("Tab")
+    page.get_by_label("Role of ben").select_option("lead")
+    until(page, lambda: changed(service, "ben") == (40, Role.LEAD), "the new limit and role")
+    page.get_by_label("Role of the admin").select_option("annotator")
+    expect(page.locator("#problem")).to_contain_text("this is the only admin: make another one first")
+    expect(page.get_by_label("Role of the admin")).to_have_value("admin")
 
     lines = [
         {"kind": "safety", "item": f"g{n}", "prompt": f"gold {n}", "first": "x", "gold": {"safety": "unsafe"}}

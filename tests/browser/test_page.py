@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+from pyarrow import parquet
 from sqlalchemy import insert, select
 
 from pddpo_ray.annotation.answers import Submission
@@ -306,6 +307,9 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
     texts = [f"Answer number {n}: <b>rest</b> and drink water." for n in range(40)]
     queue.rounds.open(3, "safety", safety(texts), labels_each=4)
     people = [queue.person(name) for name in ("Ada", "Bela", "Chen", "Dora", "Random Rob")]
+    first = queue.leases.lease(people[0])
+    assert isinstance(first, Lease)
+    queue.answers.answer(people[0], "key-flag", first.id, Submission("flag", reason="broken", note="cut off"))
     done = 0
     for turn in range(34):
         for number, person in enumerate(people):
@@ -335,6 +339,14 @@ def test_the_leads_page_shows_backlog_agreement_people_disagreements_and_effects
     expect(page.locator("#disagreements pre").nth(1)).to_contain_text("<b>rest</b>")
     assert page.locator("#disagreements b").count() == 0
     expect(page.locator("#pause")).to_be_hidden()
+    page.locator("#refusals summary", has_text="1 flagged").click()
+    expect(page.locator("#refusals li")).to_have_text("Ada: broken (cut off)")
+    page.get_by_label("As", exact=True).select_option("Parquet")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save labels").click()
+    rows = parquet.read_table(download.value.path()).to_pylist()
+    assert [one["note"] for one in rows if one["reply"] == "flag"] == ["cut off"]
+    assert len(rows) == done + 1
     assert screen.clean()
 
 

@@ -10,19 +10,19 @@ function button(words, doing) {
   return one;
 }
 
+// Also after a refusal everything shown is as it is on the server.
 async function act(doing) {
-  try {
-    await doing();
-    $("problem").textContent = "";
-    await refreshAdmin();
-  } catch (problem) {
-    $("problem").textContent = problem.message;
-  }
+  let said = "";
+  await doing().catch((problem) => { said = problem.message; });
+  await refreshAdmin().catch((problem) => { said ||= problem.message; });
+  $("problem").textContent = said;
 }
 
 function token(handle, made) {
   $("new-token").textContent = `${handle} signs in with this token, which is shown only now: ${made}`;
 }
+
+const ROLES = ["annotator", "lead", "admin"];
 
 function account(one) {
   const change = (values) => call("PATCH", `/people/${one.id}`, values);
@@ -36,7 +36,12 @@ function account(one) {
   dose.addEventListener("change", () => act(() => change({ harmful_cap: Number(dose.value) })));
   const spoken = make("input", { value: one.languages.join(" "), class: "short", placeholder: "all", "aria-label": `Languages of ${one.handle}` });
   spoken.addEventListener("change", () => act(() => change({ languages: codes(spoken.value) })));
-  return row(one.handle, one.role, String(one.daily_cap), dose, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+  const cap = make("input", { type: "number", min: 1, max: 100000, value: one.daily_cap, class: "short", "aria-label": `Answers a day of ${one.handle}` });
+  cap.addEventListener("change", () => act(() => change({ daily_cap: Number(cap.value) })));
+  const role = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
+  role.value = one.role;
+  role.addEventListener("change", () => act(() => change({ role: role.value })));
+  return row(one.handle, role, cap, dose, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
 // What names a person cannot come back: the name is typed again before anything is erased.

@@ -109,14 +109,34 @@ function showDisagreements(found) {
   $("disagreements").replaceChildren(...found.map((one) => {
     const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
       Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "), ...voidButton(vote)));
-    const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
-      .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
-    const summary = make("summary", {}, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`);
-    const details = make("details", { "data-task": one.task }, summary, make("div", { class: "pair-texts" }, ...texts), make("ul", {}, ...votes), ...adjudication(one, act));
+    const details = openable(one, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...votes), ...adjudication(one, act));
     details.open = open.has(one.task);
     return details;
   }));
   if (!found.length) $("disagreements").append(make("p", { class: "muted" }, "People agree wherever two of them answered."));
+}
+
+const REASONS = { too_harmful: "too harmful", cannot_judge: "cannot be judged", language: "not their language", broken: "broken", other: "another reason" };
+
+// The texts of one question, below a line that says what is the matter with it.
+function openable(one, summary, ...below) {
+  const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
+    .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
+  return make("details", { "data-task": one.task }, make("summary", {}, summary), make("div", { class: "pair-texts" }, ...texts), ...below);
+}
+
+function showRefusals(found) {
+  const open = new Set([...$("refusals").querySelectorAll("details[open]")].map((one) => one.dataset.task));
+  $("refusals").replaceChildren(...found.map((one) => {
+    const said = [[one.flags.length, "flagged"], [one.skipped, "skipped"], [one.cannot_tell, "can't tell"]].filter(([count]) => count)
+      .map(([count, words]) => `${count} ${words}`).join(", ");
+    const flags = one.flags.map((flag) => make("li", {}, `${flag.handle}: ${REASONS[flag.reason]}${flag.note && ` (${flag.note})`}`));
+    const state = one.state === "blocked" ? "blocked, " : "";
+    const details = openable(one, `${state}${said}: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...flags));
+    details.open = open.has(one.task);
+    return details;
+  }));
+  if (!found.length) $("refusals").append(make("p", { class: "muted" }, "Nobody refused a question of this batch."));
 }
 
 function showEffects(effects) {
@@ -132,6 +152,7 @@ async function refresh() {
     if (selected) {
       showAgreement((await call("GET", `/rounds/${selected}/agreement`)).agreement);
       showDisagreements((await call("GET", `/rounds/${selected}/disagreements`)).disagreements);
+      showRefusals((await call("GET", `/rounds/${selected}/refusals`)).refusals);
     }
     showHeld(await call("GET", "/leases"));
     showPeople((await call("GET", "/quality")).people);
@@ -147,6 +168,10 @@ async function refresh() {
 $("pay").addEventListener("submit", (event) => {
   event.preventDefault();
   location.href = `${BASE}api/v1/worklog.csv?rate=${Number($("rate").value) || 0}`; // a download: the page stays
+});
+$("save-labels").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.href = `${BASE}api/v1/labels?to=${$("save-to").value}&form=${$("save-form").value}`; // a download too
 });
 $("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
 

@@ -98,6 +98,17 @@ def test_someone_set_inactive_is_out_at_once(service: FreshService) -> None:
     assert is_problem(client.get(f"{API}/me"), 401)
 
 
+@pytest.mark.parametrize("change", [{"active": False}, {"role": "lead"}])
+def test_the_only_admin_can_neither_be_paused_nor_lose_the_role(service: FreshService, change: dict[str, Any]) -> None:
+    admin, path = service.client(Role.ADMIN), f"{API}/people/{service.people[Role.ADMIN].id}"
+    refused = admin.patch(path, json=change)
+    assert is_problem(refused, 409, "conflict")
+    assert "make another one first" in refused.json()["detail"]
+    assert admin.patch(path, json={"role": "admin", "daily_cap": 7}).json()["daily_cap"] == 7
+    admin.patch(f"{API}/people/{service.people[Role.LEAD].id}", json={"role": "admin"})
+    assert admin.patch(path, json=change).status_code == 200
+
+
 def test_a_browser_session_needs_its_csrf_token_and_its_own_origin(service: FreshService) -> None:
     browser = service.client()
     signed_in = browser.post(f"{API}/session", json={"token": service.tokens[Role.ANNOTATOR]})

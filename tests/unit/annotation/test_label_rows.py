@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet as pq
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.label_rows import label_rows, read_label_rows, take_label_rows
 from pddpo_ray.annotation.leases import Lease
-from pddpo_ray.annotation.people import Campaign
+from pddpo_ray.annotation.people import Campaign, Role
 from pddpo_ray.cli.main import main
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.data.sinks import Sink
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
+from tests.annotation_api import API, FreshService, is_problem
 from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 
@@ -124,3 +127,23 @@ def main_ok(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert not end.value.code
+
+
+def test_a_lead_saves_labels_over_the_api_and_an_annotator_does_not(service: FreshService) -> None:
+    lead = service.client(Role.LEAD)
+    assert lead.get(f"{API}/labels").text == ""
+    empty = lead.get(f"{API}/labels?to=pku&form=parquet").content
+    assert (rows := pq.read_table(io.BytesIO(empty))).num_rows == 0
+    assert "prompt" in rows.column_names
+    said(service.queue)
+    expected = list(label_rows(service.queue.store))
+    sent = lead.get(f"{API}/labels")
+    assert [json.loads(line) for line in sent.text.splitlines()] == expected
+    assert sent.headers["content-disposition"] == 'attachment; filename="labels.jsonl"'
+    columns = lead.get(f"{API}/labels?form=parquet").content
+    assert pq.read_table(io.BytesIO(columns)).column("id").to_pylist() == [row["id"] for row in expected]
+    pairs = [json.loads(line) for line in lead.get(f"{API}/labels?to=pku").text.splitlines()]
+    assert pairs
+    assert all("better_response_id" in row for row in pairs)
+    assert is_problem(lead.get(f"{API}/labels?to=csv"), 422)
+    assert is_problem(service.client(Role.ANNOTATOR).get(f"{API}/labels"), 403)

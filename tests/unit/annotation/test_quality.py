@@ -87,3 +87,31 @@ def test_the_export_holds_every_action_once_and_pages(queue: FreshQueue) -> None
     assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5]
     assert {row["item"] for row in rows} == {f"r{n}" for n in range(5)}
     assert rows[0]["provenance"] == {"policy_version": 2}
+
+
+def test_refused_questions_have_the_reasons_of_flags_and_do_not_tell_who_skipped(queue: FreshQueue) -> None:
+    round_ = queue.rounds.open(1, "safety", safety_questions(3), labels_each=3)
+    says = {
+        "ana": {0: Submission("flag", reason="broken", note="half of it is missing"), 1: Submission("skip")},
+        "ben": {0: Submission("abstain"), 2: Submission("label", {"safety": "safe"})},
+        "eve": {0: Submission("skip"), 2: Submission("skip")},
+    }
+    for handle, given in says.items():
+        person = queue.person(handle)
+        for _ in range(3):
+            lease = queue.leases.lease(person)
+            assert isinstance(lease, Lease)
+            number = int(lease.prompt.split()[1])
+            said = given.get(number, Submission("label", {"safety": "safe"}))
+            queue.answers.answer(person, f"{handle}-{number}", lease.id, said)
+            if (handle, number) == ("eve", 2):  # taken back: no refusal any more
+                queue.answers.undo(person, lease.id)
+                queue.answers.answer(person, "eve-again", lease.id, Submission("label", {"safety": "unsafe"}))
+    quality = Quality(queue.store)
+    first, second = quality.refused(round_.id)
+    flag = {"handle": "ana", "reason": "broken", "note": "half of it is missing"}
+    assert (first["prompt"], first["skipped"], first["cannot_tell"], first["flags"]) == ("prompt 0", 1, 1, [flag])
+    assert (second["prompt"], second["skipped"], second["cannot_tell"], second["flags"]) == ("prompt 1", 1, 0, [])
+    assert "eve" not in str(first)
+    assert quality.refused(round_.id, 1, 1) == [second]
+    assert quality.refused("nothing") == []
