@@ -111,6 +111,54 @@ def test_another_person_in_a_second_tab_gets_no_answer_of_the_first_one(service:
     expect(page.locator("#task")).to_be_visible()
 
 
+SIGN_OUT = """fetch('/api/v1/me').then((reply) => reply.json()).then((me) =>
+  fetch('/api/v1/session', {method: 'DELETE', headers: {'X-CSRF-Token': me.csrf}})).then((reply) => reply.status)"""
+
+
+def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose_no_answer(
+    service: FreshService, screen: Screen
+) -> None:
+    service.queue.rounds.open(1, "safety", safety(["one", "two", "three", "four", "five"]), labels_each=1)
+    token, page = service.tokens[Role.ANNOTATOR], screen.page
+    tomorrow = service.queue.now_ms + 24 * 3600 * 1000
+    page.clock.set_fixed_time(tomorrow)
+    screen.sign_in(token)
+    expect(page.locator("#left")).to_have_class("text veiled")
+    screen.keys("r", "s")
+    (row,) = wait_for_answers(screen, service, 1)
+    assert row.at_ms == service.queue.now_ms, "the server's clock counts"
+
+    page.wait_for_load_state("networkidle")
+    tab = page.context.new_page()
+    tab.goto(f"{screen.url}/static/icon.svg")
+    assert tab.evaluate(SIGN_OUT) == 200
+    tab.close()
+    page.bring_to_front()
+    screen.keys("r", "u")
+    expect(page.locator("#banner")).to_have_text("Signed out. 1 answer is kept here and will be sent.")
+    type_token(screen, token)
+    wait_for_answers(screen, service, 2)
+    expect(page.locator("#left")).to_have_class("text veiled")
+    page.wait_for_load_state("networkidle")
+
+    page.route("**/api/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    screen.keys("r", "s")
+    expect(page.locator("#banner")).to_have_text("No connection. 1 answer is kept here and will be sent.")
+    assert page.evaluate(KEPT) == 1
+    page.unroute("**/api/v1/**")
+    rows = wait_for_answers(screen, service, 3)
+    assert [one.given["safety"] for one in rows] == ["safe", "unsafe", "safe"]
+    expect(page.locator("#banner")).to_be_hidden()
+    assert page.evaluate(KEPT) == 0
+
+    page.clock.set_fixed_time(tomorrow + 31 * 60 * 1000)
+    expect(page.locator("#task")).to_be_visible()
+    expect(page.locator("#left")).to_have_class("text veiled")
+    screen.keys("r", "s")
+    wait_for_answers(screen, service, 4)
+    expect(page.locator("#toast")).to_have_text("Half an hour has passed. A short break is a good idea.")
+
+
 def test_an_answer_that_the_server_refuses_is_kept_until_the_person_deletes_it(
     service: FreshService, screen: Screen
 ) -> None:
