@@ -182,7 +182,8 @@ clients: setup $(CLIENTS_READY)
 trainers: setup $(TRAINERS_READY)
 	$(TRAINERS)/bin/python -m pytest $(addprefix tests/unit/integrations/test_,verl.py openrlhf.py skyrl.py answer_scores.py) $(ARGS)
 
-# ARGS="--address auto" for a cluster that is up, "--model FOLDER" for a 7B recipe's first round, "--rehearse" on CPUs
+# ARGS="--address auto --out SHARE --journal URL" for a cluster that is up, "--model FOLDER" for a 7B recipe's first round,
+# "--rehearse" on CPUs
 GPUS ?= 1
 NODES ?= 1
 gpu: setup

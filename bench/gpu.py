@@ -1,10 +1,12 @@
 """`make gpu`: what a machine with GPUs has to show, step by step, as a table to paste.
 
     python -m bench.gpu --gpus 4                    # this machine, or one node of a cluster
-    python -m bench.gpu --gpus 8 --nodes 2          # a Ray cluster that is up: --address auto
+    python -m bench.gpu --gpus 8 --nodes 2 --address auto --out /mnt/pddpo/gpu --journal postgresql://pddpo@db/pddpo
     python -m bench.gpu --gpus 8 --model FOLDER     # and the first round of gpu/o-pd-dpo-8 with a 7B model
     python -m bench.gpu --gpus 4 --rehearse         # on CPUs, beside GPUs that Ray is only told of
 
+Two nodes are those of a Ray cluster that is up, seen from its head, which needs no GPU. What the steps write lies on a
+share of all nodes, where a journal cannot be in SQLite. A rehearsal starts its own nodes and trains a small model.
 Every step is a process with a deadline. Exit code 0: all passed; 1: a step did not; 2: the machine lacks something.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import logging
 import os
 import platform
 import shutil
@@ -20,16 +23,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pddpo_ray.config import load
+from bench import small_runs
+from pddpo_ray.cli.recipe_of_run import find_run
+from pddpo_ray.config import RayCluster, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import read_journal
+from pddpo_ray.journal.filesystems import demand_local
 from pddpo_ray.plan.resources import bundles
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 
@@ -41,6 +48,13 @@ SMALL = [
 ]
 """The demo's recipe at the size of a check."""
 STAGES = ("torch", "zero1", "zero2", "zero3")
+REHEARSED = [
+    *[*small_runs.GPU, "trainer.engine=zero3", "trainer.workers=2", "trainer.threads=1", "rollout.engine=vllm"],
+    *["rollout.engines=2", "rollout.max_model_len=192"],
+]
+"""A 7B recipe at the size of seconds, with a model and scorers that are trained for it."""
+CPUS = 16
+"""Of each declared node: more than any recipe's share of a node."""
 KILLED = "round 1/"
 """What the log says when the run is killed: its first round has ended."""
 STEP_S, ROUND_7B_S = 1800, 6 * 3600
@@ -62,31 +76,110 @@ class Hardware:
     nodes: int = 1
     address: str | None = None
     rehearse: bool = False
+    journal: str | None = None
+
+    @property
+    def words(self) -> str:
+        return f"{self.gpus} GPUs on " + ("one node" if self.nodes == 1 else f"each of {self.nodes} nodes")
 
     def overrides(self) -> list[str]:
         """One rank and one engine for each GPU: side by side on one, each on GPUs of its own on several."""
-        ranks = max(1, self.gpus * self.nodes // 2)
-        where = [f"trainer.workers={ranks}", f"rollout.engines={ranks}"]
-        where += [] if self.gpus * self.nodes > 1 else ["cluster.layout=time-shared"]
-        where += ["cluster.placement=spread"] if self.nodes > 1 else []
-        where += [f"cluster.address={self.address}"] if self.address else []
         if self.rehearse:
-            return ["trainer.workers=2", "rollout.engines=1", "trainer.threads=1", "model.device=cpu"]
-        return [*where, "model.device=cuda"]
+            small = ["trainer.workers=2", f"rollout.engines={self.nodes}", "trainer.threads=1", "model.device=cpu"]
+            return [*small, *self.where()]
+        ranks = max(1, self.gpus * self.nodes // 2)
+        shared = [] if self.gpus * self.nodes > 1 else ["cluster.layout=time-shared"]
+        return [
+            *[f"trainer.workers={ranks}", f"rollout.engines={ranks}", "model.device=cuda"],
+            *[*shared, *self.where()],
+        ]
+
+    def of_recipe(self, name: str) -> list[str]:
+        """A recipe for the GPUs of one node, on all nodes: as many times its ranks and engines."""
+        if self.nodes == 1:
+            return self.where()
+        config = load(name)
+        ranks, engines = config.trainer.workers, config.rollout.engines
+        return [f"trainer.workers={self.nodes * ranks}", f"rollout.engines={self.nodes * engines}", *self.where()]
+
+    def where(self) -> list[str]:
+        """The cluster and the journal."""
+        where = ["cluster.placement=spread"] if self.nodes > 1 else []
+        where += [f"cluster.address={self.address}"] if self.address else []
+        return where + ([f"journal={self.journal}"] if self.journal else [])
 
 
-def lacking(hardware: Hardware) -> str | None:
-    """What the machine does not have, in one line."""
+def lacking(hardware: Hardware, out: Path) -> str | None:
+    """What the machine or the cluster does not have, in one line."""
     if hardware.rehearse:
         return None
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < hardware.gpus:
-        return (
-            f"this needs {hardware.gpus} CUDA devices on each node, and torch sees {found} here: run it where they are"
-        )
     if hardware.nodes > 1 and hardware.address is None:
         return f"{hardware.nodes} nodes need a Ray cluster that is up: start it, then add --address auto"
+    try:
+        if hardware.nodes > 1 and hardware.journal is None:
+            demand_local(out / JOURNAL)
+        if hardware.address is None:
+            return lacking_here(hardware.gpus)
+        with cluster_of(hardware):
+            nodes = gpus_of_nodes()
+    except UserError as error:
+        return str(error)
+    if sum(gpus >= hardware.gpus for gpus in nodes) < hardware.nodes:
+        has = ", ".join(f"{gpus:g}" for gpus in nodes)
+        return f"this needs {hardware.words}; the nodes of the cluster have {has}"
     return None
+
+
+def lacking_here(gpus: int) -> str | None:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found >= gpus:
+        return None
+    return f"this needs {gpus} CUDA devices on each node, and torch sees {found} here: run it where they are"
+
+
+@contextmanager
+def cluster_of(hardware: Hardware) -> Iterator[None]:
+    """Ray, connected to from this process: the cluster at the address, or one of this machine. Raises UserError."""
+    import ray
+
+    from actors.session import ray_session
+
+    if hardware.address is not None or not hardware.rehearse:
+        with ray_session("make-gpu", address=hardware.address):
+            yield
+        return
+    ray.init(
+        num_cpus=CPUS, num_gpus=hardware.gpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def gpus_of_nodes() -> list[float]:
+    """Of every living node, the most first."""
+    import ray
+
+    return sorted((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), reverse=True)
+
+
+@contextmanager
+def declared(hardware: Hardware) -> Iterator[Hardware]:
+    """Several nodes of a rehearsal, on this machine, with GPUs that Ray is only told of; one node needs no cluster."""
+    if not hardware.rehearse or hardware.nodes == 1 or hardware.address is not None:
+        yield hardware
+        return
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(hardware.nodes):
+            cluster.add_node(num_cpus=CPUS, num_gpus=hardware.gpus)
+        cluster.wait_for_nodes()
+        yield replace(hardware, address=cluster.address)
+    finally:
+        cluster.shutdown()
 
 
 def pddpo(*words: str | Path, deadline_s: float = STEP_S) -> str:
@@ -103,16 +196,22 @@ def pddpo(*words: str | Path, deadline_s: float = STEP_S) -> str:
 
 
 def train(folder: Path, *overrides: str) -> str:
-    pddpo("train", "text-world", *SMALL, *overrides, "--run", folder, "--go-on")
+    """Two rounds of the demo's recipe. -> what is to be said of them"""
+    return run("text-world", folder, [*SMALL, *overrides])
+
+
+def run(recipe: str, folder: Path, overrides: Sequence[str], deadline_s: float = STEP_S) -> str:
+    pddpo("train", recipe, *overrides, "--run", folder, "--go-on", deadline_s=deadline_s)
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if not result["weights_verified"]:
         raise UserError("a delivery of weights was not verified")
-    return f"{result['rounds']} rounds, every delivery verified, {sync_seconds(folder)}"
+    journal = next((one.removeprefix("journal=") for one in overrides if one.startswith("journal=")), None)
+    return f"rounds: {result['rounds']}, every delivery verified, {sync_seconds(folder, journal)}"
 
 
-def sync_seconds(folder: Path) -> str:
+def sync_seconds(folder: Path, journal_url: str | None) -> str:
     """How long the deliveries of a run took."""
-    with read_journal(folder / JOURNAL) as journal:
+    with read_journal(journal_url or folder / JOURNAL, find_run(folder, journal_url).id) as journal:
         took = sorted(entry.delivery.seconds for entry in journal.deliveries())
     return f"{len(took)} deliveries, median {took[len(took) // 2]:.2f} s, longest {took[-1]:.2f} s"
 
@@ -141,30 +240,64 @@ def placed(hardware: Hardware) -> str:
 
     from actors.placement import check_cluster, reserve
 
-    if hardware.rehearse:
-        ray.init(num_cpus=32, num_gpus=hardware.gpus, include_dashboard=False, log_to_driver=False)
-    else:
-        ray.init(address=hardware.address, log_to_driver=False)
-    try:
-        names = [f"gpu/{method}-{hardware.gpus}" for method in ("pd-dpo", "pd-dpo-adalag", "o-pd-dpo")]
+    names = [f"gpu/{method}-{hardware.gpus}" for method in ("pd-dpo", "pd-dpo-adalag", "o-pd-dpo")]
+    used = 0
+    with cluster_of(hardware):
         for name in names:
-            parts = {bundle.part: bundle for bundle in bundles(load(name), "cuda")}
+            config = load(name, hardware.of_recipe(name))
+            assert isinstance(config.cluster, RayCluster)
+            parts = {bundle.part: bundle for bundle in bundles(config, "cuda")}
             check_cluster(list(parts.values()))
-            groups = [reserve(parts[part], strategy="pack", deadline_s=120) for part in ("rollout", "trainer")]
+            groups = [
+                reserve(parts[part], strategy=config.cluster.placement, deadline_s=120)
+                for part in ("rollout", "trainer")
+            ]
+            tables = [ray.util.placement_group_table(group) for group in groups]
+            used = max(used, len({node for one in tables for node in one["bundles_to_node_id"].values()}))
             for group in groups:
                 ray.util.remove_placement_group(group)
-    finally:
-        ray.shutdown()
-    return f"{', '.join(names)}: engines and ranks have their GPUs"
+    if used < hardware.nodes:
+        raise UserError(f"engines and ranks were placed on {used} nodes of {hardware.nodes}")
+    return f"{', '.join(names)}: engines and ranks have their GPUs; nodes taken: {used}"
 
 
 def machine(hardware: Hardware) -> str:
-    program = shutil.which("nvidia-smi")
-    if hardware.rehearse or program is None:
+    """The devices of every node."""
+    if hardware.rehearse:
         return f"no GPU was looked at ({platform.processor() or platform.machine()}, {os.cpu_count()} cores)"
+    if hardware.address is None:
+        return devices()
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with cluster_of(hardware):
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+        look = ray.remote(num_cpus=0)(devices)
+        told = [
+            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            for node in nodes
+        ]
+        return "; ".join(ray.get(told, timeout=300))
+
+
+def devices() -> str:
+    """Of this machine."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return f"no nvidia-smi; torch {torch.__version__}"
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip().splitlines()
     return f"{len(lines)} x {lines[0]}; torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def first_round(hardware: Hardware, folder: Path, model: str | None) -> str:
+    """Of the recipe for so many GPUs; rehearsed with two ranks, two engines and a small model."""
+    name = f"gpu/o-pd-dpo-{hardware.gpus}"
+    overrides = ["rounds=1", *([f"model.reference={model}"] if model else [])]
+    if not hardware.rehearse:
+        return run(name, folder, [*overrides, *hardware.of_recipe(name)], ROUND_7B_S)
+    own = ["cluster.cpus=4"] if hardware.address is None else []
+    return run(name, folder, [*overrides, *REHEARSED, *own, *hardware.where()])
 
 
 def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Callable[[], str]]:
@@ -172,7 +305,7 @@ def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Call
     base = hardware.overrides()
     todo: dict[str, Callable[[], str]] = {
         "machine": lambda: machine(hardware),
-        "doctor": lambda: pddpo("doctor", "--deep").strip().splitlines()[-1],
+        "doctor": lambda: f"{pddpo('doctor', '--deep').count('ok ')} checks of this machine passed",
         "placement": lambda: placed(hardware),
     }
     for stage in STAGES:
@@ -180,12 +313,8 @@ def steps(hardware: Hardware, folder: Path, model: str | None) -> dict[str, Call
     todo["transformers, torch"] = lambda: train(folder / "transformers", *base, "rollout.engine=transformers")
     todo["killed and resumed, zero2"] = lambda: kill_and_resume(folder / "killed", [*base, "trainer.engine=zero2"])
     todo["weights natively"] = lambda: train(folder / "native", *base, "rollout.delivery=native")
-    if model is not None:
-        name = f"gpu/o-pd-dpo-{hardware.gpus}"
-        todo[f"{name}, first round"] = lambda: pddpo(
-            *("train", name, f"model.reference={model}", "rounds=1", "--run", folder / "7b", "--go-on"),
-            deadline_s=ROUND_7B_S,
-        )[-200:]
+    if model is not None or hardware.rehearse:
+        todo[f"gpu/o-pd-dpo-{hardware.gpus}, first round"] = lambda: first_round(hardware, folder / "recipe", model)
     return todo
 
 
@@ -201,7 +330,7 @@ def done(step: str, work: Callable[[], str]) -> Row:
 def table(hardware: Hardware, rows: Sequence[Row]) -> str:
     """In Markdown."""
     kind = "REHEARSAL ON CPUs, no GPU took part: " if hardware.rehearse else ""
-    head = f"{kind}{hardware.gpus} GPUs on {hardware.nodes} nodes, {datetime.date.today()}, {platform.platform()}"
+    head = f"{kind}{hardware.words}, {datetime.date.today()}, {platform.platform()}"
     lines = [f"| {row.step} | {'passed' if row.passed else 'NOT'} | {row.seconds:.0f} | {row.said} |" for row in rows]
     return "\n".join([head, "", "| step | | seconds | |", "|---|---|---|---|", *lines, ""])
 
@@ -211,24 +340,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, choices=(1, 4, 8), default=1, help="on each node")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1)
     parser.add_argument("--address", help="of a Ray cluster; without it one is started on this machine")
+    parser.add_argument("--journal", help="URL of a PostgreSQL database, where --out is on a network share")
     parser.add_argument("--model", help="folder of a 7B model, for the first round of gpu/o-pd-dpo-N")
     parser.add_argument("--rehearse", action="store_true", help="on CPUs; Ray is told of GPUs that are not there")
     parser.add_argument("--only", nargs="+", help="steps by name")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="an empty or new folder")
     chosen: Any = parser.parse_args(arguments)
-    hardware = Hardware(chosen.gpus, chosen.nodes, chosen.address, chosen.rehearse)
-    short = lacking(hardware)
+    hardware = Hardware(chosen.gpus, chosen.nodes, chosen.address, chosen.rehearse, chosen.journal)
+    short = lacking(hardware, chosen.out)
     if short is not None:
         print(f"make gpu: {short}", file=sys.stderr)
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
-    todo, rows = steps(hardware, chosen.out, chosen.model), list[Row]()
-    for step, work in todo.items():
-        if chosen.only is None or step in chosen.only:
-            rows.append(done(step, work))
-            print(f"{rows[-1].step}: {'passed' if rows[-1].passed else 'NOT'}: {rows[-1].said}", flush=True)
-            # after every step, so that what broke off has its table too
-            (chosen.out / "table.md").write_text(table(hardware, rows), encoding="utf-8")
+    rows: list[Row] = []
+    with declared(hardware) as ready:
+        for step, work in steps(ready, chosen.out.absolute(), chosen.model).items():
+            if chosen.only is None or step in chosen.only:
+                rows.append(done(step, work))
+                print(f"{rows[-1].step}: {'passed' if rows[-1].passed else 'NOT'}: {rows[-1].said}", flush=True)
+                # after every step, so that what broke off has its table too
+                (chosen.out / "table.md").write_text(table(hardware, rows), encoding="utf-8")
     print(f"\n{table(hardware, rows)}\n{chosen.out / 'table.md'}")
     return 0 if rows and all(row.passed for row in rows) else 1
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -18,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.placement import check_cluster, reserve
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.config import load, recipe_names
-from pddpo_ray.plan.resources import bundles
+from pddpo_ray.plan.resources import Bundle, bundles
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.summing_backend import SummingBackend, command
 
@@ -80,6 +81,20 @@ class Seeing:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
+def seeing_in(bundle: Bundle) -> tuple[Any, list[Any]]:
+    """An actor in each place of a part. -> the places, the actors"""
+    group = reserve(bundle, strategy="pack", deadline_s=60)
+    handles = [
+        Seeing.options(  # type: ignore[attr-defined]
+            num_cpus=bundle.cpus,
+            num_gpus=bundle.gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        ).remote()
+        for index in range(bundle.count)
+    ]
+    return group, handles
+
+
 @pytest.mark.parametrize("recipe", [pytest.param("gpu/pd-dpo-4", marks=pytest.mark.full), "gpu/o-pd-dpo-4"])
 def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
     cluster: LocalCluster, recipe: str, tmp_path: Path
@@ -87,15 +102,7 @@ def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
     parts = {bundle.part: bundle for bundle in bundles(load(recipe), "cuda")}
     check_cluster(list(parts.values()))
     trainer, engines = parts["trainer"], parts["rollout"]
-    group = reserve(engines, strategy="pack", deadline_s=60)
-    handles = [
-        Seeing.options(  # type: ignore[attr-defined]
-            num_cpus=engines.cpus,
-            num_gpus=engines.gpus,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-        ).remote()
-        for index in range(engines.count)
-    ]
+    group, handles = seeing_in(engines)
     each = {str(gpu): 1 for gpu in range(GPUS)}
     assert Counter(ray.get([handle.devices.remote() for handle in handles])) == each
 
@@ -109,3 +116,29 @@ def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
         for handle in handles:
             ray.kill(handle)
         ray.util.remove_placement_group(group)
+
+
+@pytest.mark.full
+def test_engines_ranks_and_scorers_of_a_split_run_share_no_gpu_of_eight(head: LocalCluster, tmp_path: Path) -> None:
+    """Two scoring models have the eighth; they are placed without a group, as a run places them."""
+    parts = {bundle.part: bundle for bundle in bundles(load("gpu/o-pd-dpo-8"), "cuda")}
+    trainer, engines, scorers = parts["trainer"], parts["rollout"], parts["feedback"]
+    with one_node(head, 8):
+        check_cluster(list(parts.values()))
+        group, handles = seeing_in(engines)
+        taken = Counter(ray.get([handle.devices.remote() for handle in handles]))
+        settings = TrainerSettings(workers=trainer.count, threads=1, gpus=trainer.gpus, start_deadline_s=180)
+        ranks = TrainerGroup(partial(make_seeing, tmp_path), name="split", storage=tmp_path / "ray", settings=settings)
+        try:
+            ranks.execute(command(1))
+            taken += Counter((tmp_path / f"device-{rank}").read_text() for rank in range(trainer.count))
+            options = {"num_cpus": scorers.cpus, "num_gpus": scorers.gpus}
+            handles += [Seeing.options(**options).remote() for _ in range(scorers.count)]  # type: ignore[attr-defined]
+            taken += Counter(ray.get([handle.devices.remote() for handle in handles[engines.count :]]))
+            assert set(taken) == {str(gpu) for gpu in range(8)}
+            assert sorted(taken.values()) == [1] * 7 + [2]
+        finally:
+            ranks.close()
+            for handle in handles:
+                ray.kill(handle)
+            ray.util.remove_placement_group(group)

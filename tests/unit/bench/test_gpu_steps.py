@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 import torch
 
+from actors.placement import misfit, shortfall
 from bench import gpu
-from pddpo_ray.config import load
+from pddpo_ray.config import RayCluster, load
+from pddpo_ray.journal import filesystems
 from pddpo_ray.plan.resources import bundles
+from tests.local_cluster import local_cluster
 
 HARDWARE = [gpu.Hardware(1), gpu.Hardware(4), gpu.Hardware(8), gpu.Hardware(8, nodes=2, address="auto")]
 
@@ -36,6 +43,68 @@ def test_every_step_has_a_recipe_that_fits_the_gpus(hardware: gpu.Hardware) -> N
     load("text-world", [*gpu.SMALL, *hardware.overrides(), "rollout.delivery=native"])
 
 
+@pytest.mark.parametrize("gpus", [1, 4, 8])
+@pytest.mark.parametrize("method", ["pd-dpo", "pd-dpo-adalag", "o-pd-dpo"])
+def test_a_recipe_for_the_gpus_of_a_node_fits_on_two_nodes_and_needs_both(method: str, gpus: int) -> None:
+    name = f"gpu/{method}-{gpus}"
+    config = load(name, gpu.Hardware(gpus, nodes=2, address="auto").of_recipe(name))
+    parts = bundles(config, "cuda")
+    assert shortfall(parts, {"CPU": 2 * gpu.CPUS, "GPU": 2 * gpus}) is None
+    assert misfit(parts, [{"CPU": gpu.CPUS, "GPU": gpus}] * 2) is None
+    assert sum(bundle.count * bundle.gpus for bundle in parts) > gpus
+    assert isinstance(config.cluster, RayCluster)
+    assert (config.cluster.placement, config.cluster.address) == ("spread", "auto")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_first_round_is_of_the_model_that_was_given_on_all_nodes(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: dict[str, Any] = {}
+
+    def run(name: str, folder: Path, overrides: list[str], deadline_s: float) -> str:
+        ran.update(name=name, config=load(name, overrides, check_files=False), deadline_s=deadline_s)
+        return "1 round"
+
+    monkeypatch.setattr(gpu, "run", run)
+    journal = "postgresql://pddpo@db.example/pddpo"
+    hardware = gpu.Hardware(8, nodes=nodes, address="auto", journal=journal)
+    assert list(gpu.steps(hardware, tmp_path, None))[-1] == "weights natively"
+    assert gpu.steps(hardware, tmp_path, "/mnt/models/alpaca-7b")["gpu/o-pd-dpo-8, first round"]() == "1 round"
+    config = ran["config"]
+    assert (config.model.reference, config.rounds, config.journal) == ("/mnt/models/alpaca-7b", 1, journal)
+    assert (config.trainer.workers, config.rollout.engines) == (4 * nodes, 3 * nodes)
+    assert (config.trainer.first_reward, ran["deadline_s"]) == (load("gpu/o-pd-dpo-8").trainer.first_reward, 6 * 3600)
+
+
+def test_two_nodes_without_a_cluster_or_with_sqlite_on_their_share_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(["--nodes", "2", "--out", str(tmp_path)]) == 2
+    (tmp_path / "mountinfo").write_text(f"40 27 0:33 / {tmp_path} rw - nfs4 x rw\n")
+    monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
+    assert gpu.main(["--nodes", "2", "--address", "auto", "--out", str(tmp_path / "out")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "make gpu: 2 nodes need a Ray cluster that is up: start it, then add --address auto"
+    assert "a network file system (nfs4)" in second
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
+    """Seen from a head without GPUs, which is no lack."""
+    for _ in local_cluster(nodes=1, cpus=1, gpus=4):
+        address = ray.get_runtime_context().gcs_address
+        for gpus, nodes, lacks in ((4, 2, "4 GPUs on each of 2 nodes"), (8, 1, "8 GPUs on one node")):
+            words = ["--gpus", str(gpus), "--nodes", str(nodes), "--address", address, "--out", str(tmp_path / "out")]
+            done = subprocess.run(
+                [sys.executable, "-m", "bench.gpu", *words], capture_output=True, text=True, check=False, timeout=180
+            )
+            said = f"make gpu: this needs {lacks}; the nodes of the cluster have 4, 0\n"
+            assert (done.returncode, done.stderr, done.stdout) == (2, said, "")
+
+
 def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise RuntimeError("no memory\nand more")
@@ -56,3 +125,17 @@ def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeyp
 def test_all_steps_pass_on_cpus_beside_declared_gpus(tmp_path: Path) -> None:
     ended = gpu.main(["--gpus", "4", "--rehearse", "--out", str(tmp_path)])
     assert ended == 0, (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.deepspeed
+@pytest.mark.timeout(3600)
+def test_recipes_are_placed_and_run_on_two_declared_nodes(tmp_path: Path) -> None:
+    only = ["placement", "vLLM, zero2", "gpu/o-pd-dpo-4, first round"]
+    ended = gpu.main(["--gpus", "4", "--nodes", "2", "--rehearse", "--only", *only, "--out", str(tmp_path)])
+    table = (tmp_path / "table.md").read_text()
+    assert ended == 0, table
+    assert "4 GPUs on each of 2 nodes" in table
+    assert "nodes taken: 2" in table
