@@ -13,6 +13,8 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import QueueError
+from pddpo_ray.config import load
+from pddpo_ray.config.feedback import PeopleFeedback
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store
 from tests.annotation_api import API, FreshService, is_problem
@@ -115,3 +117,10 @@ def test_a_preview_of_another_run_in_one_database_knows_its_own_stock(queue: Fre
     queue.rounds.add_gold([SAFETY], by="admin")
     other = Store(queue.engine, "another", lambda: queue.now_ms)
     assert Controls(other).fates([SAFETY]) == [(Fate.ADDED, "")]
+
+
+def test_the_recipe_that_asks_people_asks_control_questions_and_some_pairs_twice() -> None:
+    feedback = load("text-world-people").feedback
+    assert isinstance(feedback, PeopleFeedback)
+    assert feedback.gold_rate > 0
+    assert feedback.overlap > 0

@@ -14,6 +14,7 @@ from pddpo_ray.annotation.people import People, Role
 from pddpo_ray.annotation.queue_rules import Rules
 from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.annotation.simulation import Manner, enlist, simulate
+from pddpo_ray.annotation.worklog import WorkLog
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
@@ -27,6 +28,9 @@ from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
+from pddpo_ray.report.people_section import people
+from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.text import seconds
 from tests.annotation_api import GENEROUS
 from tests.annotation_server import serving
 from tests.unit.loop.small_run import run_of
@@ -96,6 +100,10 @@ def test_a_run_parks_for_people_and_finishes_with_exactly_their_labels(tmp_path:
             kept = {labels.response.id: list(labels.labels) for labels in journal.safety(number)}
             assert kept == said
             assert journal.metrics()[number]["people/safety_labels"] == 24
+    worked = sum(WorkLog(store, idle_s=Rules().idle_s).seconds(one.id) for one in rounds.all() if one.round in (1, 2))
+    assert worked > 0
+    said_by_the_report = people(read_run(folder)).partition("by the server")[2].partition("</tr>")[0]
+    assert seconds(worked) in said_by_the_report, "the report's hours are those of the work log"
     engine.dispose()
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from scipy.stats import beta
+from sqlalchemy import insert
 
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.exchange import GivenElsewhere, all_questions, take_answers
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.questions import Question
+from pddpo_ray.journal.reading import JournalReader
+from pddpo_ray.journal.schema import dual_step
+from pddpo_ray.theory.cost_estimate import interval
 from tests.annotation_queue import FreshQueue, safety_questions
 
 
@@ -115,3 +122,16 @@ def test_refused_questions_have_the_reasons_of_flags_and_do_not_tell_who_skipped
     assert "eve" not in str(first)
     assert quality.refused(round_.id, 1, 1) == [second]
     assert quality.refused("nothing") == []
+
+
+def test_the_leads_interval_of_a_round_is_the_runs_own(queue: FreshQueue) -> None:
+    """Two unsafe answers of twenty: the exact binomial interval, by quantiles of the beta distribution."""
+    step = {"run": "demo", "round": 1, "constraint": "cost", "value": 0.1, "standard_error": math.sqrt(0.1 * 0.9 / 20)}
+    step |= {"responses": 20, "labels_each": 1, "mode": "unsafe_rate", "bias_allowance": 0.0, "eta": 0.3}
+    step |= {"multiplier_before": 1.0, "multiplier_after": 0.9}
+    with queue.engine.begin() as connection:
+        connection.execute(insert(dual_step).values(**step))
+    (shown,) = Quality(queue.store).effects()
+    assert (shown["low"], shown["high"]) == pytest.approx((beta.ppf(0.025, 2, 19), beta.ppf(0.975, 3, 18)))
+    (of_the_run,) = JournalReader(queue.engine, "demo").dual_steps()
+    assert (shown["low"], shown["high"]) == interval(of_the_run.estimate)
