@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,9 @@ class Store:
     SQLite lets one writer in at a time and makes the others poll, which is unfair and slow with many threads. So the
     threads of a process wait here instead. One of them leads: it runs the work of all waiting threads in one
     transaction, with one flush to disk. Threads that arrive meanwhile form the next transaction.
+
+    Ctrl-C meets the main thread alone, at any line, and a lead that it dropped would hold up everybody. So the main
+    thread has its writes done by another and only waits: what it gives up waiting for is stored whole, or not at all.
     """
 
     def __init__(self, engine: Engine, run: str, clock: Clock = now_ms) -> None:
@@ -37,6 +41,7 @@ class Store:
         self._door = threading.Lock()
         self._waiting: list[_Turn] = []
         self._led = False
+        self._for_main = ThreadPoolExecutor(1, thread_name_prefix="queue-of-main")
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Runs `work` in a write transaction, which is on disk when this returns."""
@@ -57,18 +62,18 @@ class Store:
         if not self.one_writer:
             with self.engine.begin() as connection:
                 return work(connection)
+        if threading.current_thread() is threading.main_thread():
+            return self._for_main.submit(self._in_turn, work).result()
+        return self._in_turn(work)
+
+    def _in_turn(self, work: Callable[[Connection], Result]) -> Result:
         turn = _Turn(work)
         turn.called.acquire()
         with self._door:
             self._waiting.append(turn)
             turn.leads, self._led = not self._led, True
         if not turn.leads:
-            try:
-                turn.called.acquire()
-            except BaseException:
-                # Ctrl-C: nobody must wait for the lead of a thread that is gone.
-                self._leave(turn)
-                raise
+            turn.called.acquire()
         if turn.leads:
             self._lead()
         if turn.error is not None:
@@ -97,13 +102,6 @@ class Store:
             if self._led:
                 self._waiting[0].leads = True
                 self._waiting[0].called.release()
-
-    def _leave(self, turn: _Turn) -> None:
-        with self._door:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-        if turn.leads:
-            self._hand_on()
 
 
 @dataclass(eq=False)

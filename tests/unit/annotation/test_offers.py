@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
+from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
 from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
@@ -275,6 +278,62 @@ def test_who_gives_up_waiting_is_not_waited_for(queue: FreshQueue) -> None:
         go_on.set()
         assert follower.result(60) == "stored"
         leader.result(60)
+
+
+def interrupted_write(queue: FreshQueue, instant: int) -> bool:
+    """A write of the main thread that Ctrl-C meets at an instruction of the queue's own code. -> whether it did"""
+    left = iter(range(instant, -1, -1))
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != transactions.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left, None) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        queue.store.write(lambda connection: None)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["first", "behind another"])
+def test_at_no_instant_does_ctrl_c_in_the_main_thread_hold_up_the_others(queue: FreshQueue, behind: bool) -> None:
+    """It meets the first instruction of a write, the second, ...: who writes after it still gets a turn."""
+    instant, stored = 0, []
+    while True:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def lead(connection: Connection, begun: threading.Event = begun, go_on: threading.Event = go_on) -> None:
+            begun.set()
+            go_on.wait(60)
+
+        def let_go(go_on: threading.Event = go_on) -> None:
+            while not queue.store._waiting and not go_on.is_set():
+                time.sleep(0.001)
+            go_on.set()
+
+        others = [threading.Thread(target=target, daemon=True) for target in (lambda: queue.store.write(lead), let_go)]
+        if behind:
+            others[0].start()
+            begun.wait(60)
+            others[1].start()
+        met = interrupted_write(queue, instant)
+        go_on.set()
+        after = threading.Thread(target=lambda: stored.append(queue.store.write(lambda _: "stored")), daemon=True)
+        after.start()
+        after.join(20)
+        assert len(stored) == instant + 1, f"interrupted at instruction {instant}"
+        if not met:
+            break
+        instant += 1
+    assert instant > 10
 
 
 def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(queue: FreshQueue) -> None:
