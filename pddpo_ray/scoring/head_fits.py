@@ -19,6 +19,8 @@ from pddpo_ray.training.score_model import ScoreModel
 
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Weights of the squared norm that are tried; the calibration rows choose."""
+FURTHEST = (1e-6, 1e6)
+"""Where the best one is at an end, ten times beyond it is tried too, as long as that is better, up to these."""
 CHUNK = 64
 """Texts whose features are kept in one file."""
 
@@ -46,23 +48,36 @@ def features_of(
 def fit_head(
     model: ScoreModel, features: dict[Text, Array], fitted: Sequence[ScoreRow], chosen_on: Sequence[ScoreRow]
 ) -> dict[str, float]:
-    """Sets the head to the minimiser of the rows' loss, its decay the best of DECAYS on `chosen_on`. -> metrics"""
+    """Sets the head to the minimiser of the rows' loss, its decay the best one on `chosen_on`. -> metrics"""
     table = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
     mean, spread = table.mean(axis=0), table.std(axis=0) + 1e-6
     columns = {text: torch.from_numpy((one - mean) / spread) for text, one in features.items()}
-    tried = []
-    for decay in DECAYS if chosen_on else (0.1,):
-        weights = _minimiser(columns, fitted, decay)
+    fits: dict[float, Tensor] = {}
+
+    def loss_at(decay: float) -> float:
+        fits[decay] = _minimiser(columns, fitted, decay)
         with torch.no_grad():
-            judged = float(_loss(weights, columns, chosen_on or fitted))
-        tried.append((judged, decay, weights))
-    judged, decay, weights = min(tried, key=lambda one: one[:2])
+            return float(_loss(fits[decay], columns, chosen_on or fitted))
+
+    decay, judged = best_decay(loss_at) if chosen_on else (0.1, loss_at(0.1))
+    weights = fits[decay]
     slope = weights[:-1].numpy() / spread
     head = model.score_head
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(slope)[None])
         head.bias.copy_(weights[-1:] - float(slope @ mean))
     return {"decay": decay, "loss": float(_loss(weights, columns, fitted)), "loss_of_choice": judged}
+
+
+def best_decay(loss_at: Callable[[float], float]) -> tuple[float, float]:
+    """The decay of the smallest loss among DECAYS and, from an end that is the best, beyond it. -> decay, its loss"""
+    losses = {decay: loss_at(decay) for decay in DECAYS}
+    for last, furthest, step in ((min, FURTHEST[0], 0.1), (max, FURTHEST[1], 10.0)):
+        while (end := last(losses)) != furthest and end == min(losses, key=losses.__getitem__):
+            beyond = float(f"{end * step:.0e}")
+            losses[beyond] = loss_at(beyond)
+    best = min(losses, key=losses.__getitem__)
+    return best, losses[best]
 
 
 def texts_of(rows: Sequence[ScoreRow]) -> list[Text]:

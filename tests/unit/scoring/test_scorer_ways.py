@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
-from pddpo_ray.scoring.held_out import REPORT, rows_of
+from pddpo_ray.scoring.head_fits import DECAYS, best_decay, fit_head, texts_of
+from pddpo_ray.scoring.held_out import REPORT, ScoreRow, rows_of
 from pddpo_ray.scoring.scorer_training import judged
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
@@ -135,3 +136,29 @@ def test_a_held_out_text_passes_through_the_model_once(tmp_path: Path) -> None:
     assert sum(passed) == 40
     assert (report["trials"], report["right"]) == (20.0, 10.0), "a new head scores every text 0: ties"
     assert report["labels"]["count"] == report["pairs"]["count"] == 20
+
+
+@pytest.mark.parametrize(("best", "tried"), [(-1, 6), (-5, 9), (-9, 9), (3, 8), (9, 10)])
+def test_a_decay_at_the_end_of_the_grid_is_looked_for_beyond_it(best: int, tried: int) -> None:
+    """The loss is the distance to 10^best: found where it lies within 1e-6 to 1e6, else its nearest end."""
+    asked: list[float] = []
+
+    def loss_at(decay: float) -> float:
+        asked.append(decay)
+        return abs(float(np.log10(decay)) - best)
+
+    decay, loss = best_decay(loss_at)
+    assert decay == float(f"1e{min(max(best, -6), 6)}")
+    assert loss == pytest.approx(max(0, abs(best) - 6))
+    assert len(asked) == len(set(asked)) == tried
+
+
+def test_a_head_that_learns_little_is_shrunk_as_far_as_its_calibration_rows_ask(tmp_path: Path) -> None:
+    """Labels that hardly follow the features: with the decay of the grid's end it does worse than saying nothing."""
+    model = score_model_of(save_policy(tmp_path / "base", 0), "reward", bias=True)
+    width, rng = model.score_head.in_features, np.random.default_rng(2)
+    rows = [ScoreRow((), (1, index), (2, index)) for index in range(2 * width)]
+    features = {text: rng.normal(size=width) for text in texts_of(rows)}
+    shown = fit_head(model, features, rows[:width], rows[width:])
+    assert shown["decay"] > max(DECAYS)
+    assert shown["loss_of_choice"] <= np.log(2.0) + 1e-3
