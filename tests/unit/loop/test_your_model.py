@@ -93,7 +93,8 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
         assert said in done["train smollm2"], said
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
     assert (tmp_path / "aligned" / "model.safetensors").is_file()
-    planned = pddpo(tmp_path, "train", "ours.yaml", "--dry-run", "model.reference=models/smollm2")
+    tiny = ["model.reference=models/smollm2", "rollout.max_model_len=128", "rollout.max_tokens=16"]
+    planned = pddpo(tmp_path, "train", "ours.yaml", "--dry-run", *tiny)
     assert planned.returncode == 0, planned.stderr
     for limit in ("unsafe: at most 5 %", "length: at most 80 words", "helpful: at least 50 %"):
         assert limit in planned.stdout
