@@ -31,7 +31,12 @@ async (walks) => {
     if (path.endsWith("/me")) return reply(200, world.session);
     if (headers["X-CSRF-Token"] !== world.session.csrf) return reply(403, { code: "forbidden" });
     const key = path.split("/").at(-1);
-    if (world.refused.has(JSON.parse(body).lease)) { saw("refused"); return reply(410, { detail: "withdrawn" }); }
+    const { lease } = JSON.parse(body);
+    if (world.refused.has(lease)) {
+      saw("refused");
+      world.once.add(lease);
+      return reply(410, { detail: "withdrawn" });
+    }
     const before = world.stored.get(key);
     if (before && before.body !== body) broken.push(`${key} came with two answers`);
     world.stored.set(key, { body, by: world.session.id });
@@ -76,7 +81,7 @@ async (walks) => {
   for (let walk = 0; walk < walks; walk++) {
     localStorage.clear();
     world = { net: "up", session: null, tokens: 0, leases: 0 };
-    world = { ...world, stored: new Map(), refused: new Set(), deleted: new Set() };
+    world = { ...world, stored: new Map(), refused: new Set(), once: new Set(), deleted: new Set() };
     await signIn();
     const said = new Set(), history = [];
     for (let step = 0; step < 25; step++) {
@@ -88,6 +93,9 @@ async (walks) => {
       for (const [key, { by }] of world.stored) {
         said.add(key);
         if (by !== "ana") broken.push(`${history}: in the name of ${by}`);
+      }
+      for (const { body } of outbox.refused) {
+        if (!world.once.has(body.lease)) broken.push(`${history}: nobody refused ${body.lease}`);
       }
       for (const key of said) {
         const there = world.stored.has(key) || world.deleted.has(key) || keys().some((one) => one.endsWith(key));
