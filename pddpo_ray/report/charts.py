@@ -21,7 +21,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import Affine2D
 
 from pddpo_ray.report.text import escape, short, visible
@@ -115,6 +115,7 @@ def line_chart(
     with _chart(title, across, up, x_label, y_label) as chart:
         if log:
             chart.axes.set(xscale="log", yscale="log")
+            chart.axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             _write_ticks(chart.axes)
         for line in lines:
             chart.band(line)
@@ -233,7 +234,10 @@ class Chart:
         values = [short(y) for y in ys]
         tips = [f"round {x:g}, {line.name}: {value}" for x, value in zip(xs, values, strict=True)]
         last = len(xs) - 1
-        shown = sorted({round(last * k / MARKS) for k in range(MARKS + 1)}) if last > MARKS else range(last + 1)
+        even = [k / MARKS for k in range(MARKS + 1)]
+        if self.axes.get_xscale() == "log":
+            even = [((last + 1) ** share - 1) / max(last, 1) for share in even]
+        shown = sorted({round(last * share) for share in even}) if last > MARKS else range(last + 1)
         self.points(
             [line.points[k] for k in shown], [tips[k] for k in shown], [values[k] for k in shown], line.color, size=4.4
         )
@@ -361,7 +365,7 @@ def _style(axes: Axes, x_label: str, y_label: str) -> None:
 
 
 def _write_ticks(axes: Axes) -> None:
-    """Numbers as the page writes them; a logarithmic axis has numbers at powers of ten only."""
+    """Numbers as the page writes them, at major ticks only."""
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))

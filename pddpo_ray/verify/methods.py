@@ -90,6 +90,25 @@ COMPARED = (
 )
 """The curves of the page: what runs do, the exact draw beside it, and what carries the claims."""
 
+PICTURES = (
+    (
+        "What runs do",
+        "Offline, or from its own answers alone, a method keeps the gap of the covered answers; runs explore.",
+        (OFFLINE, NO_BONUS, PROPOSALS, SHIPPED, EXACT),
+    ),
+    (
+        "The bonus: who follows it, and its size",
+        "In paper mode a larger bonus costs more at first and less in the end; split, it costs nothing at first.",
+        (split(4), paper(1), paper(2), paper(4)),
+    ),
+    (
+        "The bonus as the paper has it",
+        "As runs have it (centred, with the corrected loss), and with what the paper prints or assumes in its place.",
+        (paper(2), *COMPARED[-3:]),
+    ),
+)
+"""Title, meaning and methods of each picture; few enough that every curve has a colour of its own."""
+
 TABLE = (
     OFFLINE,
     NO_BONUS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pddpo_ray.verify.experiments import (
     curve,
     e2_table,
     exploration_claims,
+    interval_claims,
     random_worlds_table,
     theory_table,
 )
@@ -41,7 +43,7 @@ from pddpo_ray.verify.methods import (
     paper,
     split,
 )
-from pddpo_ray.verify.page import gap_chart
+from pddpo_ray.verify.page import WORDS, gap_chart, render
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
@@ -353,9 +355,39 @@ def test_the_whole_command_holds(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_plot_of_a_single_seed_has_no_band(world: TabularWorld) -> None:
     """One mark per round and one per round of the bound; the band of two seeds is an interval more."""
-    one, two = (gap_chart(world, {"one": curve(world, OFFLINE, rounds=7, seeds=seeds)}) for seeds in ([0], [0, 1]))
+    one, two = (
+        gap_chart(world, {"one": curve(world, OFFLINE, rounds=7, seeds=seeds)}, "Gaps", "") for seeds in ([0], [0, 1])
+    )
     assert one.count("<title>round ") == 7 + 3
     assert ("standard errors" in one, "standard errors" in two) == (False, True)
+
+
+def drawn(world: TabularWorld, checks: list[Check]) -> str:
+    """The page with every curve, three rounds long."""
+    one = curve(world, OFFLINE, rounds=3, seeds=[0, 1])
+    curves = {method.name: dataclasses.replace(one, method=method) for method in COMPARED}
+    return render(world, curves, [dataclasses.asdict(check) for check in checks])
+
+
+def test_every_method_is_in_a_picture_and_no_two_curves_of_one_look_alike(world: TabularWorld) -> None:
+    figures = re.findall(r"<figure.*?</figure>", drawn(world, []), re.S)
+    legends = [re.findall(r'<i class="key ([^"]+)"></i>([^<]+)', figure) for figure in figures]
+    assert {name for legend in legends for _, name in legend} > {method.name for method in COMPARED}
+    for legend in legends:
+        assert len({look for look, _ in legend}) == len(legend), legend
+
+
+def test_every_symbol_of_the_page_is_explained_on_it(world: TabularWorld) -> None:
+    """Greek letters and their names, single capitals, names with _ or *, abbreviations."""
+    claims = [check(world) for check in FORMULAS] + interval_claims()
+    body = re.sub(r"<svg.*?</svg>|<style>.*?</style>|<footer>.*", "", drawn(world, claims), flags=re.S)
+    text = html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<dl.*?</dl>", "", body, flags=re.S)))
+    symbol = r"[Α-ω]|\b\w+\*|\b\w+_\w+\b|\b[A-Z][A-Z-]*[A-Z]\b|\b(?:[A-Z]|lambda|rho|beta|Var)\b"
+    words = " ".join([*WORDS, *WORDS.values()])
+    methods = {"PD-DPO", "O-PD-DPO"}
+    used = set(re.findall(symbol, text)) - methods - {"A"}
+    assert used > {"ρ", "lambda*", "pi_r", "TV", "K"}
+    assert {one for one in used if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", words)} == set()
 
 
 def test_what_runs_do_leads_the_page_and_the_exact_draw_stands_beside_it() -> None:

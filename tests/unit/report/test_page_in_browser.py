@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pddpo_ray.verify.checks import FORMULAS
+from pddpo_ray.verify.experiments import curve
+from pddpo_ray.verify.methods import OFFLINE
+from pddpo_ray.verify.page import render
+from pddpo_ray.worlds.tabular import trap_world
 
 pytestmark = pytest.mark.browser
 
@@ -29,6 +36,25 @@ def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, 
     assert contrast(page, "ink") >= 7.0
     assert page.locator("svg text").first.evaluate("text => text.getBoundingClientRect().height") >= 9
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_table_of_verify_fits_a_phone_without_scrolling_sideways(browser: Any, tmp_path: Path, scheme: str) -> None:
+    world = trap_world()
+    one = curve(world, OFFLINE, rounds=3, seeds=[0, 1])
+    written = tmp_path / "verify.html"
+    written.write_text(render(world, {OFFLINE.name: one}, [asdict(check(world)) for check in FORMULAS]))
+    page = browser.new_page(viewport={"width": 360, "height": 800}, color_scheme=scheme)
+    page.goto(written.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert (
+        page.evaluate("[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length")
+        == 0
+    )
+    widths = page.evaluate("[...document.querySelectorAll('tbody td:first-child')].map(cell => cell.clientWidth)")
+    assert min(widths) > 300, "a claim has the width of the page"
+    assert page.locator("td small").first.evaluate("part => parseFloat(getComputedStyle(part).fontSize)") >= 11
+    page.close()
 
 
 def contrast(page: Any, name: str) -> float:

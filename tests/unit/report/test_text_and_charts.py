@@ -78,6 +78,13 @@ def test_a_curve_passes_through_its_points() -> None:
     assert [float(number) for number in re.findall(r"[-0-9.]+", path)] == pytest.approx([xy for p in at for xy in p])
 
 
+def test_marks_of_a_long_curve_stand_evenly_on_a_logarithmic_axis() -> None:
+    """All rounds of the first tenfold and twenty of each other; evenly by round it would be one in the first."""
+    at = marks(line_chart("t", "d", [Line("a", [(k, 1.0 / k) for k in range(1, 1001)], 1)], log=True))
+    rounds = [int(re.findall(r"\d+", tip)[0]) for tip in at]
+    assert [sum(low <= one < 10 * low for one in rounds) for low in (1, 10, 100)] == [9, 20, 20]
+
+
 def test_a_wild_start_does_not_flatten_the_rest() -> None:
     """40 is an arrow with its value at the upper edge, above its round; the later rounds use the whole frame."""
     values = [40.0, *[0.5 - 0.01 * k for k in range(15)]]
