@@ -148,7 +148,7 @@ def connect(address: str) -> Any:
     try:
         client = JobSubmissionClient(address)
         client.list_jobs()
-    except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
+    except (AuthenticationError, OSError, RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())
         if "401" in text or "403" in text or "uthenticat" in text:
             advice = "it asks for a token: set RAY_AUTH_MODE=token and put the cluster's token into ~/.ray/auth_token"
@@ -215,6 +215,8 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
     Raises UserError when the head does not answer for `HEAD_GONE_S`.
     """
 
+    import aiohttp
+
     async def tail() -> None:
         async for text in client.tail_job_logs(job):
             show(text)
@@ -222,7 +224,7 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
     while _status(_details(client, job, show)) not in ENDED:
         try:
             asyncio.run(tail())
-        except (ConnectionError, RuntimeError):
+        except (OSError, RuntimeError, aiohttp.ClientError):
             # The log's connection may break while the job goes on; the status above decides.
             time.sleep(AGAIN_S)
     return exit_code(_details(client, job, show))
@@ -234,7 +236,7 @@ def _details(client: Any, job: str, show: Callable[[str], None]) -> Any:
     while True:
         try:
             return client.get_job_info(job)
-        except (ConnectionError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:  # those of requests are OSErrors
             if time.monotonic() > deadline:
                 raise UserError(
                     f"the cluster's head has not answered for {HEAD_GONE_S} s: the job {job} may go on;"

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import aiohttp
 import pytest
+import requests
 import yaml
 
 from deploy import submit
@@ -205,7 +207,13 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_a_head_that_is_away_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionError, requests.exceptions.ConnectionError, requests.exceptions.Timeout, RuntimeError]
+)
+def test_a_head_that_is_away_is_waited_for_and_then_named(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's client raises what requests raises, whose errors are no ConnectionError of Python's."""
     now = [0.0]
     monkeypatch.setattr(submit.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(submit.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -219,7 +227,7 @@ def test_a_head_that_is_away_is_waited_for_and_then_named(monkeypatch: pytest.Mo
 
         def get_job_info(self, job: str) -> Details:
             if now[0] < self.back_s:
-                raise ConnectionError("nobody is there")
+                raise error("nobody is there")
             return super().get_job_info(job)
 
     shown: list[str] = []
@@ -227,3 +235,19 @@ def test_a_head_that_is_away_is_waited_for_and_then_named(monkeypatch: pytest.Mo
     assert shown == ["waiting up to 120 s for the cluster's head, which does not answer\n", "round 1\n"]
     with pytest.raises(UserError, match="has not answered for 120 s: the job pddpo-mnt-runs-a-1 may go on"):
         submit.follow(Away(10_000), "pddpo-mnt-runs-a-1", shown.append)
+
+
+def test_a_log_that_breaks_off_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    errors: list[Exception] = [aiohttp.ServerDisconnectedError(), OSError("reset"), RuntimeError("closed")]
+
+    class Broken(Jobs):
+        async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+            if errors:
+                raise errors.pop()
+            async for text in super().tail_job_logs(name):
+                yield text
+
+    shown: list[str] = []
+    assert submit.follow(Broken([Details("RUNNING", driver_exit_code=3)]), "pddpo-mnt-runs-a-1", shown.append) == 3
+    assert shown == ["round 1\n"]
