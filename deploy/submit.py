@@ -215,18 +215,22 @@ def follow(client: Any, job: str, show: Callable[[str], None]) -> int:
     Raises UserError when the head does not answer for `HEAD_GONE_S`.
     """
 
-    import aiohttp
-
     async def tail() -> None:
-        async for text in client.tail_job_logs(job):
+        log = client.tail_job_logs(job)
+        while True:
+            try:
+                text = await anext(log)
+            except StopAsyncIteration:
+                return
+            except Exception:
+                # Whatever Ray's client is made of: the log's connection may break while the job goes on, and the
+                # status below decides.
+                time.sleep(AGAIN_S)
+                return
             show(text)
 
     while _status(_details(client, job, show)) not in ENDED:
-        try:
-            asyncio.run(tail())
-        except (OSError, RuntimeError, aiohttp.ClientError):
-            # The log's connection may break while the job goes on; the status above decides.
-            time.sleep(AGAIN_S)
+        asyncio.run(tail())
     return exit_code(_details(client, job, show))
 
 

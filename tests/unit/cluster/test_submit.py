@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import aiohttp
 import pytest
 import requests
 import yaml
@@ -238,8 +237,9 @@ def test_a_head_that_is_away_is_waited_for_and_then_named(
 
 
 def test_a_log_that_breaks_off_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error of any library; one of what shows the log is another matter."""
     monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
-    errors: list[Exception] = [aiohttp.ServerDisconnectedError(), OSError("reset"), RuntimeError("closed")]
+    errors = [type("ServerDisconnectedError", (Exception,), {})(), OSError("reset"), RuntimeError("closed")]
 
     class Broken(Jobs):
         async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
@@ -251,3 +251,9 @@ def test_a_log_that_breaks_off_is_followed_again(monkeypatch: pytest.MonkeyPatch
     shown: list[str] = []
     assert submit.follow(Broken([Details("RUNNING", driver_exit_code=3)]), "pddpo-mnt-runs-a-1", shown.append) == 3
     assert shown == ["round 1\n"]
+
+    def closed(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    with pytest.raises(BrokenPipeError):
+        submit.follow(Jobs([Details("RUNNING")]), "pddpo-mnt-runs-a-1", closed)
