@@ -162,11 +162,15 @@ def estimates_on_sets(
         raise ValueError(f"limit {int(np.argmax(total == 0))}: no answer of its prompt set has a number")
     means = (weights * filled).sum(axis=0) / total
     draws = np.unique([one.draw for one in measured], return_inverse=True)[1]
-    residuals = np.zeros((draws.max() + 1, len(total)))
-    centred = filled - _asked_by_chance(measured, weights, worst)
+    count = int(draws.max()) + 1
+    residuals, corrections = np.zeros((2, count, len(total)))
+    by_chance, correction, counted = _of_an_even_draw(measured, weights, worst)
+    centred = filled - by_chance
     np.add.at(residuals, draws, weights * (centred - (weights * centred).sum(axis=0) / total))
-    count = len(residuals)
-    errors = np.sqrt(count / max(count - 1, 1) * (residuals**2).sum(axis=0)) / total
+    np.add.at(corrections, draws, weights * correction)
+    by_people = (corrections * (2.0 * residuals - corrections)).sum(axis=0)
+    squares = (residuals**2).sum(axis=0) + (counted - 1.0) * np.maximum(by_people, 0.0)
+    errors = np.sqrt(count / max(count - 1, 1) * squares) / total
     noise = weights**2 * np.array([one.noise for one in measured])
     if learned is not None:
         told = noise_beside_learned(on_all, learned.values, learned.multipliers, draws.tolist())
@@ -187,11 +191,13 @@ def means_by_people_alone(measured: Sequence[MeasuredAnswer]) -> Array:
     return np.divide(np.where(asked, said, 0.0).sum(axis=0), count, out=np.full(shape, np.inf), where=count > 0)
 
 
-def _asked_by_chance(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> Array:
-    """What each corrected cost varies by for no other reason than who was asked, where a fixed number is. [N, I]
+def _of_an_even_draw(measured: Sequence[MeasuredAnswer], weights: Array, worst: Array) -> tuple[Array, Array, Array]:
+    """What asking a fixed number n of N answers does to the squares of corrected costs. -> [N, I], [N, I], [I]
 
-    Of f + (s/pi)(y - f) that is (s/pi - 1) D, D the mean of y - f: over an even draw of fixed size it sums to 0, and so
-    adds nothing to the error of the mean; of independent coins it would add (1/pi - 1) D^2 / N.
+    Of f + (s/pi)(y - f) the part (s/pi - 1) D, D the mean of y - f, varies for no other reason than who was asked: over
+    an even draw of fixed size it sums to 0, and so adds nothing to the error of the mean; of independent coins it would
+    add (1/pi - 1) D^2 / N. What is left of the correction is (s/pi)(y - f - D). As D is the mean of the same n answers,
+    the squares and products of what is left are too small on average: they count n (N - 1) / ((n - 1) N) times.
     """
     machine = np.array([one.costs for one in measured])
     chance = np.array([np.broadcast_to(one.chance, machine[0].shape) for one in measured])
@@ -200,4 +206,7 @@ def _asked_by_chance(measured: Sequence[MeasuredAnswer], weights: Array, worst: 
     differences = np.where(asked, np.where(np.isnan(people), worst, people) - machine, 0.0)
     among = np.where(asked, weights, 0.0).sum(axis=0)
     mean = np.divide((weights * differences).sum(axis=0), among, out=np.zeros_like(among), where=among > 0)
-    return np.asarray((np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0) - 1.0) * mean)
+    times = np.where(asked, 1.0 / np.where(asked, chance, 1.0), 0.0)
+    shown, number = asked.sum(axis=0), (weights > 0).sum(axis=0)
+    counted = np.where(shown > 1, shown / np.maximum(shown - 1, 1) * (number - 1) / number, 1.0)
+    return (times - 1.0) * mean, times * (differences - mean), counted
