@@ -180,7 +180,7 @@ clients: setup $(CLIENTS_READY)
 	$(BIN)/pytest tests/serve/test_clients.py tests/serve/test_dashboard_types.py $(ARGS)
 
 trainers: setup $(TRAINERS_READY)
-	$(TRAINERS)/bin/python -m pytest $(addprefix tests/unit/integrations/test_,verl.py openrlhf.py skyrl.py answer_scores.py) $(ARGS)
+	$(TRAINERS)/bin/python -m pytest $(addprefix tests/unit/integrations/test_,verl.py openrlhf.py skyrl.py answer_scores.py scripts_of_the_page.py) $(ARGS)
 
 # ARGS="--address auto --out SHARE --journal URL" for a cluster that is up, "--model FOLDER" for a 7B recipe's first round,
 # "--rehearse" on CPUs

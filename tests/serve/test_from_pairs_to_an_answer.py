@@ -8,13 +8,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import openai
 import pytest
 
 from tests.scorer_rows import rows_of_words, write_rows
 from tests.served_process import served
 from tests.small_align import SMALL_ALIGN, save_chat_model
+from tests.tutorial_page import blocks
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
 ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n90 %\n0\n"
@@ -63,12 +64,11 @@ def test_a_file_of_pairs_becomes_an_answer_of_the_endpoint(tmp_path: Path) -> No
     assert (tmp_path / "aligned" / "model.safetensors").is_file()
     prompt = json.loads((tmp_path / "helpful.jsonl").read_text().splitlines()[0])["prompt"]
     with served(run, tmp_path / "serve.log") as endpoint:
-        client = openai.OpenAI(
-            base_url=f"{endpoint.url}/v1", api_key=(run / "serve-key").read_text().strip(), max_retries=0, timeout=120
-        )
-        reply = client.chat.completions.create(
-            model="round-2", messages=[{"role": "user", "content": prompt}], max_tokens=6
-        )
-    assert reply.choices[0].message.content
-    assert reply.model_extra is not None
-    assert reply.model_extra["pddpo"]["round"] == 2
+        (script,) = blocks("serving.md", "py")
+        script = script.replace("http://127.0.0.1:8800", endpoint.url).replace("runs/mine", str(run))
+        # nothing is released: the limit is certified without the margin that a release needs
+        script = script.replace('"released"', '"round-2"').replace("how do I sleep better", prompt)
+        told: dict[str, Any] = {}
+        exec(compile(script, "serving.md", "exec"), told)
+    assert told["reply"].choices[0].message.content
+    assert told["reply"].model_extra["pddpo"]["round"] == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pddpo_ray.data import Settings, inspect
 from tests.scorer_rows import rows_of_words, write_rows
 from tests.small_align import SMALL_ALIGN, save_chat_model
 
@@ -69,6 +70,16 @@ def pddpo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         timeout=600,
         check=False,
     )
+
+
+def test_the_rows_that_the_page_shows_are_read(tmp_path: Path) -> None:
+    pair, label = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    (tmp_path / "helpful.jsonl").write_text(pair, encoding="utf-8")
+    (tmp_path / "safety.jsonl").write_text(label, encoding="utf-8")
+    (good,) = inspect([str(tmp_path / "helpful.jsonl")], Settings(means="helpful")).examples()
+    assert good.example.label("helpful") == 0
+    (good,) = inspect([str(tmp_path / "safety.jsonl")], Settings(means="harmless")).examples()
+    assert [answer.safe for answer in good.example.answers] == [False]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,12 @@ def pddpo(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
         capture_output=True, text=True, check=False, cwd=folder, timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
     )  # fmt: skip
+
+
+def test_the_entry_point_that_the_page_shows_is_the_examples() -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", page, re.S | re.M)
+    assert shown in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path: Path) -> None:

@@ -48,6 +48,42 @@ PDDPO += [
 ]
 
 
+KINDS = {"bash", "yaml", "yml", "python", "py", "json", "toml", "text"}
+"""What a fenced block may be: docs/what-is-run.md says what happens to each."""
+PROGRAMS = r"(?:pddpo|make|python|pip|ray|curl|kubectl|helm|docker|sbatch|source|export)\b"
+
+
+def test_every_block_says_its_kind_and_commands_stand_in_blocks() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= KINDS, page.name
+        outside = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+        assert re.findall(rf"^ {{4,}}\$? ?{PROGRAMS}.*", outside, re.M) == [], page.name
+
+
+def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
+    group: Any = typer.main.get_command(app)
+    named = [
+        (page.name, code)
+        for page in PAGES
+        if page.name != "what-is-run.md"  # its commands are patterns
+        for code in re.findall(
+            r"`(pddpo [^`]+)`", re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
+        )
+    ]
+    assert len(named) > 100
+    for page, code in named:
+        verb, options = group, set()
+        for word in code.split()[1:]:
+            if word in getattr(verb, "commands", {}):
+                verb = verb.commands[word]
+            elif verb is group:
+                assert word.startswith("-"), (page, code)
+            options |= {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
+            option = re.match(r"--?[a-z][\w-]*", word)
+            assert option is None or option[0] in options | {"--help", "--version"}, (page, code)
+
+
 OWN_FILES = ("align", "smollm2")
 """Recipes of a user's own model and files; test_your_model.py runs them."""
 

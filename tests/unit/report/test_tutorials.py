@@ -100,6 +100,10 @@ def test_the_script_for_trl_runs_with_a_tiny_model_and_its_weights_move(
     script = re.sub(r"\[\"How do.*\] \* 8", '["word1 word2", "word3"] * 8', script)
     exec(compile(script, "train_limited.py", "exec"), {"__name__": "tutorial"})
     steps = [json.loads(line) for line in (tmp_path / "out" / "limits.jsonl").read_text().splitlines()]
+    answers = [{"prompt": "word1", "response": "word2 word3"}, {"prompt": "word3", "response": "I cannot say."}]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    (check,) = commands("tutorials/with-trl.md")
+    assert "refuses" in ran(tmp_path, check)
     states = [step["states"] for step in steps if "states" in step]
     assert set(states[-1]) == {"length", "refuses"}
     assert states[-1]["length"]["multiplier"] > 0

@@ -13,7 +13,13 @@ from tests.unit.report.test_docs import PAGES, commands
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-SYMBOLS = re.compile(r"[\u0370-\u03ff√‖∝≤≥±₊★⊥∈∞∑∂∇≈⇒∀∃]")
+EVERYDAY = "–—·−→×²³⁵…§’“”"
+"""Signs that need no explanation: punctuation, arithmetic, powers of ten."""
+SYMBOLS = re.compile(rf"[\u0370-\u03ff]|[^\x00-\x7f\w\s{EVERYDAY}]")
+LETTER = re.compile(r"(?<![\w'`-])(?<!\d )(?<!\d\n)(?!A\b|I\b|a\b)([A-Za-z])(?![\w'-]|\.[a-z])")
+"""A single letter that stands for something: no article, no unit after a number."""
+OWN_LETTERS = {"settings.md", "paper.md"}
+"""Each key explains its letter; the letters are the paper's."""
 ABBREVIATION = re.compile(r"(?<![\w-])[A-Z][A-Z0-9]{1,}(?:-[A-Z]{2,})?(?!\w)")
 """Two capitals or more in a row; names in mixed case, as of programs, are not abbreviations."""
 TERMS = (
@@ -48,7 +54,7 @@ TERMS = (
 """Words that mean something particular here."""
 WRITTEN_BY_PROGRAMS = {"settings.md", "mutants.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
-OWN_WORDS = {"README", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES", "NAME", "TOKEN", "PORT"}
+OWN_WORDS = set("README CONTRIBUTING LICENSE NOTICE ENGINE E0N NOT OF RUN ARGS FILES NAME TOKEN PORT".split())
 """Emphasis, and what a reader puts in the place of."""
 
 
@@ -64,10 +70,11 @@ def glossary() -> set[str]:
     return {name for cell in first for name in re.findall(r"\*\*([^*]+)\*\*", cell)}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
-def test_no_symbol_or_abbreviation_is_unknown_to_the_glossary(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_symbol_letter_or_abbreviation_is_unknown_to_the_glossary(page: Path) -> None:
     known, text = glossary(), prose(page)
     used = set(SYMBOLS.findall(text)) | (set(ABBREVIATION.findall(text)) - OWN_WORDS)
+    used |= set() if page.name in OWN_LETTERS else set(LETTER.findall(text))
     assert {one for one in used - known if not re.fullmatch(r"E\d\d|[A-Z]\d+", one)} == set()
 
 
@@ -107,7 +114,7 @@ def test_every_message_of_the_troubleshooting_page_is_one_that_the_program_print
 
 def rows() -> list[tuple[str, str, str]]:
     """(pattern, executed by, reason) of docs/what-is-run.md."""
-    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8")
+    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     found = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)` )?\| ([^|]*)\|$", text, re.M)
     return [(pattern, test, reason.strip()) for pattern, test, reason in found]
 
@@ -124,6 +131,19 @@ def test_every_command_is_executed_by_a_test_or_has_a_reason_why_not() -> None:
     for pattern, test, reason in table:
         assert test or reason, pattern
         assert not test or (ROOT / test).exists(), test
+
+
+def test_every_other_block_has_a_row_that_says_what_happens_to_it() -> None:
+    text = (DOCS / "what-is-run.md").read_text(encoding="utf-8").partition("\n## Commands\n")[0]
+    table = re.findall(r"^\| `(\w+)` \| (?:`([\w./-]+)`|any) \| (.*) \|$", text, re.M)
+    assert all(re.search(r"`tests/[\w/.]+`|not run|output", said) for _, _, said in table)
+    found = set()
+    for page in PAGES:
+        name = page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+        for mark in re.findall(r"^```(\w+)\n.*?^```", page.read_text(encoding="utf-8"), re.S | re.M):
+            if mark != "bash":
+                found.add((mark, "" if (mark, "") in {row[:2] for row in table} else name))
+    assert found == {row[:2] for row in table}
 
 
 def test_pages_are_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from pddpo_ray.training.score_model import (
     write_score_config,
 )
 from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+from tests.tutorial_page import blocks
 
 TEXTS = [("word1 word2", "word3"), ("word4", "word5 word6 word7"), ("word1 word2", "word3"), ("word9", "word8 word8")]
 
@@ -91,6 +93,18 @@ def test_a_beaver_reward_model_loses_mean_and_scale_a_cost_model_its_scale_alone
     np.testing.assert_allclose(cost, raw / 2.0, atol=1e-5)
     np.testing.assert_allclose(plain, raw, atol=1e-5)
     assert len(set(np.round(raw, 3))) == 3, "equal texts have equal scores, others differ"
+
+
+def test_the_lines_of_the_page_read_and_score_a_model_of_that_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = beaver(Path("models") / "beaver-7b-v1.0-cost", "cost")
+    (script,) = blocks("scorers.md", "py")
+    told: dict[str, Any] = {}
+    exec(compile(script, "scorers.md", "exec"), told)
+    asked = [("how do i light the stove ?", "use a long match .")]
+    np.testing.assert_array_equal(told["cost"].score_texts(asked), load_scorer(folder).score_texts(asked))
 
 
 def test_scores_do_not_depend_on_the_batch(tmp_path: Path) -> None:
