@@ -54,7 +54,8 @@ TERMS = (
 """Words that mean something particular here."""
 WRITTEN_BY_PROGRAMS = {"settings.md", "mutants.md"}
 """Pages that programs write; on the site their symbols explain themselves as on all pages."""
-OWN_WORDS = set("README CONTRIBUTING LICENSE NOTICE ENGINE E0N NOT OF RUN ARGS FILES NAME TOKEN PORT".split())
+OWN_WORDS = {"README", "CONTRIBUTING", "LICENSE", "NOTICE", "ENGINE", "E0N", "NOT", "OF", "RUN", "ARGS", "FILES"}
+OWN_WORDS |= {"NAME", "TOKEN", "PORT"}
 """Emphasis, and what a reader puts in the place of."""
 
 
