@@ -7,8 +7,11 @@ transformers, so `--help` answers at once; a verb imports what it needs when it 
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -91,6 +94,15 @@ app.add_typer(world.app, name="world")
 app.add_typer(annotation_files.app, name="annotations")
 
 
+MISSING = (errno.ENOENT, errno.EISDIR, errno.EEXIST)
+REFUSED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says of a path that cannot be made or read; a full disk is another matter."""
+LONGEST_SHOWN = 60
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
+"""Bars of transformers, datasets and the hub, and what the hub says of each retry: none of a command's own lines. They
+read it when they are imported; who sets it otherwise gets them."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"pddpo {__version__}")
@@ -108,14 +120,49 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and end the process with its exit code. Our own errors are one line on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
+        demand_text(words)
         app(args=arguments, prog_name="pddpo")
     except PddpoError as error:
         print(f"pddpo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        advice = unusable_path(error, words)
+        if advice is None:
+            raise
+        print(f"pddpo: {advice}", file=sys.stderr)
+        sys.exit(UserError.exit_code)
     except ModuleNotFoundError as error:
         advice = missing_extra(error.name)
         if advice is None:
             raise
         print(f"pddpo: {advice}", file=sys.stderr)
         sys.exit(UserError.exit_code)
+
+
+def demand_text(words: Sequence[str]) -> None:
+    """Raises UserError for a word that no file and no database can hold: not UTF-8, or with a null character."""
+    for word in words:
+        if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(f"{word!a} is no text in UTF-8, or has a null character; name it otherwise")
+
+
+def unusable_path(error: OSError, words: Sequence[str]) -> str | None:
+    """What to say where a path of the command line cannot be used, nor what was to be made for it beside or in it.
+
+    None for any other path, and for a file that is missing in a folder that was named: that is a bug, with a traceback.
+    """
+    if error.errno not in (*MISSING, *REFUSED) or not isinstance(error.filename, str):
+        return None
+    path = Path(error.filename).absolute()
+    for word in words:
+        named = Path(word.partition("=")[2] if word.startswith("--") and "=" in word else word).absolute()
+        beside = path.parent == named.parent and named.name in path.name
+        inside = error.errno in REFUSED and named in path.parents
+        if path == named or beside or inside:
+            shown = word if len(word) <= LONGEST_SHOWN else f"{word[:LONGEST_SHOWN]}… ({len(word)} characters)"
+            return f"{shown} cannot be used: {os.strerror(error.errno)}; name another"
+    return None

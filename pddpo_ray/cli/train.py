@@ -108,8 +108,7 @@ def train(
 
 
 def quieten_libraries(machine: Machine) -> None:
-    """Keeps bars and warnings of libraries out of a run's lines; they read these when they are imported."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Keeps warnings of libraries out of a run's lines; they read these when they are imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # says that a CPU has no Triton
     if not machine.gpus:

@@ -24,6 +24,8 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the library's own class attribute
 
 
+MOST_DIGITS = 18
+"""Of a number before its point: so many that every one is exact and fits into a database."""
 WORD = "tag:yaml.org,2002:str"
 OTHER_READERS = {form for word in ("yes", "no", "on", "off") for form in (word, word.capitalize(), word.upper())}
 """Words that readers of YAML 1.1 take for true or false; they are keys in quotes alone."""
@@ -37,9 +39,36 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
     _NUMBER,
 )
+
+
+class _TooLargeError(yaml.constructor.ConstructorError):
+    """A number that no setting can mean, and that no computation could go on with."""
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    digits = str(loader.construct_scalar(node))
+    if len(digits.lstrip("+-").lstrip("0")) > MOST_DIGITS:
+        raise _too_large(digits, node)
+    return int(digits)
+
+
+def _decimal(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = str(loader.construct_scalar(node))
+    value = float(text)
+    if abs(value) >= 10.0**MOST_DIGITS:
+        raise _too_large(text, node)
+    return value
+
+
+def _too_large(text: str, node: yaml.Node) -> _TooLargeError:
+    shown = text if len(text) <= 40 else f"{text[:20]}… ({len(text)} characters)"
+    problem = f"{shown} has more than {MOST_DIGITS} digits before the point; no setting takes such a number"
+    return _TooLargeError(problem=problem, problem_mark=node.start_mark)
+
+
 # The library's constructor reads a leading zero as octal, and so on.
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(loader.construct_scalar(node)))
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor("tag:yaml.org,2002:float", _decimal)
 
 
 def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
@@ -59,7 +88,9 @@ def read_document(path: Path, name: str) -> tuple[dict[str, Any], Origins]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+        problem = getattr(error, "problem", None) or error
+        told = str(problem) if isinstance(error, _TooLargeError) else f"not valid YAML ({problem})"
+        raise UserError(f"{name}{line}: {told}") from error
     finally:
         loader.dispose()
     if not isinstance(value, dict):
@@ -72,6 +103,9 @@ def parse_value(text: str, origin: str) -> Any:
     loader = _Loader(text)
     try:
         return loader.get_single_data()
+    except _TooLargeError as error:
+        shown = origin if len(origin) <= 80 else f"{origin[:60]}…`"
+        raise UserError(f"{shown}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: the value is not valid YAML; quote it, e.g. 'key=\"{text}\"'") from error
     finally:

@@ -32,6 +32,10 @@ KEYS = (
     "answers", "labels_each", "deadline", "failed",
 )  # fmt: skip
 AUDIT = "audited_by"
+LARGEST = 1e18
+"""Beyond all that is measured; sums and squares of it are still numbers."""
+CERTAIN = 36.0
+"""At this logit a probability is 1 to the last digit of a float."""
 """The key under which people measure a part of what another source measures."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
@@ -325,6 +329,8 @@ def _limit(name: str, where: str, given: Mapping[str, Any], quantity: Quantity) 
     bound = number_of(at, given[stated[0]], share=share, unit=quantity.unit)
     if quantity.kind == "kl" and bound <= 0.0:
         raise UserError(f"{at}: {bound:g} nats or less is kept by the reference alone; a kl limit is above 0")
+    if quantity.kind == "logit" and abs(bound) > CERTAIN:
+        raise UserError(f"{at}: a logit of {bound:g} is a certainty; a limit lies between -{CERTAIN:g} and {CERTAIN:g}")
     low, high = quantity.low, quantity.high
     if share and low is not None and high is not None and not low <= bound <= high:
         raise UserError(f"{at}: a rate lies between {100 * low:g} and {100 * high:g} %, got {100 * bound:g} %")
@@ -396,14 +402,20 @@ def number_of(where: str, value: Any, *, share: bool, unit: str = "") -> float:
         if percent := PERCENT.match(value):
             if not share:
                 raise UserError(f"{where}: `{value}` is a percentage, and this is no share; write the number itself")
-            return float(percent[1]) / 100.0
+            return _possible(where, float(percent[1]) / 100.0)
         named = WITH_UNIT.match(value)
         if named and not share:
-            return float(named[1]) * _factor(where, value, named[2], unit)
+            return _possible(where, float(named[1]) * _factor(where, value, named[2], unit))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         wanted = "a percentage such as `5 %` or a number from 0 to 1" if share else "a number such as 120"
         raise UserError(f"{where}: `{value}` is no number; write {wanted}")
-    return float(value)
+    return _possible(where, float(value))
+
+
+def _possible(where: str, number: float) -> float:
+    if not abs(number) < LARGEST:
+        raise UserError(f"{where}: no measure reaches {number:g}; give a smaller number")
+    return number
 
 
 def seconds_of(where: str, value: Any) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from pddpo_ray import errors
 from pddpo_ray.cli import train
-from pddpo_ray.cli.main import VERBS, main
+from pddpo_ray.cli.main import VERBS, main, unusable_path
 from pddpo_ray.cli.output import print_json
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
@@ -177,6 +179,60 @@ def test_mistakes_of_the_user_end_with_code_2(
     assert "Traceback" not in err
     assert err.startswith("pddpo: ") == (err.count("\n") == 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hub_says_nothing_of_its_retries() -> None:
+    script = (
+        "from pddpo_ray.cli.main import main\n"
+        "try:\n    main(['recipes'])\nexcept SystemExit:\n    pass\n"
+        "from huggingface_hub.utils import logging\nprint(logging.get_verbosity())"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(logging.ERROR)
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--run", LONG), ("status", LONG), ("logs", LONG), ("stop", LONG), ("report", LONG), ("chat", LONG),
+        ("serve", LONG), ("certify", LONG), ("release", LONG), ("export", LONG, "--to", "y"), ("evaluate", LONG),
+        ("annotate", f"--run={LONG}"), ("compare", LONG), ("verify", "--world", LONG), ("init", LONG),
+        ("limits", "check", LONG, "--on", LONG), ("data", "check", LONG), ("recipes", LONG), ("train", LONG),
+        ("train", "tabular", "--run", "/".join(["d" * 200] * 25)), ("train", "tabular", "--run", "bad\udcff"),
+        ("train", "tabular", "--run", "nul\0"), ("model", "fetch", "smollm2", "--to", "/proc/x"),
+    ],
+    ids=lambda words: " ".join(words)[:24],
+)  # fmt: skip
+def test_a_path_that_no_file_can_have_is_one_line(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert err.startswith("pddpo: ")
+    assert len(err) < 400 or "cannot be made" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError(errno.ENOENT, "", "RUN"), True),
+        (FileNotFoundError(errno.ENOENT, "", "RUN/result.json"), False),
+        (PermissionError(errno.EACCES, "", "RUN/result.json"), True),
+        (FileNotFoundError(errno.ENOENT, "", ".RUN.0a1b.tmp"), True),
+        (PermissionError(errno.EACCES, "", "elsewhere/result.json"), False),
+        (OSError(errno.ENOSPC, "", "RUN"), False),
+        (OSError("without a number"), False),
+    ],
+    ids=str,
+)
+def test_only_a_path_of_the_command_line_is_told_in_one_line(error: OSError, told: bool) -> None:
+    assert (unusable_path(error, ["report", "--run=RUN"]) is not None) == told
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

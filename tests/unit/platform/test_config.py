@@ -147,7 +147,7 @@ def test_values_are_read_as_yaml_1_2(text: str, value: object) -> None:
     assert type(parsed) is type(value)
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
+@given(st.floats(-1e18, 1e18, exclude_min=True, exclude_max=True))
 @settings(max_examples=200)
 def test_every_number_that_python_prints_is_read_back_as_that_number(number: float) -> None:
     assert parse_value(repr(number), "override") == number
@@ -275,6 +275,12 @@ def test_a_misspelt_key_is_never_a_default(key: str) -> None:
         ("rounds", "write overrides as key=value"),
         ("=3", "write overrides as key=value"),
         ("dual.rule={kind: [", "not valid YAML"),
+        ("dual.threshold=1e400", "1e400 has more than 18 digits before the point"),
+        ("dual.cost_max=1e308", "1e308 has more than 18 digits before the point"),
+        ("seed=-99999999999999999999", "has more than 18 digits before the point"),
+        ("dual.threshold=.inf", "`dual.threshold` is '.inf', but must be a valid number"),
+        ("dual.threshold=nan", "`dual.threshold` is 'nan', but must be a valid number"),
+        ("limits={a: {mean: {rule: words}, at_most: 1e18}}", "1e18 has more than 18 digits before the point"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(override: str, expected: str) -> None:
@@ -316,6 +322,30 @@ def test_settings_that_do_not_fit_together_are_refused(overrides: list[str], exp
 def test_a_missing_recipe_names_the_nearest_one(tmp_path: Path) -> None:
     assert "did you mean `text-world`?" in complaint("text-wolrd")
     assert "no such recipe file" in complaint(tmp_path / "none.yaml")
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_a_short_line(tmp_path: Path) -> None:
+    digits = "9" * 5000
+    for said in (
+        complaint("text-world", f"rounds={digits}"),
+        complaint(write(tmp_path / "a.yaml", f"rounds: {digits}\n")),
+    ):
+        assert "99999999999999999999… (5000 characters) has more than 18 digits" in said
+        assert len(said) < 300
+    assert "line 1" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("{mean: {rule: words}, at_most: '" + "9" * 400 + " words'}", "no measure reaches inf; give a smaller number"),
+        ("{rate: {rule: refusal}, at_most: '" + "9" * 400 + " %'}", "no measure reaches inf"),
+        ("{logit: {world: cost}, at_most: 1e17, labels_each: 8}", "a logit of 1e+17 is a certainty"),
+        ("{logit: {world: cost}, at_most: -37, labels_each: 8}", "a limit lies between -36 and 36"),
+    ],
+)
+def test_a_limit_that_nothing_reaches_is_refused(limit: str, expected: str) -> None:
+    assert expected in complaint("text-world-limits-twin", "limits={a: " + limit + "}")
 
 
 def test_broken_files_are_refused_with_the_line(tmp_path: Path) -> None:

@@ -86,6 +86,15 @@ def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     assert "a run holds" in done.output
 
 
+def test_a_training_says_its_own_lines_and_no_bar_of_a_library(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 1))
+    command = [sys.executable, "-m", "pddpo_ray", *options(tmp_path, file, "quiet")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    assert "rows to fit" in done.stderr
+    assert [line for line in done.stderr.splitlines() if "it/s" in line or "Loading" in line] == []
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
