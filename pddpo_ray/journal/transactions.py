@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import driver_cursor, now_ms
 
 Result = TypeVar("Result")
@@ -44,7 +45,7 @@ class Store:
         self._for_main = ThreadPoolExecutor(1, thread_name_prefix="queue-of-main")
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
-        """Runs `work` in a write transaction, which is on disk when this returns."""
+        """Runs `work` in a write transaction, which is on disk when this returns. UserError where nobody may write."""
         for attempt in range(ATTEMPTS):
             try:
                 return self._once(work)
@@ -53,6 +54,11 @@ class Store:
                 if attempt == ATTEMPTS - 1:
                     raise
             except DBAPIError as error:
+                if getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
+                    name = self.engine.url.render_as_string(hide_password=True)
+                    raise UserError(
+                        f"journal {name} cannot be written: {error.orig}; check who may write there"
+                    ) from error
                 if attempt == ATTEMPTS - 1 or getattr(error.orig, "sqlstate", None) not in RETRIED_STATES:
                     raise
             time.sleep(0.002 * 2**attempt)

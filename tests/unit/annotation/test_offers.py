@@ -25,6 +25,7 @@ from pddpo_ray.annotation.offers import HOLD
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
@@ -349,6 +350,15 @@ def test_a_full_disk_in_the_middle_stores_nothing_of_anybody(queue: FreshQueue) 
     with queue.engine.connect() as connection:
         assert connection.execute(select(guideline.c.version)).first() is None
     queue.person("and on it goes")
+
+
+def test_a_database_that_may_not_be_written_is_a_users_error(queue: FreshQueue) -> None:
+    @event.listens_for(queue.engine, "checkout")
+    def only_read(connection: Any, *_: object) -> None:
+        connection.execute("PRAGMA query_only=ON")
+
+    with pytest.raises(UserError, match=r"journal sqlite:.* cannot be written: .*readonly"):
+        queue.person("nobody")
 
 
 def test_a_prepared_statement_fails_as_any_other_does(queue: FreshQueue) -> None:
