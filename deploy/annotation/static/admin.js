@@ -13,7 +13,11 @@ function button(words, doing) {
 // Also after a refusal everything shown is as it is on the server.
 async function act(doing) {
   let said = "";
-  await doing().catch((problem) => { said = problem.message; });
+  try {
+    await doing();
+  } catch (problem) {
+    said = problem.message;
+  }
   await refreshAdmin().catch((problem) => { said ||= problem.message; });
   $("problem").textContent = said;
 }
