@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +29,12 @@ router = APIRouter(prefix=API, tags=["lead"])
 RoundId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 LeaseId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
+Few = Annotated[int, Query(ge=1, le=100)]
+
+
+def _page(name: str, items: Sequence[Any], offset: int, limit: int) -> dict[str, Any]:
+    """What a list of the store holds from `offset`; `next` continues where it may hold more."""
+    return {name: items, "next": offset + limit if len(items) == limit else None}
 
 
 @router.get("/rounds")
@@ -66,7 +73,7 @@ def disagreements(
     parts: Parts,
     person: Caller,
     offset: Offset = 0,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Few = 20,
 ) -> dict[str, Any]:
     """Questions on which people differ most."""
     parts.rounds.status(round_id)
@@ -74,7 +81,7 @@ def disagreements(
     items = [
         one | {"adjudicated": decided.get(one["task"])} for one in parts.quality.disagreements(round_id, offset, limit)
     ]
-    return {"disagreements": finite(items), "next": offset + limit if len(items) == limit else None}
+    return _page("disagreements", finite(items), offset, limit)
 
 
 @router.get("/rounds/{round_id}/refusals")
@@ -83,12 +90,11 @@ def refusals(
     parts: Parts,
     person: Caller,
     offset: Offset = 0,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Few = 20,
 ) -> dict[str, Any]:
     """Questions that people skipped, could not judge or flagged, with the reasons of flags."""
     parts.rounds.status(round_id)
-    items = parts.quality.refused(round_id, offset, limit)
-    return {"refusals": items, "next": offset + limit if len(items) == limit else None}
+    return _page("refusals", parts.quality.refused(round_id, offset, limit), offset, limit)
 
 
 @router.get("/rounds/{round_id}/export")

@@ -32,11 +32,11 @@ KEYS = (
     "answers", "labels_each", "deadline", "failed",
 )  # fmt: skip
 AUDIT = "audited_by"
+"""The key under which people measure a part of what another source measures."""
 LARGEST = 1e18
 """Beyond all that is measured; sums and squares of it are still numbers."""
 CERTAIN = 36.0
 """At this logit a probability is 1 to the last digit of a float."""
-"""The key under which people measure a part of what another source measures."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
 REWARD, PAIRS = "reward", "pairs"

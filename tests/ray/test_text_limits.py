@@ -54,6 +54,7 @@ def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: Non
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 
 
+@pytest.mark.full
 def test_people_measure_a_limit_of_a_run_on_ray(ray_running: None, tmp_path: Path) -> None:
     """The run parks until people are there; then their labels are the limit's numbers, answer by answer."""
     folder, question = tmp_path / "run", tmp_path / "long.md"

@@ -205,7 +205,7 @@ def test_abstained_and_failed_labels_are_exported_as_no_label() -> None:
     assert safety_row(SafetyLabels(first, (Verdict.SAFE, Verdict.ABSTAIN, Verdict.FAILED)))["is_safe"] is True  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     """Ten times the rows, 120 MB in place of 12: the same memory but for one byte a row."""
     peaks = []

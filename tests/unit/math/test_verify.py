@@ -344,7 +344,7 @@ def test_every_formula_is_claimed_in_one_short_sentence(world: TabularWorld, che
     assert re.fullmatch(r"[A-Z][^.=_<>|]{20,95}\.", words), words
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_whole_command_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(VerifyOptions(out=str(tmp_path), json=True)) == 0
     found = json.loads(capsys.readouterr().out)
