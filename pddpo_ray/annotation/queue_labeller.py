@@ -39,6 +39,7 @@ from pddpo_ray.annotation.questions import (
     value_of,
 )
 from pddpo_ray.annotation.queue_rules import Problem, QueueError, Rules
+from pddpo_ray.annotation.risks import RiskOf
 from pddpo_ray.annotation.rounds import CountedAnswer, Rounds, RoundStatus, Snapshot
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.annotation.worklog import WorkLog
@@ -52,7 +53,6 @@ logger = logging.getLogger("pddpo_ray.annotation")
 
 SIDE = {"first": Verdict.FIRST, "second": Verdict.SECOND, TIE: Verdict.ABSTAIN}
 DECIDE = "pddpo annotations decide --run RUN"
-RiskOf = Callable[[Sequence[Response]], Sequence[float]]
 Tell = Callable[[str, str], None]
 """Takes an event (waiting, parked, decision) and what there is to say about it."""
 SAFETY_PRIORITY = 1

@@ -98,6 +98,9 @@ class QueueConfig(Strict):
     languages: tuple[Language, ...] = Field((), strict=False)
     """Codes of the languages of the prompts, e.g. [de, en], recognised by py3langid: a question in one of them goes to
     people who know it. Empty: everybody is asked everything."""
+    risk_by_category: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """Chance of harm, 0 to 1, of answers to prompts of a category or prompt set, e.g. {violence: 0.9, cooking: 0.1},
+    for people who opted out of harmful texts. Of it and a model's score the higher one holds."""
     tell: TellConfig | None = None
     """Who is told by webhook or mail that the run waits; null: it says so in its log alone."""
 

@@ -301,7 +301,7 @@ class Config(Strict):
             tree["rollout"].pop(key, None)
         for key in ("minutes_per_label", "deadline_s", "park_after_s", "missing", "lease_s", "gold_rate", "poll_s"):
             tree["feedback"].pop(key, None)
-        for key in ("overlap", "overlap_each", "tell", "languages"):
+        for key in ("overlap", "overlap_each", "tell", "languages", "risk_by_category"):
             tree["feedback"].pop(key, None)
         if not self.rounds_late:
             tree["feedback"].pop("rounds_late", None)

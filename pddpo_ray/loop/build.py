@@ -360,7 +360,7 @@ def limits_of(
     return LimitsController(
         journal, backends.held_limits, measure, joint, dual, drift=drift, log_probs=trainer.log_probs,
         reference=reference, seed=config.seed, window=window,
-        people=people_of_limits(config, journal, backends.held_limits),
+        people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class CandidateDraws:
         self._groups = sets_of_prompts(backends)
         self._batch = ""
         self._feedback = self._labelled()
-        self._people = people_of_limits(config, journal, backends.held_limits, "pddpo certify RUN")
+        self._people = people_of_limits(config, journal, backends.held_limits, self._groups, "pddpo certify RUN")
         journal.round = candidate.round
 
     @property

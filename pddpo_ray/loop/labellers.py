@@ -20,8 +20,10 @@ from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
+from pddpo_ray.loop.certificate_groups import sets_of_prompts
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.mixed_labelling import Asking, MixedFeedbackController, mixed_feedback, people_labeller
+from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorer_fits import OF_FEEDBACK, feedback_models, training_of
 from pddpo_ray.records import (
@@ -158,7 +160,8 @@ def labeller_of(config: Config, journal: Journal, backends: Backends, asking: As
         return judge_labeller(config.feedback, journal)
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
-    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max, asking=asking)
+    risk_of = stated_risk(config, sets_of_prompts(backends))
+    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=risk_of)
 
 
 def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
@@ -227,11 +230,12 @@ def _mixed_feedback(
     assert isinstance(settings, MixedFeedback)
     if backends.further_labellers:
         raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
+    categories = sets_of_prompts(backends)
     if isinstance(settings.model, WorldScores):
-        return mixed_feedback(CONSTRAINT, config, journal, asking=asking)
+        return mixed_feedback(CONSTRAINT, config, journal, asking=asking, categories_of=categories)
     model = ModelFeedback(reward=settings.model.reward, cost=settings.model.cost)
     scored = _scored_labeller(config, model, journal, backends, rollout)
-    return mixed_feedback(CONSTRAINT, config, journal, scored, asking)
+    return mixed_feedback(CONSTRAINT, config, journal, scored, asking, categories)
 
 
 def _scored_labeller(

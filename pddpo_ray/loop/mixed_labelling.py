@@ -20,8 +20,9 @@ from scipy.special import expit
 
 from pddpo_ray.annotation.estimates import FromShares, Sample, mixed_from_shares, sample_for_people
 from pddpo_ray.annotation.languages import recogniser
-from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, RiskOf, Waiting
+from pddpo_ray.annotation.queue_labeller import Overlap, PeopleLabeller, Waiting
 from pddpo_ray.annotation.queue_rules import Rules
+from pddpo_ray.annotation.risks import RiskOf
 from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.annotation.world_truth import imperfect_model
 from pddpo_ray.config import AskedPeople, Config, MixedFeedback, QueueConfig, WorldScores
@@ -29,6 +30,7 @@ from pddpo_ray.contracts import Labeller
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
+from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, share_bounds, with_missing
 from pddpo_ray.theory.measured_draws import corrected_by_people
@@ -237,17 +239,24 @@ def people_labeller(
 
 
 def mixed_feedback(
-    constraint: str, config: Config, journal: Journal, model: ScoringModel | None = None, asking: Asking | None = None
+    constraint: str,
+    config: Config,
+    journal: Journal,
+    model: ScoringModel | None = None,
+    asking: Asking | None = None,
+    categories_of: Mapping[str, Sequence[str]] | None = None,
 ) -> MixedFeedbackController:
-    """A model and people together, as the recipe divides the work; no model: scores with errors from the truth."""
+    """A model and people together, as the recipe divides the work; no model: scores with errors from the truth.
+
+    `categories_of` names each prompt's categories by its id. Raises UserError for a stated risk of none of them.
+    """
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
     if model is None:
         assert isinstance(settings.model, WorldScores)
         model = imperfect_model(config, noise=settings.model.noise, bias=settings.model.bias)
-    people = people_labeller(
-        settings, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=_unsafe_chance(model)
-    )
+    risk_of = stated_risk(config, categories_of or {}, _unsafe_chance(model))
+    people = people_labeller(settings, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=risk_of)
     return MixedFeedbackController(
         constraint, people, model, settings, journal, cost_max=config.dual.cost_max, seed=config.seed
     )

@@ -19,8 +19,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pddpo_ray.annotation.questions import Question, better_question, number_question, safety_question
+from pddpo_ray.annotation.questions import (
+    UNKNOWN_RISK,
+    Question,
+    better_question,
+    number_question,
+    safety_question,
+)
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
+from pddpo_ray.annotation.risks import RiskOf
 from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import Config
 from pddpo_ray.contracts import MeasuredCosts
@@ -31,6 +38,7 @@ from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
 from pddpo_ray.loop.measuring import Tokens, cost_of_value
 from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
+from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.records import Array, Response
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.intervals import bounded_interval
@@ -90,15 +98,22 @@ class Audit:
 
 
 def people_of_limits(
-    config: Config, journal: Journal, held: Sequence[Held], go_on: str = "pddpo train ... --resume"
+    config: Config,
+    journal: Journal,
+    held: Sequence[Held],
+    categories_of: Mapping[str, Sequence[str]],
+    go_on: str = "pddpo train ... --resume",
 ) -> PeopleOfLimits | None:
-    """Who asks people about the limits of a run; None: nobody has to be asked."""
+    """Who asks people about the limits of a run; None: nobody has to be asked.
+
+    `categories_of` names each prompt's categories and sets by its id, for the recipe's `risk_by_category`.
+    """
     if not any(one.stated.asks_people for one in held):
         return None
     stated, acting = [one.stated for one in held], [one.factors for one in held]
     if config.certificate.mixtures:
         _demand_sets_apart(config, held)
-    return PeopleOfLimits(journal, stated, acting, config, go_on=go_on)
+    return PeopleOfLimits(journal, stated, acting, config, risk_of=stated_risk(config, categories_of), go_on=go_on)
 
 
 def _demand_sets_apart(config: Config, held: Sequence[Held]) -> None:
@@ -126,9 +141,10 @@ class PeopleOfLimits:
         acting: Sequence[Mapping[Tokens, float]],
         config: Config,
         *,
+        risk_of: RiskOf | None = None,
         go_on: str = "pddpo train ... --resume",
     ) -> None:
-        self._journal, self._stated, self._acting = journal, tuple(stated), tuple(acting)
+        self._journal, self._stated, self._acting, self._risk_of = journal, tuple(stated), tuple(acting), risk_of
         self._cost_max, self._seed = config.dual.cost_max, config.seed
         self._mixtures = bool(config.certificate.mixtures)
         self._questions = {column: one for column, each in enumerate(stated) if (one := peoples_question(each))}
@@ -208,8 +224,11 @@ class PeopleOfLimits:
     ) -> dict[int, list[Question]]:
         """By limit, the question about each of these rows."""
         others = references or [None] * len(answers)
+        risks = [UNKNOWN_RISK] * len(answers) if self._risk_of is None else self._risk_of(answers)
         return {
-            column: [_about(self._questions[column], answers[row], others[row]) for row in rows]
+            column: [
+                replace(_about(self._questions[column], answers[row], others[row]), risk=risks[row]) for row in rows
+            ]
             for column, rows in asked.items()
         }
 
