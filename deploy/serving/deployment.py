@@ -27,7 +27,7 @@ from ray.serve.schema import LoggingConfig
 from actors.session import ray_session
 from deploy.serving.app import create_app
 from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, TokensCall
-from deploy.serving.entrance import EntranceState, most_tokens
+from deploy.serving.entrance import Engines, EntranceState, most_tokens
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
@@ -40,6 +40,7 @@ from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
+from pddpo_ray.serving.keys import ApiKeys
 from pddpo_ray.storage.whole_files import kept_secret
 
 APPLICATION = "pddpo"
@@ -161,21 +162,8 @@ class Entrance:
     """Keys, limits, the draw, the follower. One replica: its limits and its memory of replies are its own."""
 
     def __init__(self, args: ServeArgs, engines: DeploymentHandle) -> None:
-        served = find(args)
-        store = Store(open_database(served.journal), served.run)
-        reference = read_catalog(store).policies[0]
-        settings = engine_settings(args, served, reference.version.path)
-        most = most_tokens(args, settings.max_model_len - 1)
         log_as_serve_does()
-        self._state = EntranceState(
-            store,
-            args,
-            Handles(engines),
-            most=most,
-            mixture_max=mixture_max(args, settings),
-            draw_secret=kept_secret(Path(args.run) / DRAW_KEY),
-            limits=_watched(args, served.config),
-        )
+        self._state = entrance_state(args, Handles(engines))
 
     def __serve_build_asgi_app__(self) -> Any:
         return create_app(self._state)
@@ -190,6 +178,24 @@ class Entrance:
     async def ongoing(self) -> int:
         """Answers under way."""
         return self._state.traffic.ongoing
+
+
+def entrance_state(args: ServeArgs, engines: Engines) -> EntranceState:
+    """What the entrance works with; a run that was never served gets its first keys, in files of its folder."""
+    served = find(args)
+    store = Store(open_database(served.journal), served.run)
+    settings = engine_settings(args, served, read_catalog(store).policies[0].version.path)
+    limits = _watched(args, served.config)
+    ApiKeys(store).first(Path(args.run))
+    return EntranceState(
+        store,
+        args,
+        engines,
+        most=most_tokens(args, settings.max_model_len - 1),
+        mixture_max=mixture_max(args, settings),
+        draw_secret=kept_secret(Path(args.run) / DRAW_KEY),
+        limits=limits,
+    )
 
 
 def _watched(args: ServeArgs, config: Config) -> list[WatchedLimit]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +14,9 @@ from pddpo_ray.cli.durations import milliseconds
 from pddpo_ray.cli.output import print_columns, print_json
 from pddpo_ray.cli.recipe_of_run import FoundRun, find_run
 from pddpo_ray.errors import UserError
-from pddpo_ray.storage.whole_files import write_secret
 
 if TYPE_CHECKING:
     from pddpo_ray.serving.keys import ApiKey, ApiKeys
-
-KEY_FILES = {"inspect": "serve-key", "admin": "serve-admin-key"}
-"""The first keys of a run, by scope: files in the run folder, readable by their owner alone."""
-OWNERS_LIMITS: dict[str, Any] = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
 
 
 def serve(
@@ -128,7 +122,7 @@ def serve(
         keys.revoke(revoke_key)
         typer.echo(f"{revoke_key} is revoked")
         return
-    files = _first_keys(keys, run)
+    files = keys.first(run)
     settings: dict[str, Any] = {"run": str(run), "journal": journal, "weights": weights, "engines": engines}
     settings |= {"measure": share_of(measure), "webhook": webhook, "traces": traces}
     settings |= {"keep": keep, "keep_per_key": keep_per_key, "keep_total": keep_total}
@@ -234,16 +228,3 @@ def _line(key: ApiKey) -> tuple[str, ...]:
         ends = time.strftime("ends %Y-%m-%d %H:%M", time.localtime(key.expires_ms / 1000))
     agreed = "consented" if key.consented else ""
     return key.name, key.scope.value, f"{key.prefix}…", rates, ends, agreed
-
-
-def _first_keys(keys: ApiKeys, run: Path) -> dict[str, Path]:
-    """One key to use everything and one to administrate, made where the run has none; kept in files of their owner."""
-    from pddpo_ray.serving.keys import Scope
-
-    files = {scope: run / name for scope, name in KEY_FILES.items()}
-    have = {key.scope.value for key in keys.valid().values()}
-    for scope, file in files.items():
-        if scope not in have:
-            _, secret = keys.create(f"{scope}-{os.urandom(3).hex()}", Scope(scope), **OWNERS_LIMITS)
-            write_secret(file, secret + "\n")
-    return files

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
@@ -16,6 +18,7 @@ from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.schema import api_key
 from pddpo_ray.journal.tokens import SHOWN, hashed, new_token
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.storage.whole_files import write_secret
 
 NAME = re.compile(r"[\w][\w .@-]{0,99}")
 
@@ -33,6 +36,11 @@ class Scope(StrEnum):
     def covers(self, other: Scope) -> bool:
         order = list(Scope)
         return order.index(self) >= order.index(other)
+
+
+KEY_FILES = {Scope.INSPECT: "serve-key", Scope.ADMIN: "serve-admin-key"}
+"""The first keys of a run: files in the run folder, readable by their owner alone."""
+OWNERS_LIMITS: dict[str, Any] = {"requests_per_minute": 6000.0, "tokens_per_minute": 2_000_000.0}
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,15 @@ class ApiKeys:
 
         self._store.write(add)
         return _key(row), secret
+
+    def first(self, run: Path) -> dict[str, Path]:
+        """One key to use everything and one to administrate, made where there is none; the files that keep them."""
+        have = {key.scope for key in self.valid().values()}
+        for scope, name in KEY_FILES.items():
+            if scope not in have:
+                _, secret = self.create(f"{scope}-{os.urandom(3).hex()}", scope, **OWNERS_LIMITS)
+                write_secret(run / name, secret + "\n")
+        return {scope.value: run / name for scope, name in KEY_FILES.items()}
 
     def rotate(self, name: str, grace_ms: int) -> tuple[ApiKey, str]:
         """A new secret under the same name, scope and limits. The old one is valid for `grace_ms` more, under its name

@@ -244,6 +244,29 @@ def test_the_served_application_is_the_one_of_the_serve_file_and_lets_answers_en
     assert gpus * workers["replicas"] == application["args"]["engines"] * application["args"]["gpus"]
 
 
+def test_the_endpoints_keys_are_kept_where_it_finds_them_and_prometheus_has_one(results: dict[str, Any]) -> None:
+    """The first start writes keys into the run's folder and their hashes into the database, whose password is a secret
+    (`tests/unit/serving/test_first_keys.py`)."""
+    documents = results["service"]["documents"]
+    (document,) = of_kind(documents, "RayService")
+    (application,) = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"]
+    args = ServeArgs.model_validate(application["args"])
+    assert args.journal is not None
+    assert args.journal.startswith("postgresql://")
+    found = list(pods(document))
+    assert len(found) == 2
+    for pod in found:
+        (container,) = pod["containers"]
+        (mount,) = [one for one in container["volumeMounts"] if Path(args.run).is_relative_to(one["mountPath"])]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert volume["persistentVolumeClaim"] == {"claimName": "first"}
+        assert not mount.get("readOnly")
+        assert container["envFrom"] == [{"secretRef": {"name": "pddpo-secrets"}}]
+    monitors = [one for monitor in of_kind(documents, "PodMonitor") for one in monitor["spec"]["podMetricsEndpoints"]]
+    (endpoint,) = [one for one in monitors if one["port"] == "serve"]
+    assert endpoint["authorization"] == {"credentials": {"name": "pddpo-serve-key", "key": "key"}}
+
+
 def test_what_is_reached_from_outside_speaks_https(results: dict[str, Any]) -> None:
     for name, port in (("service", 8000), ("people", 8790)):
         documents = results[name]["documents"]

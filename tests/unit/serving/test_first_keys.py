@@ -1,0 +1,42 @@
+"""An endpoint that a Serve config file or a RayService begins has keys, though nobody called `pddpo serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from deploy.serving.app import create_app
+from deploy.serving.settings import ServeArgs
+from pddpo_ray.serving.keys import ApiKeys
+from tests.served_run import SAFE, make_run
+from tests.unit.serving.test_app import Echo
+
+FILES = ("serve-key", "serve-admin-key")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while its module is imported
+def test_the_first_start_makes_keys_and_further_starts_keep_them(tmp_path: Path) -> None:
+    deployment = pytest.importorskip("deploy.serving.deployment")
+    run = make_run(tmp_path / "demo", (SAFE,))
+    args = ServeArgs(run=str(run.folder))
+    state = deployment.entrance_state(args, Echo())
+    kept = [(run.folder / name).read_text("utf-8") for name in FILES]
+    inspect, admin = (text.strip() for text in kept)
+    client = TestClient(create_app(state))
+
+    def status(route: str, key: str) -> int:
+        return int(client.get(route, headers={"authorization": f"Bearer {key}"} if key else {}).status_code)
+
+    assert [status("/v1/models", key) for key in ("", "wrong", inspect, admin)] == [401, 401, 200, 200]
+    assert [status("/metrics", inspect), status("/admin/releases", inspect)] == [200, 403]
+    assert status("/admin/releases", admin) == 200
+    assert {(run.folder / name).stat().st_mode & 0o777 for name in FILES} == {0o600}
+
+    again = deployment.entrance_state(args, Echo())
+    assert [(run.folder / name).read_text("utf-8") for name in FILES] == kept
+    assert len(ApiKeys(again.store).valid()) == len(FILES)
+    for one in (state, again):
+        one.store.engine.dispose()
+    run.close()
