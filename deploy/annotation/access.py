@@ -58,6 +58,8 @@ ACCESS: Mapping[tuple[str, str], frozenset[Role]] = {
     ("GET", f"{API}/worklog"): LEADS,
     ("GET", f"{API}/worklog.csv"): LEADS,
     ("GET", f"{API}/quality"): LEADS,
+    ("GET", f"{API}/guidelines/versions"): LEADS,
+    ("GET", f"{API}/guidelines/versions/{{version}}"): LEADS,
     ("POST", f"{API}/people/{{person_id}}/flags"): LEADS,
     ("POST", f"{API}/questions/{{task_id}}/adjudicate"): LEADS,
     ("GET", f"{API}/effects"): LEADS,

@@ -28,6 +28,7 @@ router = APIRouter(prefix=API, tags=["lead"])
 
 RoundId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
 LeaseId = Annotated[str, InPath(max_length=64, pattern=r"^[A-Za-z0-9]+$")]
+Version = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Few = Annotated[int, Query(ge=1, le=100)]
 
@@ -205,6 +206,19 @@ def adjudicate(task_id: RoundId, body: AdjudicateBody, parts: Parts, person: Cal
     given = {str(name): value for name, value in body.given.items()}
     parts.adjudications.decide(task_id, given, by=person.id, reason=body.reason)
     return {"adjudicated": True}
+
+
+@router.get("/guidelines/versions")
+def guideline_versions(parts: Parts, person: Caller) -> dict[str, Any]:
+    """All versions of the guidelines, the newest first: by whom, when, and how many answers saw each."""
+    return {"versions": [asdict(one) for one in parts.campaign.versions()]}
+
+
+@router.get("/guidelines/versions/{version}")
+def guideline_text(version: Version, parts: Parts, person: Caller) -> dict[str, Any]:
+    """The text of one version, in Markdown."""
+    number, markdown = parts.campaign.guidelines(version)
+    return {"version": number, "markdown": markdown}
 
 
 @router.get("/effects")

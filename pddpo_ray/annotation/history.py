@@ -29,6 +29,8 @@ class Said:
     prompt: str
     given: Given
     note: str
+    guideline: int
+    """Version of the guidelines that its author could read."""
     changeable: bool
 
 
@@ -60,7 +62,7 @@ class History:
             Said(
                 row.seq, row.lease, row.at_ms, row.kind, row.question, row.prompt,
                 screen_form(row.question, row.given, row.swap) if row.kind == "label" else {}, row.note,
-                row.state == "open" and row.at_ms >= since,
+                row.guideline, row.state == "open" and row.at_ms >= since,
             )
             for row in rows
         ]  # fmt: skip

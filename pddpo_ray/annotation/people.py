@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from pddpo_ray.annotation.questions import LANGUAGE
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from pddpo_ray.journal.annotation_schema import annotator, campaign, guideline, login
+from pddpo_ray.journal.annotation_schema import annotator, answer, campaign, guideline, login, question_round, task
 from pddpo_ray.journal.audit import record_event
 from pddpo_ray.journal.database import reading
 from pddpo_ray.journal.tokens import SHOWN, hashed, new_token
@@ -80,6 +80,17 @@ class Person:
     """So many answers that they call unsafe in a day are enough; after them they get mild questions alone."""
     languages: tuple[str, ...] = ()
     """Codes of the languages in which they are asked; none: in every language."""
+
+
+@dataclass(frozen=True)
+class GuidelineVersion:
+    """One version of the guidelines: by whom (a handle where they have one), when, and how many answers saw it. Of
+    version 0, which ships with the package, nobody is the author."""
+
+    version: int
+    by: str | None
+    at_ms: int | None
+    answers: int
 
 
 class People:
@@ -280,12 +291,41 @@ class Campaign:
 
         self._store.write(set_)
 
-    def guidelines(self) -> tuple[int, str]:
-        """Version and Markdown text of the newest guidelines; version 0 are the ones that ship with the package."""
+    def guidelines(self, version: int | None = None) -> tuple[int, str]:
+        """Version and Markdown text of the newest guidelines, or of the given version; version 0 are the ones that ship
+        with the package. Raises QueueError (not_found)."""
         query = select(guideline.c.version, guideline.c.markdown).where(guideline.c.run == self._store.run)
+        if version is not None:
+            query = query.where(guideline.c.version == version)
         with reading(self._store.engine) as connection:
             row = connection.execute(query.order_by(guideline.c.version.desc()).limit(1)).first()
+        if row is None and version:
+            raise QueueError(Problem.NOT_FOUND, f"there is no version {version} of the guidelines")
         return (0, DEFAULT_GUIDELINES) if row is None else (row.version, row.markdown)
+
+    def versions(self) -> list[GuidelineVersion]:
+        """All versions, the newest first."""
+        mine = guideline.c.run == self._store.run
+        written = (
+            select(guideline.c.version, guideline.c.by, guideline.c.at_ms, annotator.c.handle)
+            .outerjoin(annotator, annotator.c.id == guideline.c.by)
+            .where(mine)
+            .order_by(guideline.c.version.desc())
+        )
+        seen = (
+            select(answer.c.guideline, func.count())
+            .join(task, task.c.id == answer.c.task)
+            .join(question_round, question_round.c.id == task.c.question_round)
+            .where(question_round.c.run == self._store.run)
+            .group_by(answer.c.guideline)
+        )
+        with reading(self._store.engine) as connection:
+            counts = {version: count for version, count in connection.execute(seen)}
+            rows = connection.execute(written).all()
+        own = [
+            GuidelineVersion(row.version, row.handle or row.by, row.at_ms, counts.get(row.version, 0)) for row in rows
+        ]
+        return [*own, GuidelineVersion(0, None, None, counts.get(0, 0))]
 
     def set_guidelines(self, markdown: str, *, by: str) -> int:
         """A new version; answers remember which one their author could read."""

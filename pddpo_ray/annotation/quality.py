@@ -139,6 +139,8 @@ def share_with_interval(count: int, total: int, level: float = 0.95) -> tuple[fl
     return count / total, *clopper_pearson(count, total, level)
 
 
+VOTE = ("handle", "key", "given", "note", "guideline")
+"""What is told of each label of a disagreement."""
 RATE_WINDOW_MS = 3600 * 1000
 
 
@@ -218,7 +220,7 @@ class Quality:
         for share, key in sorted(split, key=lambda entry: (-entry[0], entry[1]))[offset : offset + limit]:
             if share > 0:
                 group = by_task[key]
-                votes = [{"handle": row.handle, "key": row.key, "given": row.given, "note": row.note} for row in group]
+                votes = [{name: getattr(row, name) for name in VOTE} for row in group]
                 texts = {name: getattr(group[0], name) for name in ("prompt", "first", "second")}
                 items.append({"task": key, "split": share, "votes": votes, **texts})
         return items

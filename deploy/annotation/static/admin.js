@@ -1,6 +1,7 @@
 // The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
 
 import { $, BASE, call, make } from "./api.js";
+import { showVersions } from "./guidelines.js";
 
 const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 
@@ -168,6 +169,7 @@ export async function showAdmin() {
   onSubmit("guidelines-form", async () => {
     const { version } = await call("PUT", "/guidelines", { markdown: $("guidelines-markdown").value });
     $("guidelines-said").textContent = `version ${version} is what people read now`;
+    await showVersions();
   });
   $("guidelines-markdown").value = (await call("GET", "/guidelines")).markdown;
   await refreshAdmin();

@@ -7,7 +7,7 @@ const KINDS = { abstain: "can't tell", skip: "skipped", flag: "flagged" };
 function item(one, change) {
   const said = one.kind === "label" ? Object.entries(one.given).map(([name, value]) => `${name.replaceAll("_", " ")}: ${value}`).join(", ") : KINDS[one.kind];
   const row = make("li", {}, make("span", { class: "muted" }, new Date(one.at_ms).toLocaleTimeString()), " ", make("span", { dir: "auto" }, one.prompt.slice(0, 100)),
-    make("div", {}, make("b", {}, said), one.note ? ` (${one.note})` : ""));
+    make("div", {}, make("b", {}, said), one.note ? ` (${one.note})` : "", make("span", { class: "muted" }, ` guidelines version ${one.guideline}`)));
   if (one.changeable) {
     const button = make("button", { type: "button", "aria-label": `Change the answer to: ${one.prompt.slice(0, 60)}` }, "Change");
     button.addEventListener("click", () => { $("history").close(); change(one.lease); });

@@ -5,6 +5,7 @@ import { showAdmin } from "./admin.js";
 import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
 import { flagCell } from "./flags.js";
+import { showVersions } from "./guidelines.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
@@ -108,7 +109,8 @@ function showDisagreements(found) {
   const open = new Set([...$("disagreements").querySelectorAll("details[open]")].map((one) => one.dataset.task));
   $("disagreements").replaceChildren(...found.map((one) => {
     const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
-      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "), ...voidButton(vote)));
+      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "),
+      make("span", { class: "muted" }, ` (guidelines version ${vote.guideline})`), ...voidButton(vote)));
     const details = openable(one, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...votes), ...adjudication(one, act));
     details.open = open.has(one.task);
     return details;
@@ -158,6 +160,7 @@ async function refresh() {
     showPeople((await call("GET", "/quality")).people);
     showWork((await call("GET", "/worklog")).days);
     showEffects((await call("GET", "/effects")).effects);
+    await showVersions();
     $("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
     $("problem").textContent = "";
   } catch (problem) {

@@ -1,0 +1,25 @@
+// Versions of the guidelines on the lead's page: who wrote which, when, and the text of any, as Markdown.
+
+import { $, call, make } from "./api.js";
+
+const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+
+function line(one, newest) {
+  const show = make("button", { type: "button", "aria-label": `Show version ${one.version}` }, "Show");
+  show.addEventListener("click", () => showVersion(one).catch((problem) => { $("problem").textContent = problem.message; }));
+  return row(one.version === newest ? `${one.version} (read now)` : String(one.version), one.by ?? "comes with the package",
+    one.at_ms === null ? "–" : new Date(one.at_ms).toLocaleString(), String(one.answers), show);
+}
+
+async function showVersion(one) {
+  $("version-title").textContent = `Guidelines, version ${one.version}`;
+  $("version-text").textContent = (await call("GET", `/guidelines/versions/${one.version}`)).markdown;
+  $("version").showModal();
+}
+
+export async function showVersions() {
+  const { versions } = await call("GET", "/guidelines/versions");
+  $("versions").replaceChildren(...versions.map((one) => line(one, versions[0].version)));
+}
+
+$("version-back").addEventListener("click", () => $("version").close());
