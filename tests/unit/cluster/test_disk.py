@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import explain_disk
 from tests.traces import trace
 
+ROOT = Path(__file__).parents[3]
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
 SHORT = [*SMALL, "rounds=1"]
 
@@ -101,6 +103,35 @@ def test_to_resume_on_a_full_disk_is_one_line(small_disk: Path, capsys: pytest.C
     code, said = one_line(capsys, small_disk / "run", "--resume")
     assert code == 1
     assert f"no space is left for {small_disk / 'run'}: make room" in said
+
+
+FULL_AT_THE_REPORT = """
+import sys
+from pathlib import Path
+from pddpo_ray.cli.main import main
+from tests.unit.cluster.test_disk import fill_up
+
+disk, *arguments = sys.argv[1:]
+sys.addaudithook(lambda what, told: fill_up(Path(disk)) if what == "open" and ".report.html." in str(told[0]) else None)
+main(arguments)
+"""
+"""`pddpo` in a process of its own, whose disk is full once it opens the file of the report."""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(small_disk: Path) -> None:
+    run_dir = small_disk / "run"
+    command = [sys.executable, "-c", FULL_AT_THE_REPORT, str(small_disk), "train", "tabular", *SHORT]
+    ended = subprocess.run([*command, "--run", str(run_dir)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert f"no space is left for {run_dir}: make room and go on" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert (run_dir / "result.json").exists()
+    (small_disk / "ballast").unlink()
+    with pytest.raises(SystemExit) as again:
+        main(["train", "tabular", *SHORT, "--run", str(run_dir), "--resume"])
+    assert again.value.code == 0
+    assert (run_dir / "report.html").exists()
 
 
 def test_a_run_folder_that_cannot_be_written_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
