@@ -22,6 +22,7 @@ import pytest
 from actors import launch
 from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
+from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from tests.kill_points import (
     ACTORS,
@@ -112,14 +113,29 @@ def journal(request: pytest.FixtureRequest) -> Iterator[str | None]:
             yield url
 
 
-def disturbed(recipe: str, overrides: list[str], folder: Path, nodes: LocalCluster, journal: str | None) -> Any:
+def disturbed(
+    recipe: str, overrides: list[str], folder: Path, nodes: LocalCluster, journal: str | None, *, work_s: float = 0.0
+) -> Any:
     """A run in which something dies at every phase. -> its listener, its trace"""
     reaper = Reaper(nodes)
-    listener = EveryKindAtEveryPhase(KINDS, reaper.lives, reaper.kill)
     where = [f"journal={journal}"] if journal else []
-    launch.run_recipe(load(recipe, [*overrides, *where]), folder, progress=listener)
+    config = load(recipe, [*overrides, *where])
+    listener = EveryKindAtEveryPhase(KINDS, reaper.lives, reaper.kill, rounds=config.rounds, work_s=work_s)
+    with listener.holding():
+        launch.run_recipe(config, folder, progress=listener)
     assert (folder / "journal.sqlite").exists() is (journal is None)
+    assert listener.fitting
+    assert_fitted_by_others(listener.fitting, journal or str(folder / "journal.sqlite"), folder.name)
     return listener, trace(folder, journal)
+
+
+def assert_fitted_by_others(killed: dict[int, int], journal: str, name: str) -> None:
+    """A rank that had ended its part of a fit would stand beside the version as one of its makers."""
+    with read_journal(journal, name) as entries:
+        makers = {entry.round: entry.workers for entry in entries.versions() if entry.stage == "reward"}
+    for number, pid in killed.items():
+        assert len(makers[number]) == 2
+        assert pid not in makers[number], f"rank {pid} made the reward policy of round {number} before it was killed"
 
 
 def test_every_kind_of_process_and_whole_nodes_die_at_every_phase(
@@ -151,7 +167,8 @@ def test_the_demo_with_zero_2_and_two_vllm_engines_loses_something_at_every_phas
     demo_unbroken: dict[str, Any], nodes: LocalCluster, folder: Path, journal: str | None
 ) -> None:
     database = "PostgreSQL" if journal else "SQLite"
-    listener, seen = disturbed("text-world", DEMO, folder / f"demo-{database}", nodes, journal)
+    demo = folder / f"demo-{database}"
+    listener, seen = disturbed("text-world", DEMO, demo, nodes, journal, work_s=0.1)
     assert seen == demo_unbroken
     killed = {kind: {point.phase for point in listener.seconds if point.victim == kind} for kind in KINDS}
     assert len(listener.seconds) == (DEMO_ROUNDS - 1) * len(PHASES)
