@@ -1,4 +1,4 @@
-"""Routes of administration: people, tokens, guidelines, control questions, pause, voiding, the audit log."""
+"""Routes of administration: people, tokens, guidelines, control questions, pause, the audit log."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from deploy.annotation.schemas import (
     NewPerson,
     PauseBody,
     PersonChange,
-    VoidBody,
 )
-from deploy.annotation.work import Key
 from pddpo_ray.annotation.people import Person
 from pddpo_ray.journal.annotation_schema import audit_event
 from pddpo_ray.journal.audit import broken_links, imbalances
@@ -142,13 +140,6 @@ def cancel(round_id: RoundId, parts: Parts, person: Caller) -> dict[str, bool]:
     """Withdraws a batch of questions."""
     parts.rounds.cancel(round_id, by=person.id)
     return {"cancelled": True}
-
-
-@router.post("/answers/{key}/void")
-def void(key: Key, body: VoidBody, parts: Parts, person: Caller) -> dict[str, bool]:
-    """Takes a label out of the count while its round is open; it stays stored."""
-    parts.answers.void(key, by=person.id, reason=body.reason)
-    return {"voided": True}
 
 
 @router.get("/audit")

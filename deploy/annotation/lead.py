@@ -16,8 +16,10 @@ from starlette.background import BackgroundTask
 
 from deploy.annotation.access import API
 from deploy.annotation.queue_service import Caller, Parts, QueueService
-from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody
+from deploy.annotation.schemas import AdjudicateBody, DecisionBody, ExtendBody, FlagBody, RecallBody, VoidBody
+from deploy.annotation.work import Key
 from pddpo_ray.annotation.decisions import Decision
+from pddpo_ray.annotation.given_labels import authors_of, labels_of
 from pddpo_ray.annotation.label_files import write_empty, write_label_file
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import RoundStatus
@@ -96,6 +98,32 @@ def refusals(
     """Questions that people skipped, could not judge or flagged, with the reasons of flags."""
     parts.rounds.status(round_id)
     return _page("refusals", parts.quality.refused(round_id, offset, limit), offset, limit)
+
+
+@router.get("/rounds/{round_id}/labels")
+def labels_of_round(
+    round_id: RoundId,
+    parts: Parts,
+    person: Caller,
+    of: Annotated[str | None, Query(alias="person", max_length=64)] = None,
+    offset: Offset = 0,
+    limit: Few = 20,
+) -> dict[str, Any]:
+    """Labels of a batch, the newest first; of one person where their id is given. `fixed` says why one can be taken out
+    no more, `people` who labelled."""
+    parts.rounds.status(round_id)
+    found = labels_of(parts.store, round_id, person=of, offset=offset, limit=limit)
+    return _page("labels", [asdict(one) for one in found], offset, limit) | {
+        "people": authors_of(parts.store, round_id)
+    }
+
+
+@router.post("/answers/{key}/void")
+def void(key: Key, body: VoidBody, parts: Parts, person: Caller) -> dict[str, bool]:
+    """Takes a label out of the count, with a reason; it stays stored, and others are asked while its batch is open.
+    410: the run has used it."""
+    parts.answers.void(key, by=person.id, reason=body.reason)
+    return {"voided": True}
 
 
 @router.get("/rounds/{round_id}/export")

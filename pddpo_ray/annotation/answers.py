@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
+from pddpo_ray.annotation.given_labels import keys_read, why_fixed
 from pddpo_ray.annotation.leases import Lease, Leases, demand_mine, promote, settle, take_seat, withdraw
 from pddpo_ray.annotation.offers import ANSWERED_TODAY, midnight
 from pddpo_ray.annotation.people import Person
@@ -142,23 +143,29 @@ class Answers:
         return self._store.write(apply)
 
     def void(self, key: str, *, by: str, reason: str) -> None:
-        """An admin takes a label out of the count; it stays stored, and somebody else is asked."""
+        """A lead takes a label out of the count; it stays stored, and somebody else is asked while its batch is open.
+
+        Raises QueueError: malformed without a reason, not_found, conflict if it was taken back already, round_closed
+        if the run has used it or its batch was stopped.
+        """
+        if not reason.strip():
+            raise QueueError(Problem.MALFORMED, "say why: the reason is kept with the label")
 
         def apply(connection: Connection) -> None:
             row = connection.execute(self._answers().where(answer.c.key == key)).first()
             if row is None:
                 raise QueueError(Problem.NOT_FOUND, f"there is no answer {key!r}")
-            state = connection.execute(
-                select(question_round.c.state)
+            batch = connection.execute(
+                select(question_round)
                 .join(task, task.c.question_round == question_round.c.id)
                 .where(task.c.id == row.task)
                 .with_for_update(read=True, of=question_round)
-            ).scalar_one()
+            ).one()
             asked = connection.execute(select(task).where(task.c.id == row.task).with_for_update()).one()
-            if state != "open":
-                raise QueueError(Problem.ROUND_CLOSED, "the round is closed: its labels are fixed")
+            if fixed := why_fixed(batch, key in keys_read(connection, batch.id)):
+                raise QueueError(Problem.ROUND_CLOSED, fixed)
             if connection.execute(select(withdrawal.c.answer).where(withdrawal.c.answer == row.seq)).first():
-                raise QueueError(Problem.CONFLICT, "this answer was taken back already")
+                raise QueueError(Problem.CONFLICT, "this answer was taken back or taken out: it does not count already")
             self.take_out(connection, asked, row, by=by, reason=reason)
             record_event(connection, self._store.clock(), by, "answer.void", key, reason=reason)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from playwright.sync_api import expect
 
@@ -16,10 +18,12 @@ from tests.browser.test_accessible import findings
 pytestmark = pytest.mark.browser
 
 
-def answers(service: FreshService, person: Person, said: str) -> None:
+def answers(service: FreshService, person: Person, said: str, key: str = "") -> None:
     lease = service.queue.leases.lease(person)
     assert isinstance(lease, Lease)
-    service.queue.answers.answer(person, f"key-of-{person.handle}", lease.id, Submission("label", {"safety": said}))
+    service.queue.answers.answer(
+        person, key or f"key-of-{person.handle}", lease.id, Submission("label", {"safety": said})
+    )
 
 
 @pytest.mark.parametrize("width", [1440, 360])
@@ -54,4 +58,65 @@ def test_a_lead_reads_every_version_of_the_guidelines_and_which_one_an_answer_sa
     expect(page.locator("#disagreements")).to_contain_text("ben: safety unsafe (guidelines version 1)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     screen.picture(f"lead-versions-{width}")
+    assert screen.clean()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
+def test_a_lead_takes_out_a_label_that_nobody_contradicts_and_reads_why_another_stays(
+    service: FreshService, screen: Screen, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    queue, page = service.queue, screen.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    batch = queue.rounds.open(1, "safety", safety_questions(1), labels_each=2)
+    ana, ben = queue.person("ana"), queue.person("ben")
+    for person in (ana, ben):
+        answers(service, person, "safe")
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    labels = page.locator("#labels details")
+    expect(labels).to_have_count(2)
+    page.get_by_label("Of", exact=True).select_option("ana")
+    expect(labels).to_have_count(1)
+    labels.locator("summary").click()
+    page.get_by_role("button", name="Take out").click()
+    expect(page.locator("#problem")).not_to_be_empty()
+    assert queue.rounds.status(batch.id).counted == 2, "nothing is taken out without a reason"
+    page.get_by_label("Why the answer of ana should not count").fill("she told us of a slip")
+    page.get_by_role("button", name="Take out").click()
+    expect(labels.locator("summary")).to_contain_text("ana: safety safe (taken out)")
+    expect(labels).to_contain_text("Taken out by the lead: she told us of a slip")
+    expect(page.locator("#problem")).to_be_empty()
+    assert queue.rounds.status(batch.id).counted == 1
+    assert page.evaluate(LOW_CONTRAST) == []
+    assert findings(page) == []
+    answers(service, queue.person("cem"), "safe")
+    queue.rounds.freeze(batch.id)
+    page.reload()
+    page.get_by_label("Of", exact=True).select_option("ben")
+    expect(labels).to_have_count(1)
+    labels.locator("summary").click()
+    expect(labels).to_contain_text("It cannot be taken out: round 1, safety is closed and the run has used this label")
+    expect(page.get_by_role("button", name="Take out")).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#labels").evaluate("(one) => one.closest('section').scrollIntoView()")
+    screen.picture(f"lead-labels-{width}")
+
+
+def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen) -> None:
+    queue, page = service.queue, screen.page
+    queue.rounds.open(1, "safety", safety_questions(25), labels_each=1)
+    ana = queue.person("ana")
+    for number in range(25):
+        answers(service, ana, "safe", f"key-{number:05d}")
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    labels, older, newer = page.locator("#labels details"), page.locator("#labels-older"), page.locator("#labels-newer")
+    expect(labels).to_have_count(20)
+    expect(newer).to_be_disabled()
+    older.click()
+    expect(labels).to_have_count(5)
+    expect(older).to_be_disabled()
+    newer.click()
+    expect(labels).to_have_count(20)
     assert screen.clean()

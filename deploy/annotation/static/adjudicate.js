@@ -1,15 +1,15 @@
 // A lead's word about a pair on which people differ: it is trained on in place of the first label.
 
 import { call, make } from "./api.js";
+import { spoken } from "./details.js";
 
 const SIDES = ["first", "second", "tie"], SAFETY = ["safe", "unsafe"];
 const ASKED = { more_helpful: SIDES, more_harmful: SIDES, first_safety: SAFETY, second_safety: SAFETY };
-const words = (given) => Object.entries(given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 
 // What belongs below the votes of one question; nothing for a question about safety.
 export function adjudication(one, act) {
   if (one.second === null) return [];
-  const said = one.adjudicated ? [make("p", {}, `Decided by ${one.adjudicated.by}: ${words(one.adjudicated.given)} ${one.adjudicated.reason}`)] : [];
+  const said = one.adjudicated ? [make("p", {}, `Decided by ${one.adjudicated.by}: ${spoken(one.adjudicated.given)} ${one.adjudicated.reason}`)] : [];
   const selects = Object.entries(ASKED).map(([name, values]) => {
     const select = make("select", { name, "aria-label": name.replaceAll("_", " ") }, ...values.map((value) => make("option", {}, value)));
     select.value = (one.adjudicated?.given || one.votes[0].given)[name];

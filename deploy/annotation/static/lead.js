@@ -4,8 +4,10 @@ import { $, ApiProblem, BASE, call, make, whoAmI } from "./api.js";
 import { showAdmin } from "./admin.js";
 import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
+import { openable, showDetails, spoken } from "./details.js";
 import { flagCell } from "./flags.js";
 import { showVersions } from "./guidelines.js";
+import { showLabels, voidButton } from "./labels.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
@@ -95,50 +97,24 @@ function showPeople(people) {
   }), 10, "Nobody has answered yet.");
 }
 
-// An admin takes a label out of the count, with a reason; somebody else is asked.
-function voidButton(vote) {
-  if (me.role !== "admin") return [];
-  const reason = make("input", { "aria-label": `Why the answer of ${vote.handle} should not count`, placeholder: "why", maxlength: 500, class: "short" });
-  const take = make("button", { type: "button" }, "Take out");
-  take.addEventListener("click", () => act(() => call("POST", `/answers/${vote.key}/void`, { reason: reason.value.trim() })));
-  return [" ", reason, " ", take];
-}
-
 function showDisagreements(found) {
-  if ($("disagreements").contains(document.activeElement?.closest("input, select"))) return; // somebody types
-  const open = new Set([...$("disagreements").querySelectorAll("details[open]")].map((one) => one.dataset.task));
-  $("disagreements").replaceChildren(...found.map((one) => {
-    const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: `,
-      Object.entries(vote.given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", "),
-      make("span", { class: "muted" }, ` (guidelines version ${vote.guideline})`), ...voidButton(vote)));
-    const details = openable(one, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...votes), ...adjudication(one, act));
-    details.open = open.has(one.task);
-    return details;
-  }));
-  if (!found.length) $("disagreements").append(make("p", { class: "muted" }, "People agree wherever two of them answered."));
+  showDetails("disagreements", found.map((one) => {
+    const votes = one.votes.map((vote) => make("li", {}, `${vote.handle}: ${spoken(vote.given)}`,
+      make("span", { class: "muted" }, ` (guidelines version ${vote.guideline})`), " ", ...voidButton(vote, act)));
+    return openable(one.task, one, `${share(one.split)} differ: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...votes), ...adjudication(one, act));
+  }), "People agree wherever two of them answered.");
 }
 
 const REASONS = { too_harmful: "too harmful", cannot_judge: "cannot be judged", language: "not their language", broken: "broken", other: "another reason" };
 
-// The texts of one question, below a line that says what is the matter with it.
-function openable(one, summary, ...below) {
-  const texts = [["Prompt", one.prompt], ["First", one.first], ["Second", one.second]].filter(([, text]) => text !== null)
-    .map(([name, text]) => make("div", {}, make("strong", {}, name), make("pre", { dir: "auto" }, text)));
-  return make("details", { "data-task": one.task }, make("summary", {}, summary), make("div", { class: "pair-texts" }, ...texts), ...below);
-}
-
 function showRefusals(found) {
-  const open = new Set([...$("refusals").querySelectorAll("details[open]")].map((one) => one.dataset.task));
-  $("refusals").replaceChildren(...found.map((one) => {
+  showDetails("refusals", found.map((one) => {
     const said = [[one.flags.length, "flagged"], [one.skipped, "skipped"], [one.cannot_tell, "can't tell"]].filter(([count]) => count)
       .map(([count, words]) => `${count} ${words}`).join(", ");
     const flags = one.flags.map((flag) => make("li", {}, `${flag.handle}: ${REASONS[flag.reason]}${flag.note && ` (${flag.note})`}`));
     const state = one.state === "blocked" ? "blocked, " : "";
-    const details = openable(one, `${state}${said}: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...flags));
-    details.open = open.has(one.task);
-    return details;
-  }));
-  if (!found.length) $("refusals").append(make("p", { class: "muted" }, "Nobody refused a question of this batch."));
+    return openable(one.task, one, `${state}${said}: ${one.prompt.slice(0, 80)}`, make("ul", {}, ...flags));
+  }), "Nobody refused a question of this batch.");
 }
 
 function showEffects(effects) {
@@ -154,6 +130,7 @@ async function refresh() {
     if (selected) {
       showAgreement((await call("GET", `/rounds/${selected}/agreement`)).agreement);
       showDisagreements((await call("GET", `/rounds/${selected}/disagreements`)).disagreements);
+      await showLabels(selected, act);
       showRefusals((await call("GET", `/rounds/${selected}/refusals`)).refusals);
     }
     showHeld(await call("GET", "/leases"));
