@@ -145,6 +145,20 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(small_disk: Path, capsy
         assert (code, problem in said) == (2, True), said
 
 
+def test_status_stop_and_logs_need_no_right_to_write(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = small_disk / "run"
+    with pytest.raises(SystemExit):
+        main(["train", "tabular", *SHORT, "report.html=false", "--run", str(run_dir)])
+    assert mount("-o", "remount,ro", str(small_disk))
+    for verb, expected in (("status", "(finished)"), ("stop", "nobody drives the run"), ("logs", "run: finished")):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([verb, str(run_dir)])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, err) == (0, "")
+        assert expected in out
+
+
 def test_what_may_not_be_written_elsewhere_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), explain_disk(tmp_path / "run"):
         raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/token")
