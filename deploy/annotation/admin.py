@@ -76,6 +76,8 @@ def invite(body: InvitationBody, parts: Parts, person: Caller) -> dict[str, Any]
 def change(person_id: PersonId, body: PersonChange, parts: Parts, person: Caller) -> dict[str, Any]:
     """Changes what is given; someone set inactive is signed out at once."""
     given = body.model_dump(exclude_none=True, mode="json")
+    if "hourly_rate" in body.model_fields_set:
+        given["hourly_rate"] = body.hourly_rate
     return _public(parts.people.change(person_id, by=person.id, **given))
 
 

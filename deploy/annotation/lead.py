@@ -185,7 +185,9 @@ def worklog(parts: Parts, person: Caller) -> dict[str, Any]:
 
 @router.get("/worklog.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
 def worklog_csv(
-    parts: Parts, person: Caller, rate: Annotated[float, Query(ge=0, le=1e6, description="pay per hour")] = 0.0
+    parts: Parts,
+    person: Caller,
+    rate: Annotated[float, Query(ge=0, le=1e6, description="pay per hour without a rate of one's own")] = 0.0,
 ) -> Response:
     """The same as a CSV file with pay."""
     content = as_csv(parts.worklog.days(), rate)

@@ -95,6 +95,8 @@ class PersonChange(Strict):
     daily_cap: int | None = Field(None, ge=1, le=100_000)
     harmful_cap: int | None = Field(None, ge=0, le=100_000)
     languages: list[Language] | None = Field(None, max_length=20)
+    hourly_rate: float | None = Field(None, ge=0, le=1e6, allow_inf_nan=False)
+    """Pay per hour; null takes the rate away, so that the default applies."""
 
 
 class GuidelinesBody(Strict):

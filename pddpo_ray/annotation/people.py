@@ -80,6 +80,8 @@ class Person:
     """So many answers that they call unsafe in a day are enough; after them they get mild questions alone."""
     languages: tuple[str, ...] = ()
     """Codes of the languages in which they are asked; none: in every language."""
+    hourly_rate: float | None = None
+    """Pay per hour; None: the default of whoever saves the work."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ class People:
         return token
 
     def change(self, id_: str, *, by: str, **values: Any) -> Person:
-        """Changes `active`, `role`, `sees_harmful`, `daily_cap`, `harmful_cap` or `languages`; who is inactive is
-        signed out. Raises QueueError: not_found; conflict where nobody would be left to make accounts."""
+        """Changes `active`, `role`, `sees_harmful`, `daily_cap`, `harmful_cap`, `languages` or `hourly_rate`; who is
+        inactive is signed out. Raises QueueError: not_found; conflict where nobody would be left to make accounts."""
         if "languages" in values:
             values["languages"] = ",".join(demand_languages(values["languages"]))
 
@@ -348,5 +350,5 @@ def _token_columns(token: str) -> dict[str, str]:
 def _person(row: Any, csrf: str | None = None) -> Person:
     return Person(
         row.id, row.handle, Role(row.role), row.sees_harmful, row.daily_cap, row.active, csrf, row.harmful_cap,
-        languages_of(row.languages),
+        languages_of(row.languages), row.hourly_rate,
     )  # fmt: skip

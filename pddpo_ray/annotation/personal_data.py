@@ -40,6 +40,7 @@ from pddpo_ray.journal.transactions import Store
 
 ACCOUNT = (
     "id", "handle", "role", "active", "sees_harmful", "daily_cap", "harmful_cap", "languages", "created_ms", "held",
+    "hourly_rate",
 )  # fmt: skip
 SAID = ("at_ms", "kind", "given", "reason", "note", "ms_spent", "revealed", "outcome", "late")
 ASKED = ("prompt", "first", "second", "asks")

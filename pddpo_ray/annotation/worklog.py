@@ -2,7 +2,7 @@
 
     worked = WorkLog(store, idle_s=600)
     worked.days()                                     # by person and day
-    as_csv(worked.days(), rate=18.0)                  # with pay
+    as_csv(worked.days(), rate=18.0)                  # with pay, at the person's own rate where they have one
 
 An answer counts from the moment at which the person got the question, or gave the answer before it, whichever is later;
 `idle_s` at most. What a browser says about its own time is not used.
@@ -27,18 +27,21 @@ RULE = "from being given a question, or from the answer before it, to the answer
 
 @dataclass(frozen=True)
 class Day:
-    """What one person did on one day (UTC): labels, everything else that they sent, and seconds of work."""
+    """What one person did on one day (UTC): labels, everything else that they sent, and seconds of work. `rate` is
+    their own pay per hour, None where they have none."""
 
     handle: str
     day: str
     answers: int
     refusals: int
     seconds: float
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
 class _Stretch:
     handle: str
+    rate: float | None
     round: str
     at_ms: int
     label: bool
@@ -75,7 +78,7 @@ class WorkLog:
         days = []
         for (handle, day), mine in sorted(by_day.items()):
             labels, worked = sum(one.label for one in mine), sum(one.ms for one in mine)
-            days.append(Day(handle, day, labels, len(mine) - labels, worked / 1000))
+            days.append(Day(handle, day, labels, len(mine) - labels, worked / 1000, mine[0].rate))
         return days
 
     def seconds(self, round_id: str) -> float:
@@ -86,7 +89,7 @@ class WorkLog:
         query = (
             select(
                 answer.c.kind, answer.c.at_ms, answer.c.annotator, lease.c.leased_ms, task.c.question_round,
-                annotator.c.handle,
+                annotator.c.handle, annotator.c.hourly_rate,
             )
             .join(lease, lease.c.id == answer.c.lease)
             .join(task, task.c.id == answer.c.task)
@@ -104,27 +107,21 @@ class WorkLog:
         for mine in people.values():
             times = worked_ms([(rows[n].leased_ms, rows[n].at_ms) for n in mine], self._idle_ms)
             stretches += [
-                _Stretch(rows[n].handle, rows[n].question_round, rows[n].at_ms, rows[n].kind == "label", ms)
-                for n, ms in zip(mine, times, strict=True)
+                _Stretch(row.handle, row.hourly_rate, row.question_round, row.at_ms, row.kind == "label", ms)
+                for row, ms in zip((rows[n] for n in mine), times, strict=True)
             ]
         return stretches
 
 
 def as_csv(days: Sequence[Day], rate: float) -> str:
-    """A table for whoever pays; `rate` is per hour."""
+    """A table for whoever pays; `rate` is per hour, of people who have none of their own."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["person", "day", "answers", "refusals", "minutes", "pay"])
+    lines.writerow(["person", "day", "answers", "refusals", "minutes", "pay", "rate"])
     for one in days:
         # A handle that a spreadsheet would read as a formula is quoted.
         handle = f"'{one.handle}" if one.handle[:1] in "=+-@" else one.handle
-        row = [
-            handle,
-            one.day,
-            one.answers,
-            one.refusals,
-            f"{one.seconds / 60:.2f}",
-            f"{rate * one.seconds / 3600:.2f}",
-        ]
-        lines.writerow(row)
+        paid = rate if one.rate is None else one.rate
+        worked = [f"{one.seconds / 60:.2f}", f"{paid * one.seconds / 3600:.2f}", f"{paid:.2f}"]
+        lines.writerow([handle, one.day, one.answers, one.refusals, *worked])
     return text.getvalue()

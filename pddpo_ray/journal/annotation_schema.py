@@ -44,10 +44,12 @@ annotator = table(
     Column("held", Boolean, nullable=False, server_default=text("false")),
     Column("harmful_cap", Integer, nullable=False, server_default=text("150")),
     Column("languages", String(200), nullable=False, server_default=""),
+    Column("hourly_rate", Float),
 )
 """`languages`: codes with commas between, none for who did not say; they are asked in every language. `held`: a lead
 looks at the person's answers, which count no more until then. `harmful_cap`: so many answers that a person calls unsafe
-in a day are enough; after them come mild questions alone.
+in a day are enough; after them come mild questions alone. `hourly_rate`: pay per hour, null where the default of
+whoever saves the work applies.
 
 People and the trainer's service token. Pseudonymous: a handle and the hash of a random token."""
 

@@ -20,8 +20,10 @@ from tests.unit.annotation.test_personal_data import NAME, worked
 pytestmark = pytest.mark.browser
 
 
-def changed(service: FreshService, handle: str) -> tuple[int, Role]:
-    return next((one.daily_cap, one.role) for one in service.queue.people.all() if one.handle == handle)
+def changed(service: FreshService, handle: str) -> tuple[int, Role, float | None]:
+    return next(
+        (one.daily_cap, one.role, one.hourly_rate) for one in service.queue.people.all() if one.handle == handle
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
@@ -50,7 +52,13 @@ def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     page.get_by_label("Answers a day of ben", exact=True).fill("40")
     page.get_by_label("Answers a day of ben", exact=True).press("Tab")
     page.get_by_label("Role of ben").select_option("lead")
-    until(page, lambda: changed(service, "ben") == (40, Role.LEAD), "the new limit and role")
+    pay = page.get_by_label("Pay per hour of ben")
+    pay.fill("17.5")
+    pay.press("Tab")
+    until(page, lambda: changed(service, "ben") == (40, Role.LEAD, 17.5), "the new limit, role and rate")
+    pay.fill("")
+    pay.press("Tab")
+    until(page, lambda: changed(service, "ben") == (40, Role.LEAD, None), "the default rate again")
     page.get_by_label("Role of the admin").select_option("annotator")
     expect(page.locator("#problem")).to_contain_text("this is the only admin: make another one first")
     expect(page.get_by_label("Role of the admin")).to_have_value("admin")

@@ -165,7 +165,7 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     assert list(snapshot.adjudicated.values()) == [PREFERS_FIRST]
 
     # pay
-    page.get_by_label("Pay per hour").fill("18")
+    page.get_by_label("Default pay per hour").fill("18")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as CSV").click()
     rows = [one.split(",") for one in Path(download.value.path()).read_text().splitlines()]

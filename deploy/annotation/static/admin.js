@@ -43,10 +43,12 @@ function account(one) {
   spoken.addEventListener("change", () => act(() => change({ languages: codes(spoken.value) })));
   const cap = make("input", { type: "number", min: 1, max: 100000, value: one.daily_cap, class: "short", "aria-label": `Answers a day of ${one.handle}` });
   cap.addEventListener("change", () => act(() => change({ daily_cap: Number(cap.value) })));
+  const pay = make("input", { type: "number", min: 0, max: 1000000, step: 0.01, value: one.hourly_rate ?? "", class: "short", placeholder: "none", "aria-label": `Pay per hour of ${one.handle}` });
+  pay.addEventListener("change", () => act(() => change({ hourly_rate: pay.value === "" ? null : Number(pay.value) })));
   const role = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
   role.value = one.role;
   role.addEventListener("change", () => act(() => change({ role: role.value })));
-  return row(one.handle, role, cap, dose, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+  return row(one.handle, role, cap, dose, pay, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
 // What names a person cannot come back: the name is typed again before anything is erased.

@@ -161,5 +161,5 @@ def test_hours_come_from_the_servers_clock_whatever_the_browser_says(service: Fr
     assert lead.get(f"{API}/worklog").json()["days"][0]["seconds"] == 726
     text = lead.get(f"{API}/worklog.csv?rate=20").text
     assert text == as_csv([day], 20.0)
-    assert text.splitlines()[1] == f"ana,{day.day},3,1,12.10,4.03"
+    assert text.splitlines()[1] == f"ana,{day.day},3,1,12.10,4.03,20.00"
     assert as_csv([replace(day, handle="=1+1")], 0.0).splitlines()[1].startswith("'=1+1,")
