@@ -26,8 +26,8 @@ GAIN = 4.0
 HORIZON = 20
 """Steps of the integral."""
 LOWEST = -1.0
-"""Where the integral's box begins. Gain, horizon and box were chosen on the toy policy of the tests and on TRL's trainer
-(docs/integrations.md), on no seed that the tests or the tables there use."""
+"""Where the integral's box begins. Gain, horizon and box were chosen on the toy policy of the tests and on TRL's
+trainer (docs/integrations.md), on no seed that the tests or the tables there use."""
 SLOW = 0.98
 """Decay of the average of the standard deviation."""
 FLOOR = 0.02

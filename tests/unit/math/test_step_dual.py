@@ -19,9 +19,7 @@ def test_a_step_by_hand() -> None:
     state = next_state(RATE, StepState(), 0.3, 0.46)
     assert (state.integral, state.multiplier, state.steps) == pytest.approx((0.05, 1.05, 1))
     later = next_state(RATE, state, 0.2, 0.4)
-    assert (later.integral, later.multiplier) == pytest.approx((0.05, 0.05)), (
-        "on the limit the integral alone is left"
-    )
+    assert (later.integral, later.multiplier) == pytest.approx((0.05, 0.05)), "on the limit the integral alone is left"
 
 
 def test_the_scale_of_a_mean_is_its_slow_deviation_and_never_nothing() -> None:
