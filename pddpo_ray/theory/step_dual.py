@@ -2,7 +2,7 @@
 
     s      scale of the measure: sqrt(d (1 - d)) of a rate, the answers' standard deviation of a mean (slow average)
     e      (mean of the step's answers - d) / s, kept inside +-2
-    I      I + gain / horizon * e       inside [-1, upper]; held where it could only wind up
+    I      I + gain / horizon * e       inside [0, upper]; held where it could only wind up
     lambda I + gain * e                 inside [0, upper]
 
 Two time scales: the proportional part answers within a step, the integral within `horizon` steps. A policy-gradient
@@ -10,8 +10,6 @@ step of normalised advantages moves the measure about as fast as lambda is off i
 integral of lambda: an integral part alone (dual ascent, the rules of whole rounds) then swings for ever, and the
 proportional part is what damps it. While the integral stays inside its box, the mean of e over some steps is
 (I_end - I_begin) horizon / (gain steps), which falls to 0: the measure's mean ends on the limit, whatever the gain.
-The box begins below 0: an integral that noise presses against 0 forgets the steps that were under the limit, and the
-mean then ends below it. A limit that does not bind keeps lambda at 0 but for single steps far above it.
 
 lambda weighs the cost per standard deviation within a group against the reward per standard deviation within a group
 (GRPO's `normalize_then_sum`), so that one gain serves every unit.
@@ -23,11 +21,8 @@ import math
 from dataclasses import dataclass, replace
 
 GAIN = 4.0
-HORIZON = 20
-"""Steps of the integral."""
-LOWEST = -1.0
-"""Where the integral's box begins. Gain, horizon and box were chosen on the toy policy of the tests and on TRL's
-trainer (docs/integrations.md), on no seed that the tests or the tables there use."""
+HORIZON = 40
+"""Steps of the integral. Chosen on a toy policy (tests/unit/math/test_step_dual.py), on no seed that its tests use."""
 SLOW = 0.98
 """Decay of the average of the standard deviation."""
 FLOOR = 0.02
@@ -81,5 +76,5 @@ def next_state(limit: StepLimit, state: StepState, mean: float, deviation: float
     unbounded = state.integral + GAIN * excess
     winds_up = (unbounded >= limit.upper or not spread) and excess > 0
     integral = state.integral if winds_up else state.integral + GAIN / HORIZON * excess
-    integral = min(max(integral, LOWEST), limit.upper)
+    integral = min(max(integral, 0.0), limit.upper)
     return replace(seen, integral=integral, multiplier=min(max(integral + GAIN * excess, 0.0), limit.upper))

@@ -199,7 +199,7 @@ def test_a_lead_decides_over_the_api_and_an_annotator_may_not(service: FreshServ
 
 def test_among_a_persons_first_answers_controls_are_twice_as_frequent(queue: FreshQueue) -> None:
     fresh = FreshQueue(queue.engine, Rules(gold_rate=0.1, gold_first=200))
-    person = fresh.person("ana")
-    due = [fresh.leases._gold_due(person, 1, number) for number in range(2200)]
-    assert 0.14 < sum(due[:200]) / 200 < 0.27
-    assert 0.08 < sum(due[200:]) / 2000 < 0.12
+    people = [fresh.person(f"person-{number}") for number in range(20)]
+    due = [[fresh.leases._gold_due(person, 1, number) for number in range(700)] for person in people]
+    assert 0.17 < sum(sum(mine[:200]) for mine in due) / 4000 < 0.23  # 4.7 standard errors
+    assert 0.085 < sum(sum(mine[200:]) for mine in due) / 10_000 < 0.115
