@@ -64,6 +64,7 @@ def test_all_fits_were_made_by_the_same_two_processes(unbroken: dict[str, Any], 
     assert len(set(workers[0])) == 2
 
 
+@pytest.mark.full
 def test_killing_a_rank_in_mid_fit_and_vllm_before_sampling_changes_no_number(
     unbroken: dict[str, Any], folder: Path
 ) -> None:

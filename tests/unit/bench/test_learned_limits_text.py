@@ -50,7 +50,7 @@ def test_weight_vectors_are_ranked_by_the_gap_of_their_exact_policies() -> None:
     assert gap == pytest.approx(oracle.gap(policy), abs=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_problem_that_a_run_sees_has_its_learned_reward(tmp_path: Path) -> None:
     """The reference times exp(learned reward / beta) is the reward policy again, on the answers that are enumerated."""
     config = load("text-world-limits-twin", ["rounds=1", "report.html=false", "report.tensorboard=false"])
