@@ -107,7 +107,6 @@ class EveryKindAtEveryPhase(KillPoints):
         *,
         rounds: int,
         work_s: float = 0.0,
-        phases: Sequence[str] = PHASES,
     ) -> None:
         super().__init__([], kill)
         self._living, self._rounds, self._work_s = living, rounds, work_s
@@ -115,7 +114,7 @@ class EveryKindAtEveryPhase(KillPoints):
         self.fitting: dict[int, int] = {}
         """{round: process of the rank that was killed while it computed the round's reward fit}"""
         self._wanted = {
-            phase: [*kinds[first % len(kinds) :], *kinds[: first % len(kinds)]] for first, phase in enumerate(phases)
+            phase: [*kinds[first % len(kinds) :], *kinds[: first % len(kinds)]] for first, phase in enumerate(PHASES)
         }
 
     @contextmanager

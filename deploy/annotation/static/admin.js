@@ -1,9 +1,7 @@
 // The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
 
-import { $, BASE, call, make } from "./api.js";
+import { $, BASE, call, make, row } from "./api.js";
 import { showVersions } from "./guidelines.js";
-
-const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 
 function button(words, doing) {
   const one = make("button", { type: "button" }, words);

@@ -75,3 +75,6 @@ export function make(tag, attributes = {}, ...children) {
   element.append(...children);
   return element;
 }
+
+// A line of a table; each cell is text or an element.
+export const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));

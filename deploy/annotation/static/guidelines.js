@@ -1,8 +1,6 @@
 // Versions of the guidelines on the lead's page: who wrote which, when, and the text of any, as Markdown.
 
-import { $, call, make } from "./api.js";
-
-const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+import { $, call, make, row } from "./api.js";
 
 function line(one, newest) {
   const show = make("button", { type: "button", "aria-label": `Show version ${one.version}` }, "Show");

@@ -1,6 +1,6 @@
 // The lead's page: everything is read again every ten seconds, and nothing here is parsed as HTML.
 
-import { $, ApiProblem, BASE, call, make, whoAmI } from "./api.js";
+import { $, ApiProblem, BASE, call, make, row, whoAmI } from "./api.js";
 import { showAdmin } from "./admin.js";
 import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
@@ -15,7 +15,6 @@ let me, selected = null, paused = false;
 
 const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
-const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
