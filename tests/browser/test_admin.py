@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from pddpo_ray.annotation.controls import Controls
-from pddpo_ray.annotation.people import Campaign, Role
+from pddpo_ray.annotation.people import Campaign, Person, Role
 from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
 from tests.browser.screen import LOW_CONTRAST, Screen, until
@@ -20,10 +20,13 @@ from tests.unit.annotation.test_personal_data import NAME, worked
 pytestmark = pytest.mark.browser
 
 
+def person(service: FreshService, handle: str) -> Person:
+    return next(one for one in service.queue.people.all() if one.handle == handle)
+
+
 def changed(service: FreshService, handle: str) -> tuple[int, Role, float | None]:
-    return next(
-        (one.daily_cap, one.role, one.hourly_rate) for one in service.queue.people.all() if one.handle == handle
-    )
+    one = person(service, handle)
+    return one.daily_cap, one.role, one.hourly_rate
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
@@ -124,3 +127,32 @@ def test_an_admin_hands_out_what_is_stored_about_a_person_and_erases_it(service:
     expect(page.locator("#accounts")).not_to_contain_text(NAME)
     assert NAME not in json.dumps(PersonalData(service.queue.store, service.queue.rules).of(person.id))
     assert screen.clean()
+
+
+def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
+    service: FreshService, screen: Screen
+) -> None:
+    page = screen.page
+    service.queue.people.create("ben", Role.ANNOTATOR, by="admin")
+    screen.sign_in(service.tokens[Role.ADMIN])
+    page.goto(f"{screen.url}/lead")
+    cap = page.get_by_label("Answers a day of ben", exact=True)
+    expect(cap).to_be_visible()
+    held: list[Any] = []
+    page.route("**/api/v1/people", lambda route: held.append(route))
+    cap.fill("40")
+    cap.press("Tab")
+    until(page, lambda: changed(service, "ben")[0] == 40 and len(held) == 1, "the limit, and the question after it")
+    dose = page.get_by_label("Unsafe answers a day of ben", exact=True)
+    expect(dose).to_be_focused()
+    page.keyboard.type("7")
+    with page.expect_response("**/api/v1/people"):
+        held.pop().continue_()
+    page.unroute("**/api/v1/people")
+    page.evaluate("() => new Promise((done) => setTimeout(done, 200))")  # the page has read the reply
+    page.keyboard.type("5")
+    page.keyboard.press("Tab")
+    until(page, lambda: person(service, "ben").harmful_cap == 75, "the dose that was typed meanwhile")
+    expect(page.get_by_label("Pay per hour of ben")).to_be_focused()
+    until(page, lambda: cap.get_attribute("value") == "40", "a new row")
+    expect(page.get_by_label("Pay per hour of ben")).to_be_focused()

@@ -9,14 +9,18 @@ function button(words, doing) {
   return one;
 }
 
+let acting = 0, asked = 0;
+
 // Also after a refusal everything shown is as it is on the server.
 async function act(doing) {
   let said = "";
+  acting += 1;
   try {
     await doing();
   } catch (problem) {
     said = problem.message;
   }
+  acting -= 1;
   await refreshAdmin().catch((problem) => { said ||= problem.message; });
   $("problem").textContent = said;
 }
@@ -24,6 +28,9 @@ async function act(doing) {
 function token(handle, made) {
   $("new-token").textContent = `${handle} signs in with this token, which is shown only now: ${made}`;
 }
+
+// What is typed is sent when the field is left; until then it is unsent, and no reply may take it away.
+const unsent = (table) => [...table.querySelectorAll("input")].some((field) => field.value !== field.defaultValue);
 
 const ROLES = ["annotator", "lead", "admin"];
 
@@ -35,14 +42,19 @@ function account(one) {
     button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
-  const dose = make("input", { type: "number", min: 0, max: 100000, value: one.harmful_cap, class: "short", "aria-label": `Unsafe answers a day of ${one.handle}` });
-  dose.addEventListener("change", () => act(() => change({ harmful_cap: Number(dose.value) })));
-  const spoken = make("input", { value: one.languages.join(" "), class: "short", placeholder: "all", "aria-label": `Languages of ${one.handle}` });
-  spoken.addEventListener("change", () => act(() => change({ languages: codes(spoken.value) })));
-  const cap = make("input", { type: "number", min: 1, max: 100000, value: one.daily_cap, class: "short", "aria-label": `Answers a day of ${one.handle}` });
-  cap.addEventListener("change", () => act(() => change({ daily_cap: Number(cap.value) })));
-  const pay = make("input", { type: "number", min: 0, max: 1000000, step: 0.01, value: one.hourly_rate ?? "", class: "short", placeholder: "none", "aria-label": `Pay per hour of ${one.handle}` });
-  pay.addEventListener("change", () => act(() => change({ hourly_rate: pay.value === "" ? null : Number(pay.value) })));
+  const field = (words, attributes, values) => {
+    const input = make("input", { class: "short", "aria-label": `${words} of ${one.handle}`, ...attributes });
+    input.addEventListener("change", () => {
+      input.defaultValue = input.value;
+      act(() => change(values(input.value)));
+    });
+    return input;
+  };
+  const dose = field("Unsafe answers a day", { type: "number", min: 0, max: 100000, value: one.harmful_cap }, (value) => ({ harmful_cap: Number(value) }));
+  const spoken = field("Languages", { value: one.languages.join(" "), placeholder: "all" }, (value) => ({ languages: codes(value) }));
+  const cap = field("Answers a day", { type: "number", min: 1, max: 100000, value: one.daily_cap }, (value) => ({ daily_cap: Number(value) }));
+  const pay = field("Pay per hour", { type: "number", min: 0, max: 1000000, step: 0.01, value: one.hourly_rate ?? "", placeholder: "none" },
+    (value) => ({ hourly_rate: value === "" ? null : Number(value) }));
   const role = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
   role.value = one.role;
   role.addEventListener("change", () => act(() => change({ role: role.value })));
@@ -96,10 +108,23 @@ function invitation(one) {
   return make("p", { class: "muted" }, `${one.handle} (${one.role}) is invited until ${new Date(one.expires_ms).toLocaleString()}`);
 }
 
+// A reply that a later change or question overtakes is not shown: the later one's is.
 export async function refreshAdmin() {
-  $("invitations").replaceChildren(...(await call("GET", "/invitations")).invitations.map(invitation));
-  $("accounts").replaceChildren(...(await call("GET", "/people")).people.filter((one) => one.role !== "service").map(account));
-  $("gold").replaceChildren(...(await call("GET", "/gold")).gold.map(control));
+  asked += 1;
+  const mine = asked;
+  const [{ invitations }, { people }, { gold }] = await Promise.all(["/invitations", "/people", "/gold"].map((path) => call("GET", path)));
+  if (acting || mine !== asked) return;
+  $("invitations").replaceChildren(...invitations.map(invitation));
+  if (!unsent($("accounts"))) showAccounts(people.filter((one) => one.role !== "service"));
+  $("gold").replaceChildren(...gold.map(control));
+}
+
+// Whoever works with the keyboard stays where the Tab key led.
+function showAccounts(people) {
+  const fields = () => [...$("accounts").querySelectorAll("input, select, button")];
+  const at = fields().indexOf(document.activeElement);
+  $("accounts").replaceChildren(...people.map(account));
+  if (at >= 0) fields()[at]?.focus();
 }
 
 // A file is looked at first: the server says of every line what an import does with it. Then the good ones are added.
