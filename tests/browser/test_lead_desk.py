@@ -12,8 +12,9 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, Person, Role
 from tests.annotation_api import FreshService
 from tests.annotation_queue import safety_questions
-from tests.browser.screen import LOW_CONTRAST, Screen
+from tests.browser.screen import LOW_CONTRAST, Screen, pairs
 from tests.browser.test_accessible import findings
+from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works
 
 pytestmark = pytest.mark.browser
 
@@ -101,6 +102,33 @@ def test_a_lead_takes_out_a_label_that_nobody_contradicts_and_reads_why_another_
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#labels").evaluate("(one) => one.closest('section').scrollIntoView()")
     screen.picture(f"lead-labels-{width}")
+
+
+def test_a_decision_half_written_stays_when_the_page_is_read_again(service: FreshService, screen: Screen) -> None:
+    queue, page = service.queue, screen.page
+    batch = queue.rounds.open(1, "compare", pairs(1), labels_each=2)
+    works(service, queue.person("ana"), lambda one: PREFERS_FIRST)
+    works(service, queue.person("ben"), lambda one: PREFERS_SECOND)
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    split = page.locator("#disagreements details")
+    split.locator("summary").click()
+    split.get_by_label("more helpful").select_option("tie")
+    split.get_by_label("Reason for this decision").fill("both say")
+    again = page.get_by_role("button", name="Round 1, compare")
+    for _ in range(2):
+        with page.expect_response("**/api/v1/effects"):
+            again.click()
+    expect(split.get_by_label("more helpful")).to_have_value("tie")
+    expect(split.get_by_label("Reason for this decision")).to_have_value("both say")
+    split.get_by_role("button", name="Decide").click()
+    expect(split).to_contain_text("Decided by the lead: more helpful tie")
+    expect(split.get_by_label("Reason for this decision")).to_be_empty()
+    queue.wait(10)
+    queue.rounds.freeze(batch.id)
+    snapshot = queue.rounds.snapshot(batch.id)
+    assert snapshot is not None
+    assert [given["more_helpful"] for given in snapshot.adjudicated.values()] == ["tie"]
 
 
 def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen) -> None:

@@ -2,6 +2,7 @@
 
 import { call, make } from "./api.js";
 import { spoken } from "./details.js";
+import { sent, shown } from "./drafts.js";
 
 const SIDES = ["first", "second", "tie"], SAFETY = ["safe", "unsafe"];
 const ASKED = { more_helpful: SIDES, more_harmful: SIDES, first_safety: SAFETY, second_safety: SAFETY };
@@ -12,7 +13,7 @@ export function adjudication(one, act) {
   const said = one.adjudicated ? [make("p", {}, `Decided by ${one.adjudicated.by}: ${spoken(one.adjudicated.given)} ${one.adjudicated.reason}`)] : [];
   const selects = Object.entries(ASKED).map(([name, values]) => {
     const select = make("select", { name, "aria-label": name.replaceAll("_", " ") }, ...values.map((value) => make("option", {}, value)));
-    select.value = (one.adjudicated?.given || one.votes[0].given)[name];
+    shown(select, (one.adjudicated?.given || one.votes[0].given)[name]);
     return make("label", {}, `${name.replaceAll("_", " ")} `, select);
   });
   const reason = make("input", { "aria-label": "Reason for this decision", placeholder: "why", maxlength: 500, class: "short" });
@@ -21,7 +22,10 @@ export function adjudication(one, act) {
     event.preventDefault();
     const given = Object.fromEntries([...form.querySelectorAll("select")].map((select) => [select.name, select.value]));
     document.activeElement?.blur();
-    act(() => call("POST", `/questions/${one.task}/adjudicate`, { given, reason: reason.value.trim() }));
+    act(async () => {
+      await call("POST", `/questions/${one.task}/adjudicate`, { given, reason: reason.value.trim() });
+      sent(...form.querySelectorAll("input, select"));
+    });
   });
   return [...said, form];
 }

@@ -1,6 +1,7 @@
 // The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
 
 import { $, BASE, call, make, row } from "./api.js";
+import { sent, shown, unsent } from "./drafts.js";
 import { showVersions } from "./guidelines.js";
 
 function button(words, doing) {
@@ -29,9 +30,6 @@ function token(handle, made) {
   $("new-token").textContent = `${handle} signs in with this token, which is shown only now: ${made}`;
 }
 
-// What is typed is sent when the field is left; until then it is unsent, and no reply may take it away.
-const unsent = (table) => [...table.querySelectorAll("input")].some((field) => field.value !== field.defaultValue);
-
 const ROLES = ["annotator", "lead", "admin"];
 
 function account(one) {
@@ -42,22 +40,24 @@ function account(one) {
     button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
-  const field = (words, attributes, values) => {
-    const input = make("input", { class: "short", "aria-label": `${words} of ${one.handle}`, ...attributes });
+  const field = (words, value, attributes, values) => {
+    const input = shown(make("input", { class: "short", "aria-label": `${words} of ${one.handle}`, ...attributes }), value);
     input.addEventListener("change", () => {
-      input.defaultValue = input.value;
+      sent(input);
       act(() => change(values(input.value)));
     });
     return input;
   };
-  const dose = field("Unsafe answers a day", { type: "number", min: 0, max: 100000, value: one.harmful_cap }, (value) => ({ harmful_cap: Number(value) }));
-  const spoken = field("Languages", { value: one.languages.join(" "), placeholder: "all" }, (value) => ({ languages: codes(value) }));
-  const cap = field("Answers a day", { type: "number", min: 1, max: 100000, value: one.daily_cap }, (value) => ({ daily_cap: Number(value) }));
-  const pay = field("Pay per hour", { type: "number", min: 0, max: 1000000, step: 0.01, value: one.hourly_rate ?? "", placeholder: "none" },
+  const dose = field("Unsafe answers a day", one.harmful_cap, { type: "number", min: 0, max: 100000 }, (value) => ({ harmful_cap: Number(value) }));
+  const spoken = field("Languages", one.languages.join(" "), { placeholder: "all" }, (value) => ({ languages: codes(value) }));
+  const cap = field("Answers a day", one.daily_cap, { type: "number", min: 1, max: 100000 }, (value) => ({ daily_cap: Number(value) }));
+  const pay = field("Pay per hour", one.hourly_rate ?? "", { type: "number", min: 0, max: 1000000, step: 0.01, placeholder: "none" },
     (value) => ({ hourly_rate: value === "" ? null : Number(value) }));
-  const role = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
-  role.value = one.role;
-  role.addEventListener("change", () => act(() => change({ role: role.value })));
+  const role = shown(make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name))), one.role);
+  role.addEventListener("change", () => {
+    sent(role);
+    act(() => change({ role: role.value }));
+  });
   return row(one.handle, role, cap, dose, pay, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
@@ -115,7 +115,7 @@ export async function refreshAdmin() {
   const [{ invitations }, { people }, { gold }] = await Promise.all(["/invitations", "/people", "/gold"].map((path) => call("GET", path)));
   if (acting || mine !== asked) return;
   $("invitations").replaceChildren(...invitations.map(invitation));
-  if (!unsent($("accounts"))) showAccounts(people.filter((one) => one.role !== "service"));
+  if (!unsent($("accounts")).length) showAccounts(people.filter((one) => one.role !== "service"));
   $("gold").replaceChildren(...gold.map(control));
 }
 

@@ -1,6 +1,7 @@
-// Lists of questions on the lead's page: each opens to its texts, and stays open when the list is read again.
+// Lists of questions on the lead's page: each opens to its texts, and stays open, with what is written in it, when the list is read again.
 
 import { $, make } from "./api.js";
+import { drafts, restore } from "./drafts.js";
 
 export const spoken = (given) => Object.entries(given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 
@@ -14,7 +15,9 @@ export function openable(name, one, summary, ...below) {
 export function showDetails(id, details, nothing) {
   if ($(id).contains(document.activeElement?.closest("input, select"))) return; // somebody types
   const open = new Set([...$(id).querySelectorAll("details[open]")].map((one) => one.dataset.name));
+  const written = drafts($(id));
   for (const one of details) one.open = open.has(one.dataset.name);
   $(id).replaceChildren(...details);
+  restore($(id), written);
   if (!details.length) $(id).append(make("p", { class: "muted" }, nothing));
 }

@@ -2,6 +2,7 @@
 
 import { $, call, make } from "./api.js";
 import { openable, showDetails, spoken } from "./details.js";
+import { sent } from "./drafts.js";
 
 const PAGE = 20;
 let offset = 0, batch = null, again = null;
@@ -9,7 +10,10 @@ let offset = 0, batch = null, again = null;
 export function voidButton(label, act) {
   const reason = make("input", { "aria-label": `Why the answer of ${label.handle} should not count`, placeholder: "why", maxlength: 500, class: "short" });
   const take = make("button", { type: "button" }, "Take out");
-  take.addEventListener("click", () => act(() => call("POST", `/answers/${label.key}/void`, { reason: reason.value.trim() })));
+  take.addEventListener("click", () => act(async () => {
+    await call("POST", `/answers/${label.key}/void`, { reason: reason.value.trim() });
+    sent(reason);
+  }));
   return [reason, " ", take];
 }
 
