@@ -6,7 +6,8 @@ without a traceback; anything else that escapes is a bug and keeps its traceback
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 
 
 class PddpoError(Exception):
@@ -43,6 +44,17 @@ class StoppedError(PddpoError):
     """The run was told to stop (SIGTERM); `--resume` goes on. The code is a shell's for that signal."""
 
     exit_code = 143
+
+
+def nearest(word: str, words: Sequence[str], otherwise: str = "") -> str:
+    """The end of a message about a name that is not known: `; did you mean ...?`, or `otherwise` where none is near."""
+    close = difflib.get_close_matches(word, words, 1, 0.5)
+    return f"; did you mean `{close[0]}`?" if close else otherwise
+
+
+def nearest_or_all(word: str, words: Sequence[str]) -> str:
+    """The same, with all names where none is near."""
+    return nearest(word, words, f"; known are {', '.join(words) or 'none'}")
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {

@@ -9,7 +9,6 @@ the same form, `module:name`, and is loaded by the same call. Nothing is loaded 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pddpo_ray.errors import UserError, missing_extra
+from pddpo_ray.errors import UserError, missing_extra, nearest, nearest_or_all
 
 KINDS: Mapping[str, str] = {
     "methods": "method",
@@ -98,9 +97,8 @@ def entry_of(kind: str, name: str) -> EntryPoint:
     brought = [entry for entry in _brought(kind) if entry.name == name]
     if not own and not brought:
         every = names(kind)
-        near = difflib.get_close_matches(name, every, 1, 0.5)
-        known = f"did you mean `{near[0]}`?" if near else f"{KINDS[kind]}s are {', '.join(every)}"
-        raise UnknownName(f"there is no {KINDS[kind]} `{name}`; {known}")
+        near = nearest(name, every, f"; {KINDS[kind]}s are {', '.join(every)}")
+        raise UnknownName(f"there is no {KINDS[kind]} `{name}`{near}")
     if len(own) + len(brought) > 1:
         who = " and ".join([*(["pddpo-ray"] if own else []), *map(_who, brought)])
         raise UserError(f"{who} both bring a {KINDS[kind]} `{name}`: uninstall one of the packages")
@@ -190,9 +188,5 @@ def _first_problem(error: ValidationError, settings: type[BaseModel], where: str
     first = error.errors()[0]
     key = ".".join([where, *map(str, first["loc"])])
     if first["type"] == "extra_forbidden":
-        known = list(settings.model_fields)
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, 1, 0.5)
-        return f"unknown key `{key}`; " + (
-            f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known) or 'none'}"
-        )
+        return f"unknown key `{key}`{nearest_or_all(str(first['loc'][-1]), list(settings.model_fields))}"
     return f"`{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}, got {first['input']!r}"

@@ -23,7 +23,7 @@ from pddpo_ray.config.recipe import Config
 from pddpo_ray.config.rollout import VllmRollout
 from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits.reading import PAIRS, REWARD, beside, names_source
 from pddpo_ray.limits.recipe_form import limits_lines
 from pddpo_ray.storage.checkpoints import (
@@ -150,7 +150,7 @@ def _locate(recipe: str) -> tuple[Path, str]:
         return path, recipe
     if path.suffix in (".yaml", ".yml") or path.is_dir():
         raise UserError(f"{recipe}: there is no such recipe file; `pddpo recipes` lists the shipped ones")
-    raise UserError(f"there is no recipe `{recipe}`{_nearest(recipe, names)}; `pddpo recipes` lists them all")
+    raise UserError(f"there is no recipe `{recipe}`{nearest(recipe, names)}; `pddpo recipes` lists them all")
 
 
 def _parse_override(text: str) -> tuple[Keys, Any, str]:
@@ -354,7 +354,7 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
             keys = (*keys, str(context.get("discriminator", "")).strip("'"))
             tags = str(context.get("expected_tags", "")).replace("'", "")
             stated = f" is {context['tag']!r}, but" if "tag" in context else ""
-            near = _nearest(context["tag"], tags.split(", ")) if "tag" in context else ""
+            near = nearest(context["tag"], tags.split(", ")) if "tag" in context else ""
             text = (
                 f"`{'.'.join(keys)}`{stated} must be one of {tags}{near}" if tags else f"`{'.'.join(keys)}` is missing"
             )
@@ -425,11 +425,6 @@ def _fields_of_section(section: Keys, tree: Tree) -> list[str]:
 
 def _similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-def _nearest(word: str, words: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, words, 1, 0.5)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pddpo_ray import registry
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, nearest_or_all
 from pddpo_ray.limits.quantities import VERDICT, Amount, Kind, Limit, Quantity, Scale
 from pddpo_ray.limits.rules import rule_of
 from pddpo_ray.limits.source_kinds import SourceKind
@@ -144,7 +144,7 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
         raise UserError(f"{where} must say what is measured, e.g. {{mean: {{rule: words}}, at_most: 80}}")
     for key in given:
         if key not in KINDS and key not in KEYS:
-            raise UserError(f"{where}: unknown key `{key}`{_nearest(str(key), [*KINDS, *KEYS])}")
+            raise UserError(f"{where}: unknown key `{key}`{nearest_or_all(str(key), [*KINDS, *KEYS])}")
     kinds = [key for key in given if key in KINDS]
     if len(kinds) != 1:
         raise UserError(f"{where} needs exactly one of {', '.join(KINDS)}; it has {', '.join(kinds) or 'none of them'}")
@@ -220,7 +220,7 @@ def _source(where: str, kind: Kind, given: Any) -> SourceName:
     found = [key for key in sources if not any(key in _options_of(other) for other in sources)]
     if len(found) != 1:
         first = str(next(iter(given)))
-        mend = _nearest(first, every) if not found else f"; it names {' and '.join(found)}"
+        mend = nearest_or_all(first, every) if not found else f"; it names {' and '.join(found)}"
         raise UserError(f"{where} names one source{mend}")
     name, value = found[0], given[found[0]]
     options = {key: option for key, option in given.items() if key != name}
@@ -238,7 +238,7 @@ def _source(where: str, kind: Kind, given: Any) -> SourceName:
     known = _options_of(name)
     for key in options:
         if key not in known:
-            said = _nearest(str(key), known) if known else "; it takes none"
+            said = nearest_or_all(str(key), known) if known else "; it takes none"
             raise UserError(f"{where}.{name}: unknown key `{key}`{said}")
     return SourceName(name, what, options)
 
@@ -293,7 +293,7 @@ def _quantity(
     if over is not None and not isinstance(over, str):
         raise UserError(f"{where}.over names one prompt set, got `{over}`; put a name that is no word in quotes")
     if over is not None and sets is not None and over not in sets:
-        raise UserError(f"{where}: there is no prompt set `{over}`{_nearest(over, list(sets))}")
+        raise UserError(f"{where}: there is no prompt set `{over}`{nearest_or_all(over, list(sets))}")
     if kind == "kl" and over is not None:
         raise UserError(f"{where}: a kl limit is over all prompts; leave out `over`")
     if versus is None:
@@ -450,8 +450,3 @@ def _bounds(where: str, given: Mapping[str, Any]) -> tuple[float | None, float |
     if not low < high:
         raise UserError(f"{where}.bounds: {low:g} is not below {high:g}")
     return low, high
-
-
-def _nearest(word: str, words: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, words, 1, 0.5)
-    return f"; did you mean `{close[0]}`?" if close else f"; known are {', '.join(words)}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from pddpo_ray.annotation.risks import RiskOf, highest_known
 from pddpo_ray.config import Config
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, nearest
 
 
 def stated_risk(
@@ -23,14 +22,9 @@ def stated_risk(
         return scored
     known = sorted({name for names in categories_of.values() for name in names})
     where = "feedback" if config.queue is config.feedback else "people"
+    there = f"; there are {', '.join(known)}" if known else "; its prompts have no `category` and no prompt set"
     for name in risks:
         if name not in known:
-            raise UserError(f"{where}.risk_by_category: no prompt of the run is in {name!r}{_nearest(name, known)}")
+            near = nearest(name, known, there)
+            raise UserError(f"{where}.risk_by_category: no prompt of the run is in `{name}`{near}")
     return highest_known(risks, categories_of, scored)
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    if not known:
-        return "; its prompts have no `category`, and it has no prompt sets"
-    close = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.config import TabularWorldConfig
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.records import Array
 from pddpo_ray.worlds.oracle import InfeasibleError, Limit, Oracle
 from pddpo_ray.worlds.tabular import (
@@ -80,8 +79,7 @@ def world_of(content: Any, where: str = "world") -> TabularWorld:
         raise UserError(f"{where}: expected an object with the keys {', '.join(KEYS)}")
     for key in content:
         if key not in (*KEYS, FURTHER, MEASURES):
-            near = get_close_matches(str(key), (*KEYS, FURTHER, MEASURES), 1)
-            raise UserError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise UserError(f"{where}: unknown key `{key}`{nearest(str(key), (*KEYS, FURTHER, MEASURES))}")
     for key in KEYS:
         if key not in content:
             raise UserError(f"{where}: key {key!r} is missing")

@@ -65,10 +65,10 @@ def test_without_a_stated_risk_the_score_stands_alone() -> None:
     [
         (
             CATEGORIES_OF,
-            r"feedback\.risk_by_category: no prompt of the run is in 'violense'; did you mean 'violence'\?",
+            r"feedback\.risk_by_category: no prompt of the run is in `violense`; did you mean `violence`\?",
         ),
-        ({"p0": ["sport"], "p1": ["travel"]}, r"is in 'violense'; there are sport, travel$"),
-        ({}, r"is in 'violense'; its prompts have no `category`, and it has no prompt sets$"),
+        ({"p0": ["sport"], "p1": ["travel"]}, r"is in `violense`; there are sport, travel$"),
+        ({}, r"is in `violense`; its prompts have no `category` and no prompt set$"),
     ],
 )
 def test_a_category_that_no_prompt_has_is_refused_with_the_nearest_name(

@@ -91,7 +91,7 @@ def broken(world: TabularWorld, path: list[Any], value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["betta"], 1.0, "unknown key 'betta'; did you mean 'beta'"),
+        (["betta"], 1.0, "unknown key `betta`; did you mean `beta`"),
         (["reward"], None, "key 'reward' is missing"),
         (["beta"], 0.0, "'beta' must be above 0"),
         (["beta"], "0.1", "'beta' must be a finite number"),
