@@ -16,7 +16,7 @@ export function adjudication(one, act) {
     shown(select, (one.adjudicated?.given || one.votes[0].given)[name]);
     return make("label", {}, `${name.replaceAll("_", " ")} `, select);
   });
-  const reason = make("input", { "aria-label": "Reason for this decision", placeholder: "why", maxlength: 500, class: "short" });
+  const reason = make("input", { "aria-label": "Reason for this decision", placeholder: "why", maxlength: 500, class: "why" });
   const form = make("form", { class: "actions" }, ...selects, reason, make("button", {}, "Decide"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();

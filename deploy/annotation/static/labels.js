@@ -8,7 +8,7 @@ const PAGE = 20;
 let offset = 0, batch = null, again = null;
 
 export function voidButton(label, act) {
-  const reason = make("input", { "aria-label": `Why the answer of ${label.handle} should not count`, placeholder: "why", maxlength: 500, class: "short" });
+  const reason = make("input", { "aria-label": `Why the answer of ${label.handle} should not count`, placeholder: "why", maxlength: 500, class: "why" });
   const take = make("button", { type: "button" }, "Take out");
   take.addEventListener("click", () => act(async () => {
     await call("POST", `/answers/${label.key}/void`, { reason: reason.value.trim() });
