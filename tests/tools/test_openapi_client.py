@@ -51,8 +51,12 @@ def test_a_generated_client_takes_a_question_answers_it_and_reads_a_problem(
 
     models = part("models")
     service.queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
-    with serving(service.app) as url:
-        client = part("client").AuthenticatedClient(base_url=url, token=service.tokens[Role.ANNOTATOR])
+    signed_in = part("client").AuthenticatedClient
+    with (
+        serving(service.app) as url,
+        signed_in(base_url=url, token=service.tokens[Role.ANNOTATOR]) as client,
+        signed_in(base_url=url, token="wrong") as nobody,
+    ):
         assert part("api.work.me").sync(client=client).to_dict()["handle"] == "the annotator"
         task = part("api.work.lease").sync(client=client, body=models.LeaseRequest()).to_dict()["task"]
         given = models.AnswerBodyGiven.from_dict({"safety": "unsafe"})
@@ -61,7 +65,6 @@ def test_a_generated_client_takes_a_question_answers_it_and_reads_a_problem(
         assert (stored.status_code, stored.parsed.to_dict()["outcome"]) == (201, "counted")
         missing = part("api.work.receipt").sync("key-99999", client=client)
         refused = part("api.admin.people").sync(client=client)
-        nobody = part("client").AuthenticatedClient(base_url=url, token="wrong")
         unknown = part("api.work.me").sync(client=nobody)
     problems = [missing, refused, unknown]
     assert all(isinstance(one, models.Problem) for one in problems)
