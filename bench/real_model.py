@@ -33,7 +33,7 @@ from bench.real_step import REFERENCE, Step, answers_of, do, evaluate_words
 STEPS = ("model", "scorers", "train", "evaluate", "limits", "table")
 METHODS = ("o-pd-dpo", "pd-dpo")
 ROUNDS = 3
-ROWS, JUDGE_ROWS = 2200, 600
+ROWS, JUDGE_ROWS = 1400, 600
 """Rows that a scorer learns from and is judged by, drawn by seed."""
 SHOWN = 10
 """Answers before and after on the page: the first of the set, in the order that the seed drew."""
