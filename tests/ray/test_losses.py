@@ -87,6 +87,7 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_ru
         engine.close()
 
 
+@pytest.mark.full
 def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_running: None, tmp_path: Path) -> None:
     """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
     from ray.util.state import list_actors

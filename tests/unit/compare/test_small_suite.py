@@ -25,7 +25,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_small_suite_runs_every_method_and_is_read_back_the_second_time(tmp_path: Path) -> None:
     done = run(tmp_path, "--json")
     assert done.returncode == 0, done.stderr[-3000:]

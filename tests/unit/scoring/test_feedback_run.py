@@ -49,7 +49,7 @@ class PowerCut(BaseException):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (1, "compare"):

@@ -111,8 +111,9 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, more: list[str], message:
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parameters", ["lora", "full"])
+@pytest.mark.parametrize(
+    "parameters", [pytest.param("lora", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.full)]
+)
 def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(tmp_path: Path, parameters: str) -> None:
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(300, 4))
     more = ["--parameters", parameters, "--epochs", "12", "--learning-rate", "0.003", "--checkpoint-steps", "2"]
