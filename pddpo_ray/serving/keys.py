@@ -78,33 +78,45 @@ class ApiKeys:
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is shown this once; it ends after `lasts_ms`. Raises UserError if the name is
         taken."""
-        if not NAME.fullmatch(name):
-            raise UserError(f"key name {name!r}: use letters, digits, space, . @ _ -, at most 100 characters")
-        if requests_per_minute <= 0 or tokens_per_minute <= 0:
-            raise UserError(f"key {name!r}: limits must be above 0; revoke a key to shut it out")
-        now = self._store.clock()
-        row: dict[str, Any] = {"run": self._store.run, "name": name, "scope": scope.value, "created_ms": now}
-        row |= {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-        row |= {"expires_ms": None if lasts_ms is None else now + lasts_ms, "consented": consented}
-        secret, row = _with_secret(row)
-
-        def add(connection: Connection) -> None:
-            if connection.execute(select(api_key.c.name).where(self._named(name))).first():
-                raise UserError(f"there is a key called {name!r} already, revoked or not: choose another name")
-            connection.execute(insert(api_key).values(**row))
-            record_event(connection, self._store.clock(), "serving", "key.create", name, scope=scope.value)
-
-        self._store.write(add)
+        row: dict[str, Any] = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        row |= {"expires_ms": None if lasts_ms is None else self._store.clock() + lasts_ms, "consented": consented}
+        secret, row = self._new(name, scope, row)
+        self._store.write(lambda connection: self._add(connection, row))
         return _key(row), secret
 
     def first(self, run: Path) -> dict[str, Path]:
-        """One key to use everything and one to administrate, made where there is none; the files that keep them."""
-        have = {key.scope for key in self.valid().values()}
-        for scope, name in KEY_FILES.items():
-            if scope not in have:
-                _, secret = self.create(f"{scope}-{os.urandom(3).hex()}", scope, **OWNERS_LIMITS)
-                write_secret(run / name, secret + "\n")
-        return {scope.value: run / name for scope, name in KEY_FILES.items()}
+        """One key to use everything and one to administrate, made where there is none; the files that keep them.
+
+        A file is written before its key is valid: whoever is killed between leaves no key that nobody has. Of several
+        that start at once one makes them.
+        """
+        files = {scope.value: run / name for scope, name in KEY_FILES.items()}
+
+        def add(connection: Connection) -> None:
+            for scope in _wanting(self._valid(connection)):
+                secret, row = self._new(f"{scope}-{os.urandom(3).hex()}", scope, OWNERS_LIMITS)
+                self._add(connection, row)
+                write_secret(files[scope.value], secret + "\n")
+
+        if _wanting(self.valid()):
+            self._store.write(add)
+        return files
+
+    def _new(self, name: str, scope: Scope, limits: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A secret and the row of its key. Raises UserError for a name or limits that no key can have."""
+        if not NAME.fullmatch(name):
+            raise UserError(f"key name {name!r}: use letters, digits, space, . @ _ -, at most 100 characters")
+        if limits["requests_per_minute"] <= 0 or limits["tokens_per_minute"] <= 0:
+            raise UserError(f"key {name!r}: limits must be above 0; revoke a key to shut it out")
+        row = {"run": self._store.run, "name": name, "scope": scope.value, "created_ms": self._store.clock()}
+        return _with_secret({"expires_ms": None, "consented": False, **row, **limits})
+
+    def _add(self, connection: Connection, row: Mapping[str, Any]) -> None:
+        name = row["name"]
+        if connection.execute(select(api_key.c.name).where(self._named(name))).first():
+            raise UserError(f"there is a key called {name!r} already, revoked or not: choose another name")
+        connection.execute(insert(api_key).values(**row))
+        record_event(connection, self._store.clock(), "serving", "key.create", name, scope=row["scope"])
 
     def rotate(self, name: str, grace_ms: int) -> tuple[ApiKey, str]:
         """A new secret under the same name, scope and limits. The old one is valid for `grace_ms` more, under its name
@@ -141,9 +153,12 @@ class ApiKeys:
 
     def valid(self) -> Mapping[str, ApiKey]:
         """{hash of the secret: key}; looking a hash up tells an attacker nothing by its time."""
-        query = select(api_key).where((api_key.c.run == self._store.run) & self._valid_at(self._store.clock()))
         with reading(self._store.engine) as connection:
-            rows = connection.execute(query.order_by(api_key.c.name)).mappings().all()
+            return self._valid(connection)
+
+    def _valid(self, connection: Connection) -> Mapping[str, ApiKey]:
+        query = select(api_key).where((api_key.c.run == self._store.run) & self._valid_at(self._store.clock()))
+        rows = connection.execute(query.order_by(api_key.c.name)).mappings().all()
         return {row["key_sha256"]: _key(dict(row)) for row in rows}
 
     def _valid_at(self, now_ms: int) -> Any:
@@ -151,6 +166,11 @@ class ApiKeys:
 
     def _named(self, name: str) -> Any:
         return (api_key.c.run == self._store.run) & (api_key.c.name == name)
+
+
+def _wanting(valid: Mapping[str, ApiKey]) -> list[Scope]:
+    """Which of a run's first keys are not there."""
+    return [scope for scope in KEY_FILES if scope not in {key.scope for key in valid.values()}]
 
 
 def _with_secret(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
