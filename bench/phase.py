@@ -3,7 +3,7 @@
     python -m bench.phase choose            # the tuning worlds, and which alternative they choose as `best`
     python -m bench.phase run               # the registered worlds; a part: `run tables`, `run twin --cells deep wide`
     python -m bench.phase table             # the tables of docs/exploration.md from what is there
-    python -m bench.phase network           # the corners on the real network: 36 runs of some minutes
+    python -m bench.phase network           # the corners on the real network: 36 runs (`--cells deep`: 18 of them)
     python -m bench.phase all               # choose, run, table (`make phase`)
 
 A world is written with all of its arms once these are finished, so a broken study goes on where it was.
@@ -140,11 +140,11 @@ def run(out: Path, places: Sequence[str], cells: Sequence[str]) -> None:
             play(out, place, cell, seed, arms)
 
 
-def network(out: Path, runs: Path) -> None:
+def network(out: Path, runs: Path, cells: Sequence[str]) -> None:
     """The corners on the real network, through the run that `pddpo train o-pd-dpo` makes."""
     wanted = registered()["network"]
     for seed in seeds_between(wanted["seeds"]):
-        for cell in wanted["cells"]:
+        for cell in [one for one in wanted["cells"] if one in cells]:
             for arm in wanted["arms"]:
                 key = f"network/{cell}/{seed}"
                 if arm in known(out).get(key, {}):
@@ -302,7 +302,7 @@ def main() -> None:
         "choose": lambda: choose(asked.out),
         "run": lambda: run(asked.out, asked.places or list(GROUNDS), asked.cells),
         "table": lambda: print(table(known(asked.out))),
-        "network": lambda: network(asked.out, asked.runs),
+        "network": lambda: network(asked.out, asked.runs, asked.cells),
     }
     for step in ("choose", "run", "table") if asked.what == "all" else (asked.what,):
         steps[step]()
