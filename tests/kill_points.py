@@ -82,10 +82,10 @@ class KillPoints:
         self._began[point], self.seconds[point] = time.monotonic(), math.nan
         self._kill(point.victim)
 
-    def _due(self, round_: int, phase: str) -> list[KillPoint]:
+    def _due(self, round_: int, phase: str) -> Iterator[KillPoint]:
         due = [point for point in self.left if (point.round, point.phase) == (round_, phase)]
         self.left = [point for point in self.left if point not in due]
-        return due
+        yield from due
 
 
 class EveryKindAtEveryPhase(KillPoints):
@@ -151,13 +151,12 @@ class EveryKindAtEveryPhase(KillPoints):
         finally:
             held.let_go()
 
-    def _due(self, round_: int, phase: str) -> list[KillPoint]:
-        due = []
+    def _due(self, round_: int, phase: str) -> Iterator[KillPoint]:
+        """The second of a phase is chosen when the first is dead, and a node takes others with it."""
         if phase == DURING_IT and round_ < self._rounds:
-            due += self._next(round_ + 1, EARLY)
+            yield from self._next(round_ + 1, EARLY)
         if phase != EARLY and round_ > 1:
-            due += self._next(round_, phase)
-        return due
+            yield from self._next(round_, phase)
 
     def _next(self, round_: int, phase: str) -> list[KillPoint]:
         kinds = self._wanted.get(phase, [])
