@@ -67,7 +67,7 @@ def test_three_limits_at_once_runs_made_small(tmp_path: Path) -> None:
     assert set(told["limits"]) == {"harmful", "length", "rude"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "people"
     with ExitStack() as started:
