@@ -98,7 +98,7 @@ class ApiKeys:
                 self._add(connection, row)
                 write_secret(files[scope.value], secret + "\n")
 
-        if _wanting(self.valid()):
+        if _wanting(self.valid()):  # a journal that may not be written is no hindrance where the keys are there
             self._store.write(add)
         return files
 

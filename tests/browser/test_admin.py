@@ -156,3 +156,4 @@ def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
     until(page, lambda: person(service, "ben").harmful_cap == 75, "the dose that was typed meanwhile")
     expect(page.get_by_label("Pay per hour of cleo")).to_be_visible()
     expect(page.get_by_label("Pay per hour of ben")).to_be_focused()
+    assert screen.clean()

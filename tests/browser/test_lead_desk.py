@@ -129,6 +129,7 @@ def test_a_decision_half_written_stays_when_the_page_is_read_again(service: Fres
     snapshot = queue.rounds.snapshot(batch.id)
     assert snapshot is not None
     assert [given["more_helpful"] for given in snapshot.adjudicated.values()] == ["tie"]
+    assert screen.clean()
 
 
 def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen) -> None:

@@ -40,24 +40,22 @@ function account(one) {
     button("Data", () => { location.href = `${BASE}api/v1/people/${one.id}/data`; }), // a download: the page stays
     button("Erase", () => askToErase(one)),
     button("New token", async () => token(one.handle, (await call("POST", `/people/${one.id}/token`)).token)));
-  const field = (words, value, attributes, values) => {
-    const input = shown(make("input", { class: "short", "aria-label": `${words} of ${one.handle}`, ...attributes }), value);
-    input.addEventListener("change", () => {
-      sent(input);
-      act(() => change(values(input.value)));
+  const sends = (field, values) => {
+    field.addEventListener("change", () => {
+      sent(field);
+      act(() => change(values(field.value)));
     });
-    return input;
+    return field;
   };
-  const dose = field("Unsafe answers a day", one.harmful_cap, { type: "number", min: 0, max: 100000 }, (value) => ({ harmful_cap: Number(value) }));
-  const spoken = field("Languages", one.languages.join(" "), { placeholder: "all" }, (value) => ({ languages: codes(value) }));
-  const cap = field("Answers a day", one.daily_cap, { type: "number", min: 1, max: 100000 }, (value) => ({ daily_cap: Number(value) }));
-  const pay = field("Pay per hour", one.hourly_rate ?? "", { type: "number", min: 0, max: 1000000, step: 0.01, placeholder: "none" },
+  const typed = (words, value, attributes, values) =>
+    sends(shown(make("input", { class: "short", "aria-label": `${words} of ${one.handle}`, ...attributes }), value), values);
+  const dose = typed("Unsafe answers a day", one.harmful_cap, { type: "number", min: 0, max: 100000 }, (value) => ({ harmful_cap: Number(value) }));
+  const spoken = typed("Languages", one.languages.join(" "), { placeholder: "all" }, (value) => ({ languages: codes(value) }));
+  const cap = typed("Answers a day", one.daily_cap, { type: "number", min: 1, max: 100000 }, (value) => ({ daily_cap: Number(value) }));
+  const pay = typed("Pay per hour", one.hourly_rate ?? "", { type: "number", min: 0, max: 1000000, step: 0.01, placeholder: "none" },
     (value) => ({ hourly_rate: value === "" ? null : Number(value) }));
-  const role = shown(make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name))), one.role);
-  role.addEventListener("change", () => {
-    sent(role);
-    act(() => change({ role: role.value }));
-  });
+  const roles = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
+  const role = sends(shown(roles, one.role), (value) => ({ role: value }));
   return row(one.handle, role, cap, dose, pay, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
 }
 
