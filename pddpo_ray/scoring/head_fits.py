@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pddpo_ray.records import Array
-from pddpo_ray.scoring.held_out import ScoreRow, Text
+from pddpo_ray.scoring.held_out import ScoreRow, Text, by_length
 from pddpo_ray.scoring.score_fits import cost_loss, sign_loss
 from pddpo_ray.storage.whole_files import written_aside
 from pddpo_ray.training.batches import collate
@@ -29,7 +29,7 @@ def features_of(
     model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int, say: Callable[[str], None]
 ) -> dict[Text, Array]:
     """What the head reads of each text, [h]; chunks that `folder` holds are read back."""
-    ordered = sorted(dict.fromkeys(texts), key=lambda text: (len(text[0]) + len(text[1]), text))
+    ordered = by_length(texts)
     known: dict[Text, Array] = {}
     for start in range(0, len(ordered), CHUNK):
         part = ordered[start : start + CHUNK]
@@ -67,6 +67,13 @@ def fit_head(
         head.weight.copy_(torch.from_numpy(slope)[None])
         head.bias.copy_(weights[-1:] - float(slope @ mean))
     return {"decay": decay, "loss": float(_loss(weights, columns, fitted)), "loss_of_choice": judged}
+
+
+@torch.no_grad()
+def head_scores(model: ScoreModel, features: dict[Text, Array], texts: Sequence[Text]) -> Array:
+    """Scores of texts whose features are known, without another pass through the base. -> [n]"""
+    hidden = torch.from_numpy(np.stack([features[text] for text in texts]))
+    return model.scores_of(hidden.to(model.score_head.weight)).double().cpu().numpy()
 
 
 def best_decay(loss_at: Callable[[float], float]) -> tuple[float, float]:

@@ -92,6 +92,11 @@ class Trials:
         )
 
 
+def by_length(texts: Sequence[Text]) -> list[Text]:
+    """Each text once, those of one length together: little padding in a batch."""
+    return sorted(dict.fromkeys(texts), key=lambda text: (len(text[0]) + len(text[1]), text))
+
+
 def rows_of(labelled: Sequence[LabelledPair], kind: Kind, unsafe: Mapping[str, bool] | None = None) -> list[ScoreRow]:
     """Training rows of the decided pairs; `unsafe` holds one safety label per answer, by its id."""
     bits = unsafe if kind == "cost" and unsafe is not None else {}

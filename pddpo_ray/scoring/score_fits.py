@@ -19,7 +19,7 @@ from pddpo_ray.config import FitConfig
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
-from pddpo_ray.scoring.held_out import ScoreRow
+from pddpo_ray.scoring.held_out import ScoreRow, by_length
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.training.batches import Text, collate, minibatches
 from pddpo_ray.training.fit import schedule_factor
@@ -151,7 +151,9 @@ def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 5
 
 @torch.no_grad()
 def text_scores(model: ScoreModel, texts: Sequence[Text], batch: int = 512) -> Array:
-    """Scores of texts, in order. -> [n]"""
-    starts = range(0, len(texts), batch)
-    parts = [model(collate(texts[start : start + batch]).to(device_of(model))) for start in starts]
-    return np.concatenate([part.double().cpu().numpy() for part in parts])
+    """Scores of texts, in order; each text passes through the model once, with those of its length. -> [n]"""
+    ordered = by_length(texts)
+    parts = [ordered[start : start + batch] for start in range(0, len(ordered), batch)]
+    scores = [model(collate(part).to(device_of(model))).double().cpu().numpy() for part in parts]
+    known = dict(zip(ordered, np.concatenate(scores), strict=True))
+    return np.array([known[text] for text in texts])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pddpo_ray.config import FitConfig, ScorerFit
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, LabelledPair
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints
-from pddpo_ray.scoring.head_fits import features_of, fit_head, texts_of
+from pddpo_ray.scoring.head_fits import features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import (
     REPORT,
     Kind,
@@ -45,6 +46,8 @@ from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 
 Say = Callable[[str], None]
+Score = Callable[[Sequence[Text]], Array]
+"""Scores of texts, in order. -> [n]"""
 TEXTS = 512
 """Texts that are scored together where no number of rows is stated."""
 
@@ -88,22 +91,25 @@ def make_scorer(
         raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if ways.device == "auto" else ways.device
     model = score_model_of(folder, kind, bias=bias).to(device)
+    score: Score = partial(text_scores, model, batch=_together(ways))
     if ways.parameters == "head":
-        metrics = _fit_head(model, rows, ways, work, say)
+        metrics, score = _fit_head(model, rows, ways, work, say)
     else:
         metrics = _fit_weights(model, rows, ways, fit, work, say, seed=seed, ridge=ridge)
-    return MadeScorer(model, metrics, _calibrate(model, kind, rows.calibrate, ways))
+    return MadeScorer(model, metrics, _calibrate(model, kind, rows.calibrate, score))
 
 
 # --- fits -----------------------------------------------------------------------------------------------------------
 
 
-def _fit_head(model: ScoreModel, rows: ScorerRows, ways: ScorerFit, work: Path, say: Say) -> dict[str, float]:
-    """The base stays as it is."""
+def _fit_head(
+    model: ScoreModel, rows: ScorerRows, ways: ScorerFit, work: Path, say: Say
+) -> tuple[dict[str, float], Score]:
+    """The base stays as it is. -> metrics, and the scores of texts whose features are known already"""
     model.requires_grad_(False)
     texts = texts_of([*rows.fit, *rows.calibrate])
     known = features_of(model, texts, work, _together(ways), say)
-    return fit_head(model, known, rows.fit, rows.calibrate)
+    return fit_head(model, known, rows.fit, rows.calibrate), partial(head_scores, model, known)
 
 
 def _fit_weights(
@@ -130,15 +136,15 @@ def _fit_weights(
     return metrics
 
 
-def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: ScorerFit) -> dict[str, Any]:
+def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], score: Score) -> dict[str, Any]:
     """Multiplies the scores, and moves the zero of a cost with labels, to where the calibration rows are likeliest."""
     labelled = [one for row in rows for one in row.labelled] if kind == "cost" else []
     scale, shift = 1.0, 0.0
     if labelled:
-        costs = text_scores(model, [text for text, _ in labelled], _together(ways))
+        costs = score([text for text, _ in labelled])
         scale, shift = zero_and_temperature(costs, np.array([sign > 0 for _, sign in labelled], dtype=np.float64))
     elif rows:
-        scale = temperature(_differences(rows, lambda texts: text_scores(model, texts, _together(ways))))
+        scale = temperature(_differences(rows, score))
     if rows:
         head: nn.Linear = model.score_head
         with torch.no_grad():
@@ -148,7 +154,7 @@ def _calibrate(model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: Sc
     return {"scale": scale, "shift": shift, "labels": len(labelled) or len(rows), "zero_is_known": known}
 
 
-def _differences(rows: Sequence[ScoreRow], score: Callable[[Sequence[Text]], Array]) -> Array:
+def _differences(rows: Sequence[ScoreRow], score: Score) -> Array:
     pairs = [row for row in rows if row.lower is not None]
     scores = score(texts_of(pairs)).reshape(-1, 2)
     return np.asarray(scores[:, 0] - scores[:, 1], dtype=np.float64)
@@ -166,8 +172,6 @@ def judged(
 ) -> dict[str, Any]:
     """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
     texts = list(dict.fromkeys(texts_of(rows)))
-    # each text passes through the model once, with those of its length
-    texts.sort(key=lambda text: len(text[0]) + len(text[1]))
     known = dict(zip(texts, text_scores(model, texts, _together(ways)), strict=True))
 
     def scored(texts: Sequence[Text]) -> Array:

@@ -62,7 +62,7 @@ class ScoreModel(nn.Module):
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Score of each text, read at its last token. -> [n] float32"""
-        return self._scored(self.last_hidden(batch))
+        return self.scores_of(self.last_hidden(batch))
 
     def last_hidden(self, batch: TextBatch) -> Tensor:
         """What the head reads: the decoder's state at each text's last token. -> [n, h]"""
@@ -71,16 +71,17 @@ class ScoreModel(nn.Module):
 
     def token_scores(self, batch: TextBatch) -> Tensor:
         """Score of what stands before each response token: a critic's values. -> [T] float32"""
-        return self._scored(self._hidden(batch)[batch.row, batch.column])
+        return self.scores_of(self._hidden(batch)[batch.row, batch.column])
+
+    def scores_of(self, hidden: Tensor) -> Tensor:
+        """[n, h], what the head reads -> [n] float32"""
+        scores = self.score_head(hidden)[..., 0].float()
+        normalized: Tensor = self.normalizer(scores) if self.normalize else scores
+        return normalized
 
     def _hidden(self, batch: TextBatch) -> Tensor:
         hidden: Tensor = self.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         return hidden
-
-    def _scored(self, hidden: Tensor) -> Tensor:
-        scores = self.score_head(hidden)[..., 0].float()
-        normalized: Tensor = self.normalizer(scores) if self.normalize else scores
-        return normalized
 
 
 def score_model_of(folder: Path, score_type: ScoreType, *, dtype: str = "float32", bias: bool = False) -> ScoreModel:

@@ -53,6 +53,21 @@ class Screen:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
         page.on("request", lambda request: None if request.url.startswith(url) else self.foreign.append(request.url))
+        self.asked = 0
+        page.on("requestfinished", lambda request: self._count(request.url))
+
+    def _count(self, url: str) -> None:
+        self.asked += url.endswith("/lease")
+
+    def one_ahead(self) -> None:
+        """Until the page holds the question after the first one, which it asks for without showing it."""
+        until(self.page, lambda: self.asked >= 2, "the page asks for the next question too")
+        self.page.wait_for_timeout(100)  # it has read the reply
+
+    def veiled(self) -> None:
+        """Until a question is on the screen that nobody has looked at."""
+        expect(self.page.locator("#task")).to_be_visible()
+        expect(self.page.locator("#left")).to_have_class("text veiled")
 
     def sign_in(self, token: str) -> None:
         """With the keyboard alone."""

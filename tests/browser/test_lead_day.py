@@ -63,6 +63,11 @@ def works(service: FreshService, person: Person, says: Any, most: int = 1000) ->
         queue.answers.answer(person, held.id[:40], held.id, Submission("label", shown, ms_spent=20_000))
 
 
+def shows(page: Page, batch: str) -> None:
+    page.get_by_role("button", name=batch).click()
+    expect(page.locator("#agreement-of")).to_have_text(f"({batch[0].lower()}{batch[1:]})")
+
+
 def decides(page: Page, decision: str, reason: str) -> None:
     page.locator(f"[data-decision={decision}]").click()
     page.locator("#decide-reason").fill(reason)
@@ -126,20 +131,19 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     assert not next(one for one in queue.people.all() if one.handle == "carla").active
 
     # extend the deadline
-    page.get_by_role("button", name="Round 1, safety").click()
-    expect(page.locator("#situation")).to_contain_text("The")
+    shows(page, "Round 1, safety")
     decides(page, "extend", "one person left")
     extended = queue.rounds.status(safe.id).deadline_ms
     assert extended is not None
     assert extended != deadline
 
     # adjudicate a disagreement
-    page.get_by_role("button", name="Round 1, compare").click()
+    shows(page, "Round 1, compare")
     pair = lambda given: lambda one: {"safety": "safe"} if one.kind == "safety" else given  # noqa: E731
     works(service, people["ana"], pair(PREFERS_FIRST))
     works(service, people["ben"], pair(PREFERS_SECOND))
     page.reload()
-    page.get_by_role("button", name="Round 1, compare").click()
+    shows(page, "Round 1, compare")
     split = page.locator("#disagreements details").first
     split.locator("summary").click()
     split.get_by_label("more harmful").select_option("second")
@@ -151,14 +155,14 @@ def test_a_lead_finishes_a_day_without_a_terminal(
     expect(split).to_contain_text("Decided by the admin: more helpful first, more harmful second")
 
     # accept a partial round
-    page.get_by_role("button", name="Round 1, safety").click()
+    shows(page, "Round 1, safety")
     missing = queue.rounds.status(safe.id).missing
     assert missing > 0
     expect(page.locator("#outlook")).to_contain_text(f"with the {missing} missing labels")
     decides(page, "accept", "enough is known")
     expect(page.locator("#situation")).to_have_text("The run goes on without the missing labels.")
     assert queue.rounds.status(compare.id).missing > 0
-    page.get_by_role("button", name="Round 1, compare").click()
+    shows(page, "Round 1, compare")
     decides(page, "accept", "one decided pair is enough")
     snapshot = queue.rounds.snapshot(compare.id)
     assert snapshot is not None

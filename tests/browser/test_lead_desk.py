@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import expect
@@ -12,7 +12,7 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, Person, Role
 from tests.annotation_api import FreshService
 from tests.annotation_queue import safety_questions
-from tests.browser.screen import LOW_CONTRAST, Screen, pairs
+from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works
 
@@ -129,6 +129,33 @@ def test_a_decision_half_written_stays_when_the_page_is_read_again(service: Fres
     snapshot = queue.rounds.snapshot(batch.id)
     assert snapshot is not None
     assert [given["more_helpful"] for given in snapshot.adjudicated.values()] == ["tie"]
+    assert screen.clean()
+
+
+def test_a_decision_is_about_the_batch_that_its_dialog_names(service: FreshService, screen: Screen) -> None:
+    queue, page = service.queue, screen.page
+    safe = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
+    compare = queue.rounds.open(2, "compare", pairs(1), labels_each=1)
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    page.get_by_role("button", name="Round 1, safety").click()
+    shown = page.locator("#agreement-of")
+    expect(shown).to_have_text("(round 1, safety)")
+    held: list[Any] = []
+    page.route("**/api/v1/rounds", lambda route: held.append(route))
+    page.get_by_role("button", name="Round 2, compare").click()
+    until(page, lambda: bool(held), "the other batch is asked for")
+    page.locator("[data-decision=stop]").click()
+    expect(page.locator("#decide-title")).to_have_text("Stop the run: round 1, safety")
+    for route in held:
+        route.continue_()
+    page.unroute("**/api/v1/rounds")
+    expect(shown).to_have_text("(round 2, compare)")
+    page.locator("#decide-reason").fill("the labels are wrong")
+    page.locator("#decide").get_by_role("button", name="Do it").click()
+    expect(page.locator("#decide")).to_be_hidden()
+    assert queue.rounds.status(safe.id).state == "cancelled"
+    assert queue.rounds.status(compare.id).state == "open"
     assert screen.clean()
 
 

@@ -107,7 +107,7 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     expect(page.locator("#progress")).to_contain_text("0 today")
-    page.wait_for_load_state("networkidle")  # the second question is here
+    screen.one_ahead()
     first = page.locator("#prompt").inner_text()
     page.evaluate("window.slow = true")
     screen.keys("r", "s")
@@ -184,7 +184,7 @@ def test_answers_given_without_a_connection_are_sent_later_and_only_once(service
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
-    page.wait_for_timeout(400)
+    screen.one_ahead()
     lost = []
 
     def lose_the_reply(route: Any) -> None:
@@ -216,7 +216,7 @@ def test_a_reload_shows_the_same_question(service: FreshService, screen: Screen)
     page = screen.page
     expect(page.locator("#task")).to_be_visible()
     before = page.locator("#prompt").inner_text()
-    page.wait_for_timeout(300)
+    screen.one_ahead()
     page.reload()
     expect(page.locator("#task")).to_be_visible()
     assert page.locator("#prompt").inner_text() == before
@@ -452,6 +452,7 @@ def test_a_limit_compares_two_answers_or_asks_for_a_number(service: FreshService
     expect(page.locator("#right-side")).to_be_visible()
     screen.keys("r", "0")
     wait_for_answers(screen, service, 1)
+    expect(page.locator("#questions legend")).to_have_text("How calm?")
     screen.keys("r")
     field = page.get_by_role("spinbutton")
     field.fill("11")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.journal.database import open_database
@@ -15,19 +14,11 @@ from pddpo_ray.journal.transactions import now_ms
 from tests.annotation_api import FreshService
 from tests.annotation_queue import RULES, FreshQueue, create_run
 from tests.annotation_server import serving
-from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, pairs, safety, stored, wait_for_answers
+from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, pairs, safety, stored, until, wait_for_answers
 
 pytestmark = pytest.mark.browser
 
 KEPT = "Object.keys(localStorage).filter((name) => name.startsWith('pddpo-outbox')).length"
-
-
-def soon(page: Page, holds: Callable[[], bool]) -> bool:
-    for _ in range(400):
-        if holds():
-            return True
-        page.wait_for_timeout(50)
-    return False
 
 
 def end_sessions(service: FreshService, role: Role) -> None:
@@ -64,7 +55,7 @@ def test_a_session_that_ends_with_a_question_open_goes_on_with_it_after_signing_
     token, page = service.tokens[Role.ANNOTATOR], screen.page
     screen.sign_in(token)
     expect(page.locator("#task")).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    screen.one_ahead()
     first = page.locator("#prompt").inner_text()
     end_sessions(service, Role.ANNOTATOR)
     screen.keys("r", "s")
@@ -77,15 +68,15 @@ def test_a_session_that_ends_with_a_question_open_goes_on_with_it_after_signing_
     screen.keys("r", "u")
     rows = wait_for_answers(screen, service, 2)
     assert [row.given["safety"] for row in rows] == ["safe", "unsafe"]
+    until(page, lambda: page.evaluate(KEPT) == 0, "the page knows that all have arrived")
     expect(page.locator("#banner")).to_be_hidden()
-    assert page.evaluate(KEPT) == 0
 
 
 def test_signing_in_again_from_a_second_tab_loses_no_answer_of_the_first(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "safety", safety(["one", "two"]), labels_each=1)
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(screen.page.locator("#task")).to_be_visible()
-    screen.page.wait_for_load_state("networkidle")
+    screen.one_ahead()
     sign_in_from_another_tab(screen, service.tokens[Role.ANNOTATOR])
     screen.keys("r", "u")
     (row,) = wait_for_answers(screen, service, 1)
@@ -99,7 +90,7 @@ def test_another_person_in_a_second_tab_gets_no_answer_of_the_first_one(service:
     page = screen.page
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(page.locator("#task")).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    screen.one_ahead()
     sign_in_from_another_tab(screen, service.tokens[Role.LEAD])
     screen.keys("r", "u")
     expect(page.locator("#sign-in-error")).to_contain_text("the lead has signed in in this browser.")
@@ -123,12 +114,12 @@ def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose
     tomorrow = service.queue.now_ms + 24 * 3600 * 1000
     page.clock.set_fixed_time(tomorrow)
     screen.sign_in(token)
-    expect(page.locator("#left")).to_have_class("text veiled")
+    screen.veiled()
     screen.keys("r", "s")
     (row,) = wait_for_answers(screen, service, 1)
     assert row.at_ms == service.queue.now_ms, "the server's clock counts"
 
-    page.wait_for_load_state("networkidle")
+    screen.veiled()
     tab = page.context.new_page()
     tab.goto(f"{screen.url}/static/icon.svg")
     assert tab.evaluate(SIGN_OUT) == 200
@@ -138,9 +129,7 @@ def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose
     expect(page.locator("#banner")).to_have_text("Signed out. 1 answer is kept here and will be sent.")
     type_token(screen, token)
     wait_for_answers(screen, service, 2)
-    expect(page.locator("#left")).to_have_class("text veiled")
-    page.wait_for_load_state("networkidle")
-
+    screen.veiled()
     page.route("**/api/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
     screen.keys("r", "s")
     expect(page.locator("#banner")).to_have_text("No connection. 1 answer is kept here and will be sent.")
@@ -148,12 +137,11 @@ def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose
     page.unroute("**/api/v1/**")
     rows = wait_for_answers(screen, service, 3)
     assert [one.given["safety"] for one in rows] == ["safe", "unsafe", "safe"]
+    until(page, lambda: page.evaluate(KEPT) == 0, "the page knows that all have arrived")
     expect(page.locator("#banner")).to_be_hidden()
-    assert page.evaluate(KEPT) == 0
 
     page.clock.set_fixed_time(tomorrow + 31 * 60 * 1000)
-    expect(page.locator("#task")).to_be_visible()
-    expect(page.locator("#left")).to_have_class("text veiled")
+    screen.veiled()
     screen.keys("r", "s")
     wait_for_answers(screen, service, 4)
     expect(page.locator("#toast")).to_have_text("Half an hour has passed. A short break is a good idea.")
@@ -166,7 +154,7 @@ def test_an_answer_that_the_server_refuses_is_kept_until_the_person_deletes_it(
     status = queue.rounds.open(1, "safety", safety(["one", "two"]), labels_each=1)
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(page.locator("#task")).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    screen.one_ahead()
     queue.rounds.cancel(status.id, by="lead")
     screen.keys("r", "s")
     expect(page.locator("#refused-text")).to_contain_text("1 answer is not taken: this question was withdrawn")
@@ -202,7 +190,7 @@ def test_a_page_on_which_nothing_happens_gives_its_questions_back(browser: Brows
         expect(screen.page.locator("#task")).to_be_visible()
         expect(screen.page.get_by_role("heading", name="Are you still there?")).to_be_visible()
         expect(screen.page.locator("#empty-text")).to_contain_text("for 3 seconds")
-        assert soon(screen.page, lambda: service.queue.leases.held() == [])
+        until(screen.page, lambda: service.queue.leases.held() == [], "the questions go back")
         screen.keys("ArrowDown")
         expect(screen.page.locator("#task")).to_be_visible()
         assert service.queue.leases.held() != []
@@ -215,13 +203,14 @@ def test_who_leaves_holds_nothing_any_more(service: FreshService, screen: Screen
     service.queue.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
     screen.sign_in(service.tokens[Role.ANNOTATOR])
     expect(screen.page.locator("#task")).to_be_visible()
-    assert soon(screen.page, lambda: len(service.queue.leases.held()) == 2)
+    screen.one_ahead()
+    assert len(service.queue.leases.held()) == 2
     if leaves == "signs out":
         screen.page.get_by_role("button", name="Sign out").click()
         expect(screen.page.locator("#sign-in")).to_be_visible()
     else:
         screen.page.goto("about:blank")
-    assert soon(screen.page, lambda: service.queue.leases.held() == [])
+    until(screen.page, lambda: service.queue.leases.held() == [], "the questions go back")
 
 
 def test_an_answer_taken_back_shows_the_earlier_choice_also_after_a_reload(

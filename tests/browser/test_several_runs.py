@@ -69,7 +69,7 @@ def test_an_answer_that_waits_for_the_connection_stays_with_its_run(runs: TwoRun
     page = screen.page
     screen.sign_in(runs.token("first", "ana"))
     expect(page.locator("#task")).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    screen.one_ahead()
     page.context.set_offline(True)
     screen.keys("r", "s")
     expect(page.locator("#banner")).to_contain_text("1 answer is kept here")

@@ -16,7 +16,8 @@ const SITUATIONS = {
   accepted: "The run goes on without the missing labels.", stopped: "The batch is stopped: its run cannot go on until it is open again.",
 };
 const TIMES = [["1800", "30 minutes"], ["7200", "2 hours"], ["86400", "1 day"], ["259200", "3 days"], ["", "no deadline"]];
-let chosen = null, batch = null, done = null;
+let batch = null, done = null;
+let asked = null; // what the dialog is about: another batch may be shown behind it meanwhile
 
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 
@@ -36,7 +37,7 @@ export function showDecisions(round, after) {
 }
 
 function ask(name) {
-  chosen = name;
+  asked = { batch, decision: name };
   $("decide-title").textContent = `${MEANS[name][0]}: round ${batch.round}, ${batch.purpose}`;
   $("decide-means").textContent = MEANS[name][1];
   $("decide-until").parentElement.hidden = name !== "extend";
@@ -49,10 +50,10 @@ function ask(name) {
 async function send(event) {
   event.preventDefault();
   const seconds = Number($("decide-until").value);
-  const body = { decision: chosen, reason: $("decide-reason").value.trim() };
-  if (chosen === "extend" && seconds) body.after_s = seconds;
+  const body = { decision: asked.decision, reason: $("decide-reason").value.trim() };
+  if (asked.decision === "extend" && seconds) body.after_s = seconds;
   try {
-    await call("POST", `/rounds/${batch.id}/decision`, body);
+    await call("POST", `/rounds/${asked.batch.id}/decision`, body);
     $("decide").close();
     done();
   } catch (problem) {

@@ -13,13 +13,14 @@ from safetensors.numpy import load_file
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
-from pddpo_ray.scoring.head_fits import DECAYS, best_decay, fit_head, texts_of
+from pddpo_ray.scoring.head_fits import DECAYS, best_decay, features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import REPORT, ScoreRow, rows_of
-from pddpo_ray.scoring.scorer_training import judged
+from pddpo_ray.scoring.score_fits import text_scores
+from pddpo_ray.scoring.scorer_training import ScorerRows, judged, make_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.local import store_reference
-from pddpo_ray.training.score_model import score_model_of
+from pddpo_ray.training.score_model import ScoreModel, score_model_of
 from tests.tiny_language_model import save_policy
 
 
@@ -48,6 +49,28 @@ def stored(folder: Path) -> tuple[ArtifactStore, PolicyVersion]:
 def order(reference: PolicyVersion, ways: ScorerFit) -> ScorerOrder:
     fit = FitConfig(steps=24, learning_rate=2e-3, batch_pairs=16)
     return ScorerOrder("cost", reference, fit, 3, ridge=1e-3, held_out=0.25, by_prompt=True, ways=ways)
+
+
+def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, unsafe = labelled(60)
+    rows = rows_of(pairs, "cost", unsafe)
+    read: list[int] = []
+    hidden = ScoreModel.last_hidden
+    monkeypatch.setattr(ScoreModel, "last_hidden", lambda model, batch: read.append(len(batch)) or hidden(model, batch))
+    ways = ScorerFit(parameters="head", calibration=0.2, micro=16)
+    split = ScorerRows(fit=rows[:40], calibrate=rows[40:])
+    base = save_policy(tmp_path / "base", 0)
+    made = make_scorer("cost", base, split, ways, FitConfig(), seed=0, ridge=0.0, work=tmp_path, say=lambda line: None)
+    texts = texts_of(rows)
+    assert sum(read) == len(set(texts)) == 120
+    assert made.calibration["labels"] == 40
+    known = features_of(made.model, texts, tmp_path, 16, lambda line: None)
+    again = [*reversed(texts), *texts]
+    np.testing.assert_allclose(
+        head_scores(made.model, known, again), text_scores(made.model, again, 7), rtol=1e-5, atol=1e-5
+    )
 
 
 class PowerCut(BaseException):
