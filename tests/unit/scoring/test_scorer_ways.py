@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
@@ -19,6 +20,7 @@ from pddpo_ray.scoring.score_fits import text_scores
 from pddpo_ray.scoring.scorer_training import ScorerRows, judged, make_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import WEIGHTS
+from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.score_model import ScoreModel, score_model_of
 from tests.tiny_language_model import save_policy
@@ -58,7 +60,12 @@ def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
     rows = rows_of(pairs, "cost", unsafe)
     read: list[int] = []
     hidden = ScoreModel.last_hidden
-    monkeypatch.setattr(ScoreModel, "last_hidden", lambda model, batch: read.append(len(batch)) or hidden(model, batch))
+
+    def counted(model: ScoreModel, batch: TextBatch) -> Tensor:
+        read.append(len(batch))
+        return hidden(model, batch)
+
+    monkeypatch.setattr(ScoreModel, "last_hidden", counted)
     ways = ScorerFit(parameters="head", calibration=0.2, micro=16)
     split = ScorerRows(fit=rows[:40], calibrate=rows[40:])
     base = save_policy(tmp_path / "base", 0)
