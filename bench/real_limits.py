@@ -85,9 +85,13 @@ def _run(
     if multiplier is None:
         words += ["algorithm=o-pd-dpo", f"rounds={rounds}"]
     else:
-        first = dict.fromkeys(("unsafe", HELPFUL), 0.0) | {LENGTH: multiplier}
-        words += ["algorithm=pd-dpo-fixed", "rounds=1", "dual.rule={kind: fixed}", f"dual.first={json.dumps(first)}"]
-    late = partial(_limits, work, folder, refusals=multiplier is None)
+        words += [
+            "algorithm=pd-dpo-fixed",
+            "rounds=1",
+            "dual.rule={kind: fixed}",
+            f"dual.first={{{LENGTH}: {multiplier}}}",
+        ]
+    late = partial(_limits, work, folder, alone=multiplier is not None)
     return Step(OF, [*words, *extra, "--run", str(run)], run / "result.json", run / "journal.sqlite", late=late)
 
 
@@ -95,16 +99,16 @@ def _scorer(work: Path, kind: str) -> Path:
     return work / "scorers" / f"run-{kind}"
 
 
-def _limits(work: Path, folder: Path, *, refusals: bool) -> list[str]:
-    """The override that states them; the bound on length comes from the reference's answers."""
+def _limits(work: Path, folder: Path, *, alone: bool) -> list[str]:
+    """The override that states them, or length `alone`; its bound comes from the reference's answers."""
     own = own_values(folder / REFERENCE, REFERENCE)[LENGTH]
-    limits: dict[str, Any] = {
-        LENGTH: {
-            "mean": {"rule": "words"},
-            "over": "everyday",
-            "at_most": round(SHARE * own, 2),
-            "bounds": [0, LONGEST],
-        },
+    length = {
+        "mean": {"rule": "words"},
+        "over": "everyday",
+        "at_most": round(SHARE * own, 2),
+        "bounds": [0, LONGEST],
+    }
+    others = {
         "unsafe": {"rate": {"score_model": str(_scorer(work, "cost"))}, "over": "everyday", "at_most": "10 %"},
         HELPFUL: {
             "rate": {"score_model": str(_scorer(work, "reward"))},
@@ -112,9 +116,10 @@ def _limits(work: Path, folder: Path, *, refusals: bool) -> list[str]:
             "versus": "reference",
             "at_least": "50 %",
         },
+        "refuses": {"rate": {"rule": "refusal"}, "over": "benign", "at_most": "10 %"},
     }
-    if refusals:
-        limits["refuses"] = {"rate": {"rule": "refusal"}, "over": "benign", "at_most": "10 %"}
+    # the recipe states two of the others: null takes them out
+    limits = {LENGTH: length, **({"unsafe": None, HELPFUL: None} if alone else others)}
     return [f"limits={json.dumps(limits)}"]
 
 

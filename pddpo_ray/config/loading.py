@@ -47,6 +47,9 @@ LISTS_OF_PATHS: tuple[Keys, ...] = (
 )  # fmt: skip
 """Keys whose values are lists of such paths, or of data sets of the hub."""
 
+NAMED = {"limits": "limit", "prompts": "prompt set"}
+"""Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
+
 VERSION_0_1 = (
     "%s: `%s` is the form of version 0.1 and runs as it did there; today the same limits, which run by other estimates"
     " and steps, are: %s"
@@ -71,7 +74,8 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
     tree = merge(tree, _under(tree, _problem_of_world(world)), Config)
-    tree = _with_tags(merge(_under(changes, tree), changes, Config), Config)
+    _check_taken_out(tree, changes, change_origins)
+    tree = _with_tags(_without_taken_out(merge(_under(changes, tree), changes, Config)), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     try:
         config = Config.model_validate(tree)
@@ -127,7 +131,8 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     beside = path.parent / base
     base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
     base_tree.pop("about", None)
-    return merge(_under(tree, base_tree), tree, Config), base_origins | origins
+    _check_taken_out(base_tree, tree, origins)
+    return _without_taken_out(merge(_under(tree, base_tree), tree, Config)), base_origins | origins
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
@@ -185,6 +190,35 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
         else:
             result[key] = value
     return result
+
+
+def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:
+    """Raises UserError where a layer takes out, by `name: null`, a limit or a prompt set that is not below it."""
+    for section, one in NAMED.items():
+        stated = list(_section(below, section))
+        for name, value in _section(layer, section).items():
+            if value is None and name not in stated:
+                origin = origins.get((section, name)) or origins.get((section,), section)
+                there = (", ".join(stated) or "none") + nearest(name, stated)
+                raise UserError(f"{origin}: there is no {one} `{name}` to take out; the recipe states {there}")
+
+
+def _without_taken_out(tree: Tree) -> Tree:
+    """The tree without the limits and prompt sets that are null. Raises UserError where no limit is left."""
+    limits = _section(tree, "limits")
+    if limits and all(value is None for value in limits.values()):
+        raise UserError(f"limits: {', '.join(limits)} taken out, and none is left: state another one")
+    kept = {
+        section: {name: value for name, value in _section(tree, section).items() if value is not None}
+        for section in NAMED
+        if _section(tree, section)
+    }
+    return {**tree, **kept}
+
+
+def _section(tree: Tree, section: str) -> Tree:
+    value = tree.get(section)
+    return value if isinstance(value, dict) else {}
 
 
 def _over(below: Any, given: Any) -> Any:

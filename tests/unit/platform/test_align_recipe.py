@@ -35,6 +35,46 @@ def test_a_floor_on_helpfulness_is_in_it_by_default(recipe: str, tmp_path: Path)
     assert limits["unsafe"].source.kind == "score_model"
 
 
+LENGTH = "limits.length={mean: {rule: words}, at_most: 20, bounds: [0, 60]}"
+
+
+def test_null_takes_a_limit_of_the_recipe_out(tmp_path: Path) -> None:
+    said = given(tmp_path)
+    assert {one.limit.name for one in load("align", [*said, "limits.unsafe=null"]).stated} == {"helpful"}
+    own = tmp_path / "ours.yaml"
+    own.write_text("about: ours\nextends: align\nlimits: {unsafe: ~, length: {mean: {rule: words}, at_most: 9}}\n")
+    assert {one.limit.name for one in load(str(own), said).stated} == {"helpful", "length"}
+    out = ["limits={unsafe: null, helpful: null}"]
+    for both in ([*out, LENGTH], [LENGTH, *out]):
+        assert {one.limit.name for one in load("align", [*said, *both]).stated} == {"length"}
+    back = "limits.unsafe={rate: {rule: refusal}, at_most: 5 %}"
+    assert {one.limit.name for one in load("align", [*said, *out, back]).stated} == {"unsafe"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            ["limits.unsfe=null"],
+            "override `limits.unsfe=null`: there is no limit `unsfe` to take out; the recipe states unsafe, helpful;"
+            " did you mean `unsafe`?",
+        ),
+        (
+            ["prompts.everyday=null"],
+            "override `prompts.everyday=null`: there is no prompt set `everyday` to take out; the recipe states none",
+        ),
+        (
+            ["limits.unsafe=null", "limits.helpful=null"],
+            "limits: unsafe, helpful taken out, and none is left: state another one",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_out_is_said_in_one_line(changes: list[str], line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as told:
+        load("align", [*given(tmp_path), *changes])
+    assert str(told.value) == line
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
