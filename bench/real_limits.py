@@ -81,6 +81,7 @@ def _run(
         f"world.helpful={json.dumps([str(data / 'preferences_helpful_train.jsonl.gz')])}",
         f"world.harmless={json.dumps([str(data / 'pku_saferlhf_train.jsonl.gz')])}",
         *[f"feedback.{one}={json.dumps({'path': str(_scorer(work, one))})}" for one in ("reward", "cost")],
+        "scorecard.prompts=0",  # the held-out judges score every policy afterwards
     ]
     if multiplier is None:
         words += ["algorithm=o-pd-dpo", f"rounds={rounds}"]
