@@ -220,7 +220,7 @@ class RoundLine:
     · gap 0.310 (helpfulness 0.420, violation −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910
     · 3,120 tokens/s · 8.4 s      (on one line)
 
-    ± is half of the estimate's 95 % interval.
+    ± is half of the estimate's 95 % interval. Under several limits each multiplier has its limit's name.
     """
 
     number: int
@@ -228,12 +228,12 @@ class RoundLine:
     values: Mapping[str, float] = field(default_factory=dict)
     took: float | None = None
     limits: Sequence[str] = ()
-    """Every limit's estimate in its own unit."""
+    """Every limit's estimate in its own unit, its name first; metrics of all but the first have its name in front."""
 
     def __str__(self) -> str:
         parts = [
             f"round {self.number}/{self.total}",
-            self._fill("multiplier {dual/multiplier}") + self._fill(" → {dual/next}"),
+            self._multipliers(),
             *self.limits,
             self._fill("gap {exact/gap_policy} (helpfulness {exact/f_policy}, violation {exact/g_policy})"),
             self._fill("off-grammar {exact/off_support}") if self.values.get("exact/off_support") else "",
@@ -243,6 +243,17 @@ class RoundLine:
             "" if self.took is None else seconds(self.took),
         ]
         return " · ".join(part for part in parts if part)
+
+    def _multipliers(self) -> str:
+        names = [text.partition(" ")[0] for text in self.limits]
+        if len(names) < 2:
+            return self._fill("multiplier {dual/multiplier}") + self._fill(" → {dual/next}")
+        prefixes = ["", *(f"{name}/" for name in names[1:])]
+        moves = [
+            self._fill(f"{name} {{{prefix}dual/multiplier}}") + self._fill(f" → {{{prefix}dual/next}}")
+            for name, prefix in zip(names, prefixes, strict=True)
+        ]
+        return "multipliers " + ", ".join(filter(None, moves)) if any(moves) else ""
 
     def _fill(self, text: str) -> str:
         """The text with its metrics' values; empty where one is missing."""

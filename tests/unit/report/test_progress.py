@@ -24,6 +24,8 @@ from pddpo_ray.report.trackers import Told
 METRICS = {
     "dual/multiplier": 0.831,
     "dual/next": 0.795,
+    "leaks/dual/multiplier": 0.0,
+    "leaks/dual/next": 0.25,
     "cost/estimate": -0.041,
     "exact/f_policy": 0.42,
     "exact/g_policy": -0.0204,
@@ -41,7 +43,8 @@ LIMITS = ("harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %)", "lea
 
 def test_round_line_by_hand() -> None:
     assert str(RoundLine(7, 16, METRICS, 8.4, LIMITS)) == (
-        "round 7/16 · multiplier 0.831 → 0.795 · harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %) · "
+        "round 7/16 · multipliers harm 0.831 → 0.795, leaks 0 → 0.250 · "
+        "harm -0.041 ± 0.062 logit (at most 0 logit, unsafe rate 49 %) · "
         "leaks 43 ± 5 % (at most 50 %) · gap 0.310 (helpfulness 0.420, "
         "violation −0.020) · off-grammar 0.004 · slope of reward 0.970, of cost 0.910 · 3,120 tokens/s · 8.4 s"
     )
@@ -52,6 +55,10 @@ def test_round_line_leaves_out_what_a_run_does_not_know() -> None:
     line = RoundLine(1, 4, {**known, "fit/slope_cost": float("nan")})
     assert str(line) == "round 1/4 · multiplier 0.831 → 0.795"
     assert str(RoundLine(1, 4)) == "round 1/4"
+    assert str(RoundLine(1, 4, {"leaks/dual/multiplier": 2.0}, limits=LIMITS)) == " · ".join(
+        ("round 1/4", "multipliers leaks 2", *LIMITS)
+    )
+    assert str(RoundLine(1, 4, limits=LIMITS)) == " · ".join(("round 1/4", *LIMITS))
 
 
 def test_a_log_gets_one_line_per_round() -> None:
