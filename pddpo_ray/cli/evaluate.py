@@ -122,13 +122,13 @@ def _scorers(
 ) -> Scorers:
     """Scorers by path, loaded when they are first asked, and a judge by URL."""
     from pddpo_ray.evaluate.command import Scorers
-    from pddpo_ray.evaluate.scorers import judges_at, lazy_scorer
+    from pddpo_ray.evaluate.scorers import fingerprint, judges_at, lazy_scorer
 
     return Scorers(
         reward=lazy_scorer(reward_model, dtype) if reward_model else None,
         cost=lazy_scorer(cost_model, dtype) if cost_model else None,
         judges=judges_at(judge, judge_model) if judge else (),
-        fingerprint=f"{reward_model} {cost_model} {judge} {judge_model} {dtype}",
+        fingerprint=fingerprint((reward_model, cost_model), judge, judge_model, dtype),
     )
 
 

@@ -20,7 +20,7 @@ from pddpo_ray.config.document import parse_value, read_document
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, Tell, evaluate
 from pddpo_ray.evaluate.models import Model
-from pddpo_ray.evaluate.scorers import lazy_scorer
+from pddpo_ray.evaluate.scorers import fingerprint, lazy_scorer
 from pddpo_ray.evaluate.sets import read_set
 from pddpo_ray.records import Decoding
 
@@ -128,7 +128,7 @@ def compare_paper(
     own = Scorers(
         reward=lazy_scorer(paper.reward_model, paper.dtype),
         cost=lazy_scorer(paper.cost_model, paper.dtype),
-        fingerprint=f"{paper.reward_model} {paper.cost_model} {paper.dtype}",
+        fingerprint=fingerprint((paper.reward_model, paper.cost_model), paper.dtype),
     )
     return evaluate(
         plan,

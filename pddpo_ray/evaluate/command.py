@@ -18,7 +18,7 @@ import numpy as np
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import measure
-from pddpo_ray.evaluate.models import Model, Speaker, model_folder
+from pddpo_ray.evaluate.models import Model, Speaker, model_folder, model_now
 from pddpo_ray.evaluate.page import render
 from pddpo_ray.evaluate.ratings import Comparison, Rating, comparisons_by_score, iterative_elo, ratings
 from pddpo_ray.evaluate.sets import EvaluationSet
@@ -123,8 +123,9 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
         return loaded[0]
 
     spoken: dict[str, Any] = {}
+    now = model_now(model.source)
     for asked in plan.sets:
-        what = ["answers", model.source, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
+        what = ["answers", now, plan.template, asdict(plan.decoding), plan.each, plan.seed, *plan.numbers]
         texts = [as_dicts(question) for question in asked.questions]
 
         def draw(asked: EvaluationSet = asked) -> list[list[list[Any]]]:
@@ -138,7 +139,7 @@ def _speak(plan: Plan, model: Model, memory: Memory, tell: Tell) -> dict[str, An
 
         spoken[asked.name] = {
             "answers": memory.recall([*what, texts], draw),
-            "pairs": memory.recall(["pairs", model.source, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
+            "pairs": memory.recall(["pairs", now, plan.template, *plan.numbers, _pair_texts(asked)], pairs)
             if asked.pairs
             else [],
         }
@@ -152,6 +153,7 @@ def _reference_scores(
 ) -> dict[str, dict[str, list[list[float]] | None]]:
     """log pi_ref of every model's answers. None for a model whose words are not the reference's."""
     speaker: Speaker | None = None
+    now = model_now(plan.reference.source)
     scores: dict[str, dict[str, list[list[float]] | None]] = {}
     for model in plan.models:
         if model == plan.reference:
@@ -172,7 +174,7 @@ def _reference_scores(
                 values = speaker.score_ids(questions, ids)
                 return np.reshape(values, (len(asked.questions), plan.each)).tolist()
 
-            what = ["reference", plan.reference.source, model.source, plan.template, *plan.numbers, answers]
+            what = ["reference", now, model_now(model.source), plan.template, *plan.numbers, answers]
             scores[model.name][asked.name] = memory.recall(what, score)
     if speaker is not None:
         speaker.close()

@@ -11,7 +11,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate import command
 from pddpo_ray.evaluate.command import Plan, Scorers
 from pddpo_ray.evaluate.models import Model, parse_model, policy_temperature
-from pddpo_ray.evaluate.scorers import lazy_scorer
+from pddpo_ray.evaluate.scorers import fingerprint, lazy_scorer
 from pddpo_ray.evaluate.sets import EvaluationSet, read_set
 from pddpo_ray.records import Decoding
 
@@ -59,7 +59,7 @@ def evaluate_models(
     scorers = Scorers(
         reward=None if reward is None else lazy_scorer(reward),
         cost=None if cost is None else lazy_scorer(cost),
-        fingerprint=f"{reward} {cost}",
+        fingerprint=fingerprint((reward, cost)),
     )
     return command.evaluate(plan, scorers, Path(out).expanduser().absolute(), title="pddpo_ray.evaluate_models")
 

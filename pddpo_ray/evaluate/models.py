@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from pddpo_ray.contracts import RolloutEngine
 from pddpo_ray.errors import UserError
@@ -22,7 +22,7 @@ from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.checkpoints import checkpoint_folder
+from pddpo_ray.storage.checkpoints import checkpoint_folder, files_now
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
@@ -67,6 +67,12 @@ def model_folder(source: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UserError(f"{source} holds no model (config.json is missing): name a model folder, a hub name or a run")
     return folder
+
+
+def model_now(source: str) -> list[Any]:
+    """The source and what lies there at this time: a run's last policy and a folder's weights can be others later."""
+    local = Path(source.partition("@")[0]).is_dir()
+    return [source, *files_now(model_folder(source))] if local else [source]
 
 
 def policy_temperature(models: Sequence[Model]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Message, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge as EndpointJudge
+from pddpo_ray.storage.checkpoints import files_now
 
 if TYPE_CHECKING:
     from pddpo_ray.scoring.judge import Axis
@@ -28,6 +30,11 @@ def lazy_scorer(path: str, dtype: str = "float32", template: str | None = None) 
         return [float(value) for value in scorer.score_texts(texts)]
 
     return score
+
+
+def fingerprint(models: Sequence[str | None], *further: str | None) -> str:
+    """Tells scorers apart, also one from another that lay in the same folder before."""
+    return json.dumps([*([model, files_now(model)] for model in models if model), *further])
 
 
 def judges_at(

@@ -46,6 +46,14 @@ def checkpoint_folder(source: str | Path) -> Path:
         ) from error
 
 
+def files_now(source: str | Path) -> list[tuple[str, int, int]]:
+    """Name, size and time (ns) of a folder's files: another model put there has others. Empty for a hub name."""
+    if not Path(source).is_dir():
+        return []
+    files = sorted(path for path in Path(source).iterdir() if path.is_file())
+    return [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model, in name order; empty where there is none.
 

@@ -17,6 +17,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, evaluate
 from pddpo_ray.evaluate.models import Model, Speaker, parse_model, policy_temperature
+from pddpo_ray.evaluate.scorers import fingerprint
 from pddpo_ray.evaluate.sets import EvaluationSet, read_set
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Decoding, Message
@@ -153,6 +154,20 @@ def test_a_command_given_again_asks_nobody_again(evaluated: tuple[dict[str, Any]
 
     again = evaluate(plan, Scorers(reward=refuse, cost=refuse, judges=(("helpfulness", refuse),)), folder / "out")
     assert again == result
+
+
+def test_another_model_or_scorer_in_the_same_place_is_asked(tmp_path: Path) -> None:
+    """A run that has gone on, a policy or a scorer that was trained again: what is remembered is the old one's."""
+    asked = read_set(str(pairs_file(tmp_path)))
+    plan, ours = plan_of(tmp_path, asked), str(tmp_path / "ours")
+    before = evaluate(plan, Scorers(reward=word_count), tmp_path / "out")  # type: ignore[arg-type]
+    told = fingerprint((ours, None), "x")
+    assert fingerprint((ours, None), "x") == told
+    save_policy(tmp_path / "ours", 3)
+    assert fingerprint((ours, None), "x") != told
+    again = evaluate(plan, Scorers(reward=word_count), tmp_path / "out")  # type: ignore[arg-type]
+    assert again != before
+    assert again == evaluate(plan, Scorers(reward=word_count), tmp_path / "fresh")  # type: ignore[arg-type]
 
 
 # --- models and sets -------------------------------------------------------------------------------------------------
