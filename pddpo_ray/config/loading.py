@@ -74,8 +74,7 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         change_origins[keys] = origin
     world = _at(changes, ("world", "path")) or _at(tree, ("world", "path"))
     tree = merge(tree, _under(tree, _problem_of_world(world)), Config)
-    _check_taken_out(tree, changes, change_origins)
-    tree = _with_tags(_without_taken_out(merge(_under(changes, tree), changes, Config)), Config)
+    tree = _with_tags(_laid(tree, changes, change_origins), Config)
     origins = {keys: origin for keys, origin in origins.items() if keys not in change_origins} | change_origins
     try:
         config = Config.model_validate(tree)
@@ -131,8 +130,7 @@ def _read_recipe(recipe: str, extended_by: tuple[str, ...] = ()) -> tuple[Tree, 
     beside = path.parent / base
     base_tree, base_origins = _read_recipe(str(beside) if beside.is_file() else base, (*extended_by, name))
     base_tree.pop("about", None)
-    _check_taken_out(base_tree, tree, origins)
-    return _without_taken_out(merge(_under(tree, base_tree), tree, Config)), base_origins | origins
+    return _laid(base_tree, tree, origins), base_origins | origins
 
 
 def _under(layer: Tree, below: Tree) -> Tree:
@@ -190,6 +188,12 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
         else:
             result[key] = value
     return result
+
+
+def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
+    """A layer on what lies below it, without the limits and prompt sets that it takes out."""
+    _check_taken_out(below, layer, origins)
+    return _without_taken_out(merge(_under(layer, below), layer, Config))
 
 
 def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:

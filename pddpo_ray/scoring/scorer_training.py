@@ -171,7 +171,7 @@ def judged(
     model: ScoreModel, kind: Kind, rows: Sequence[ScoreRow], ways: ScorerFit, *, seed: int, by_prompt: bool = True
 ) -> dict[str, Any]:
     """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
-    texts = list(dict.fromkeys(texts_of(rows)))
+    texts = texts_of(rows)
     known = dict(zip(texts, text_scores(model, texts, _together(ways)), strict=True))
 
     def scored(texts: Sequence[Text]) -> Array:
