@@ -157,3 +157,26 @@ def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
     expect(page.get_by_label("Pay per hour of cleo")).to_be_visible()
     expect(page.get_by_label("Pay per hour of ben")).to_be_focused()
     assert screen.clean()
+
+
+def test_what_a_field_holds_is_still_selected_when_an_earlier_change_is_answered(
+    service: FreshService, screen: Screen
+) -> None:
+    page = screen.page
+    service.queue.people.create("ben", Role.ANNOTATOR, by="admin")
+    screen.sign_in(service.tokens[Role.ADMIN])
+    page.goto(f"{screen.url}/lead")
+    held: list[Any] = []
+    page.get_by_label("Answers a day of ben", exact=True).fill("40")
+    page.route("**/api/v1/people", lambda route: held.append(route))
+    page.keyboard.press("Tab")
+    until(page, lambda: changed(service, "ben")[0] == 40 and len(held) == 1, "the limit, and the question after it")
+    service.queue.people.create("abe", Role.ANNOTATOR, by="admin")
+    held.pop().continue_()
+    expect(page.get_by_label("Pay per hour of abe")).to_be_visible()
+    page.keyboard.type("75")
+    page.keyboard.press("Tab")
+    until(page, lambda: held != [], "the change is sent")
+    assert person(service, "ben").harmful_cap == 75
+    expect(page.get_by_label("Pay per hour of ben")).to_be_focused()
+    assert screen.clean()

@@ -69,7 +69,7 @@ def shows(page: Page, batch: str) -> None:
 
 
 def decides(page: Page, decision: str, reason: str) -> None:
-    page.locator(f"[data-decision={decision}]").click()
+    page.locator(f"#choices [data-name={decision}]").click()
     page.locator("#decide-reason").fill(reason)
     page.locator("#decide").get_by_role("button", name="Do it").click()
     expect(page.locator("#decide")).to_be_hidden()

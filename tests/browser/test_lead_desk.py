@@ -145,7 +145,7 @@ def test_a_decision_is_about_the_batch_that_its_dialog_names(service: FreshServi
     page.route("**/api/v1/rounds", lambda route: held.append(route))
     page.get_by_role("button", name="Round 2, compare").click()
     until(page, lambda: bool(held), "the other batch is asked for")
-    page.locator("[data-decision=stop]").click()
+    page.locator("#choices [data-name=stop]").click()
     expect(page.locator("#decide-title")).to_have_text("Stop the run: round 1, safety")
     for route in held:
         route.continue_()
@@ -175,4 +175,20 @@ def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen
     expect(older).to_be_disabled()
     newer.click()
     expect(labels).to_have_count(20)
+    assert screen.clean()
+
+
+def test_the_keyboard_stays_where_it_was_when_the_page_is_read_again(service: FreshService, screen: Screen) -> None:
+    queue, page = service.queue, screen.page
+    queue.rounds.open(1, "compare", pairs(2), labels_each=1)
+    screen.sign_in(service.tokens[Role.LEAD])
+    page.goto(f"{screen.url}/lead")
+    again = page.get_by_role("button", name="Round 1, compare")
+    reached = [again, page.locator("#choices button").first, page.locator("#versions button").first]
+    for one in [again, *reached]:
+        one.focus()
+        with page.expect_response("**/guidelines/versions"):
+            again.evaluate("(one) => one.click()")
+        page.wait_for_timeout(100)  # it has read the reply
+        expect(one).to_be_focused()
     assert screen.clean()

@@ -1,8 +1,9 @@
 // The admin's part of the lead's page: accounts, control questions, guidelines. Nothing here is parsed as HTML.
 
-import { $, BASE, call, make, row } from "./api.js";
-import { sent, shown, unsent } from "./drafts.js";
+import { $, BASE, call, make, named, row } from "./api.js";
+import { isUnsent, sent, shown } from "./drafts.js";
 import { showVersions } from "./guidelines.js";
+import { place } from "./place.js";
 
 function button(words, doing) {
   const one = make("button", { type: "button" }, words);
@@ -56,7 +57,7 @@ function account(one) {
     (value) => ({ hourly_rate: value === "" ? null : Number(value) }));
   const roles = make("select", { "aria-label": `Role of ${one.handle}` }, ...ROLES.map((name) => make("option", {}, name)));
   const role = sends(shown(roles, one.role), (value) => ({ role: value }));
-  return row(one.handle, role, cap, dose, pay, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons);
+  return named(one.id, row(one.handle, role, cap, dose, pay, spoken, one.sees_harmful ? "yes" : "no", one.active ? "active" : "paused", buttons));
 }
 
 // What names a person cannot come back: the name is typed again before anything is erased.
@@ -83,11 +84,11 @@ const known = (gold) => Object.entries(gold).map(([name, value]) => `${name.repl
 
 function control(one) {
   const change = one.retired ? "" : button(one.answered ? "Retire" : "Delete", () => call("DELETE", `/gold/${one.id}`));
-  return row(one.prompt.slice(0, 60), known(one.gold), one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change);
+  return named(one.id, row(one.prompt.slice(0, 60), known(one.gold), one.answered ? `${one.right} / ${one.answered}` : "–", one.retired ? "retired" : "asked", change));
 }
 
 const codes = (text) => text.split(/[\s,]+/).filter(Boolean);
-const named = () => ({
+const invited = () => ({
   handle: $("handle").value.trim(), role: $("role").value, sees_harmful: $("new-harmful").checked, languages: codes($("new-languages").value),
   daily_cap: Number($("new-cap").value), harmful_cap: Number($("new-dose").value),
 });
@@ -113,16 +114,27 @@ export async function refreshAdmin() {
   const [{ invitations }, { people }, { gold }] = await Promise.all(["/invitations", "/people", "/gold"].map((path) => call("GET", path)));
   if (acting || mine !== asked) return;
   $("invitations").replaceChildren(...invitations.map(invitation));
-  if (!unsent($("accounts")).length) showAccounts(people.filter((one) => one.role !== "service"));
-  $("gold").replaceChildren(...gold.map(control));
+  showAccounts(people.filter((one) => one.role !== "service"));
+  place($("gold"), ...gold.map(control));
 }
 
-// Whoever works with the keyboard stays where the Tab key led.
+// Fields stay the ones that they are: another in its place would take away what is typed and what is selected.
 function showAccounts(people) {
-  const fields = () => [...$("accounts").querySelectorAll("input, select, button")];
-  const at = fields().indexOf(document.activeElement);
-  $("accounts").replaceChildren(...people.map(account));
-  if (at >= 0) fields()[at]?.focus();
+  const rows = $("accounts").rows, before = new Map([...rows].map((one) => [one.dataset.name, one]));
+  const now = people.map((one) => renewed(before.get(String(one.id)), account(one)));
+  for (const one of [...rows]) if (!now.includes(one)) one.remove();
+  now.forEach((one, n) => { if (rows[n] !== one) $("accounts").insertBefore(one, rows[n] ?? null); });
+}
+
+function renewed(line, fresh) {
+  if (!line) return fresh;
+  [...line.cells].forEach((cell, n) => {
+    const [field, read] = [cell, fresh.cells[n]].map((one) => one.querySelector("input, select"));
+    if (!field) return place(cell, ...fresh.cells[n].childNodes);
+    field.setAttribute("aria-label", read.getAttribute("aria-label")); // an erased person has another name
+    if (!isUnsent(field) && field.value !== read.value) shown(field, read.value);
+  });
+  return line;
 }
 
 // A file is looked at first: the server says of every line what an import does with it. Then the good ones are added.
@@ -169,13 +181,13 @@ function onSubmit(form, doing) {
 export async function showAdmin() {
   for (const panel of document.querySelectorAll("[data-admin]")) panel.hidden = false;
   onSubmit("invite", async () => {
-    const { handle, link, qr } = await call("POST", "/invitations", { ...named(), page: location.origin + BASE });
+    const { handle, link, qr } = await call("POST", "/invitations", { ...invited(), page: location.origin + BASE });
     $("new-token").textContent = `Send ${handle} this link. It works once, for seven days: ${link}`;
     $("new-qr").replaceChildren(square(qr, `QR code of the link for ${handle}`));
     $("handle").value = "";
   });
   $("make-token").addEventListener("click", () => $("invite").reportValidity() && act(async () => {
-    const person = named();
+    const person = invited();
     token(person.handle, (await call("POST", "/people", person)).token);
     $("new-qr").replaceChildren();
     $("handle").value = "";

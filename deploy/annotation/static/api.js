@@ -78,3 +78,9 @@ export function make(tag, attributes = {}, ...children) {
 
 // A line of a table; each cell is text or an element.
 export const row = (...cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+
+// The line of one thing, by whose key it is known when the table is read again.
+export function named(key, line) {
+  line.dataset.name = key;
+  return line;
+}

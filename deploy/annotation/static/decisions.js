@@ -1,6 +1,7 @@
 // What a lead decides about a batch: buttons for what is possible now, each with what it means and a reason.
 
 import { $, call, make } from "./api.js";
+import { place } from "./place.js";
 
 const MEANS = {
   "extend": ["Move the deadline", "The run waits until the new deadline."],
@@ -29,8 +30,8 @@ export function showDecisions(round, after) {
   $("outlook").textContent = round && round.outlook && round.missing
     ? `Unsafe so far: ${percent(round.outlook.observed)}; with the ${round.missing} missing labels between ${percent(round.outlook.all_safe)} and ${percent(round.outlook.all_unsafe)}.`
     : "";
-  $("choices").replaceChildren(...choices.map((name) => {
-    const button = make("button", { type: "button", "data-decision": name }, MEANS[name][0]);
+  place($("choices"), ...choices.map((name) => {
+    const button = make("button", { type: "button", "data-name": name }, MEANS[name][0]);
     button.addEventListener("click", () => ask(name));
     return button;
   }));

@@ -2,6 +2,7 @@
 
 import { $, make } from "./api.js";
 import { drafts, restore } from "./drafts.js";
+import { place } from "./place.js";
 
 export const spoken = (given) => Object.entries(given).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 
@@ -17,7 +18,7 @@ export function showDetails(id, details, nothing) {
   const open = new Set([...$(id).querySelectorAll("details[open]")].map((one) => one.dataset.name));
   const written = drafts($(id));
   for (const one of details) one.open = open.has(one.dataset.name);
-  $(id).replaceChildren(...details);
+  place($(id), ...details);
   restore($(id), written);
   if (!details.length) $(id).append(make("p", { class: "muted" }, nothing));
 }

@@ -14,11 +14,11 @@ export function sent(...written) {
   for (const field of written) field.dataset.shown = field.value;
 }
 
-export const unsent = (within) => fields(within).filter((field) => field.value !== (field.dataset.shown ?? ""));
+export const isUnsent = (field) => field.value !== (field.dataset.shown ?? "");
 
 // What is unsent below each named element, to be put into the elements of the same names that take their place.
 export function drafts(within) {
-  return new Map(unsent(within).map((field) => [placeOf(field), field.value]));
+  return new Map(fields(within).filter(isUnsent).map((field) => [placeOf(field), field.value]));
 }
 
 export function restore(within, kept) {

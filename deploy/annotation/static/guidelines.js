@@ -1,6 +1,7 @@
 // Versions of the guidelines on the lead's page: who wrote which, when, and the text of any, as Markdown.
 
 import { $, call, make, row } from "./api.js";
+import { place } from "./place.js";
 
 function line(one, newest) {
   const show = make("button", { type: "button", "aria-label": `Show version ${one.version}` }, "Show");
@@ -17,7 +18,7 @@ async function showVersion(one) {
 
 export async function showVersions() {
   const { versions } = await call("GET", "/guidelines/versions");
-  $("versions").replaceChildren(...versions.map((one) => line(one, versions[0].version)));
+  place($("versions"), ...versions.map((one) => line(one, versions[0].version)));
 }
 
 $("version-back").addEventListener("click", () => $("version").close());

@@ -1,6 +1,6 @@
 // The lead's page: everything is read again every ten seconds, and nothing here is parsed as HTML.
 
-import { $, ApiProblem, BASE, call, make, row, whoAmI } from "./api.js";
+import { $, ApiProblem, BASE, call, make, named, row, whoAmI } from "./api.js";
 import { showAdmin } from "./admin.js";
 import { adjudication } from "./adjudicate.js";
 import { showDecisions } from "./decisions.js";
@@ -8,6 +8,7 @@ import { openable, showDetails, spoken } from "./details.js";
 import { flagCell } from "./flags.js";
 import { showVersions } from "./guidelines.js";
 import { showLabels, voidButton } from "./labels.js";
+import { place } from "./place.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
@@ -27,7 +28,7 @@ function duration(seconds) {
 const until = (ms) => (ms < 0 ? `passed ${duration(-ms / 1000)} ago` : `in ${duration(ms / 1000)}`);
 
 function rows(id, content, columns, nothing) {
-  $(id).replaceChildren(...content);
+  place($(id), ...content);
   if (!content.length) $(id).append(make("tr", {}, make("td", { colspan: columns, class: "muted" }, nothing)));
 }
 
@@ -61,7 +62,8 @@ function showHeld(answer) {
   rows("held", answer.leases.map((one) => {
     const back = make("button", { type: "button" }, "Recall");
     back.addEventListener("click", () => act(() => call("POST", `/leases/${one.id}/recall`, {})));
-    return row(one.handle, `Round ${one.round}, ${one.purpose}`, duration((answer.now_ms - one.leased_ms) / 1000), until(one.expires_ms - answer.now_ms), back);
+    return named(one.id, row(one.handle, `Round ${one.round}, ${one.purpose}`, duration((answer.now_ms - one.leased_ms) / 1000),
+      until(one.expires_ms - answer.now_ms), back));
   }), 5, "Nobody holds a question now.");
 }
 

@@ -1,0 +1,15 @@
+// Puts what was read again in the place of what is shown. Whoever works with the keyboard stays where the Tab key led.
+
+const REACHED = "a, button, input, select, summary";
+
+export function place(within, ...content) {
+  const name = within.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  within.replaceChildren(...content);
+  if (name) [...within.querySelectorAll(REACHED)].find((one) => nameOf(one) === name)?.focus();
+}
+
+// Its place in the row that holds it; a row is known by data-name, or by what its first cell says.
+function nameOf(one) {
+  const row = one.closest("[data-name], tr");
+  return `${row.dataset.name ?? row.cells[0].textContent} ${[...row.querySelectorAll(REACHED)].indexOf(one)}`;
+}
