@@ -13,7 +13,7 @@ from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.people import Campaign, Person, Role
 from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
-from tests.browser.screen import LOW_CONTRAST, Screen, until
+from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.unit.annotation.test_personal_data import NAME, worked
 
@@ -180,3 +180,19 @@ def test_what_a_field_holds_is_still_selected_when_an_earlier_change_is_answered
     assert person(service, "ben").harmful_cap == 75
     expect(page.get_by_label("Pay per hour of ben")).to_be_focused()
     assert screen.clean()
+
+
+def test_a_refusal_can_be_read_until_something_else_is_done(service: FreshService, screen: Screen) -> None:
+    page = screen.page
+    service.queue.rounds.open(1, "compare", pairs(1), labels_each=1)
+    screen.sign_in(service.tokens[Role.ADMIN])
+    page.goto(f"{screen.url}/lead")
+    page.get_by_label("Role of the admin").select_option("annotator")
+    refused = page.locator("#problem")
+    expect(refused).to_contain_text("this is the only admin")
+    with page.expect_response("**/guidelines/versions"):
+        page.get_by_role("button", name="Round 1, compare").click()
+    page.wait_for_timeout(200)  # the page has read the reply
+    expect(refused).to_contain_text("this is the only admin")
+    page.locator("#pause").click()
+    expect(refused).to_be_empty()

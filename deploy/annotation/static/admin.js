@@ -4,6 +4,7 @@ import { $, BASE, call, make, named, row } from "./api.js";
 import { isUnsent, sent, shown } from "./drafts.js";
 import { showVersions } from "./guidelines.js";
 import { place } from "./place.js";
+import { refused } from "./problem.js";
 
 function button(words, doing) {
   const one = make("button", { type: "button" }, words);
@@ -24,7 +25,7 @@ async function act(doing) {
   }
   acting -= 1;
   await refreshAdmin().catch((problem) => { said ||= problem.message; });
-  $("problem").textContent = said;
+  refused(said);
 }
 
 function token(handle, made) {

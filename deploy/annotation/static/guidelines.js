@@ -2,10 +2,11 @@
 
 import { $, call, make, row } from "./api.js";
 import { place } from "./place.js";
+import { refused } from "./problem.js";
 
 function line(one, newest) {
   const show = make("button", { type: "button", "aria-label": `Show version ${one.version}` }, "Show");
-  show.addEventListener("click", () => showVersion(one).catch((problem) => { $("problem").textContent = problem.message; }));
+  show.addEventListener("click", () => showVersion(one).catch((problem) => refused(problem.message)));
   return row(one.version === newest ? `${one.version} (read now)` : String(one.version), one.by ?? "comes with the package",
     one.at_ms === null ? "–" : new Date(one.at_ms).toLocaleString(), String(one.answers), show);
 }

@@ -9,6 +9,7 @@ import { flagCell } from "./flags.js";
 import { showVersions } from "./guidelines.js";
 import { showLabels, voidButton } from "./labels.js";
 import { place } from "./place.js";
+import { refused, unread } from "./problem.js";
 import { showRuns } from "./runs.js";
 
 const EVERY_MS = 10000;
@@ -54,7 +55,7 @@ function showRounds(answer) {
     return line;
   }), 9, "No questions were asked yet.");
   const shown = answer.rounds.find((one) => one.id === selected);
-  showDecisions(shown, refresh);
+  showDecisions(shown, acted);
   $("agreement-of").textContent = shown ? `(round ${shown.round}, ${shown.purpose})` : "";
 }
 
@@ -67,12 +68,17 @@ function showHeld(answer) {
   }), 5, "Nobody holds a question now.");
 }
 
+function acted() {
+  refused("");
+  refresh();
+}
+
 async function act(doing) {
   try {
     await doing();
-    refresh();
+    acted();
   } catch (problem) {
-    $("problem").textContent = problem.message;
+    refused(problem.message);
   }
 }
 
@@ -89,7 +95,7 @@ function showAgreement(agreement) {
 function showPeople(people) {
   rows("people", people.map((one) => {
     const standing = one.standing;
-    const line = row(one.handle, flagCell(one, refresh), String(one.answers), String(one.refusals), duration(one.median_s), share(one.hasty),
+    const line = row(one.handle, flagCell(one, acted), String(one.answers), String(one.refusals), duration(one.median_s), share(one.hasty),
       one.gold_total ? `${one.gold_right} / ${one.gold_total}` : "–", share(one.left),
       standing.answers ? `${share(standing.agreement)} (${share(standing.expected)})` : "–",
       !standing.answers ? "–" : standing.p_value < 0.001 ? "< 0.001" : number(standing.p_value, 3));
@@ -140,9 +146,9 @@ async function refresh() {
     showEffects((await call("GET", "/effects")).effects);
     await showVersions();
     $("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
-    $("problem").textContent = "";
+    unread("");
   } catch (problem) {
-    $("problem").textContent = problem instanceof ApiProblem ? problem.message : "No connection to the server.";
+    unread(problem instanceof ApiProblem ? problem.message : "No connection to the server.");
   }
 }
 
@@ -154,7 +160,7 @@ $("save-labels").addEventListener("submit", (event) => {
   event.preventDefault();
   location.href = `${BASE}api/v1/labels?to=${$("save-to").value}&form=${$("save-form").value}`; // a download too
 });
-$("pause").addEventListener("click", async () => { await call("PUT", "/campaign", { paused: !paused }); refresh(); });
+$("pause").addEventListener("click", () => act(() => call("PUT", "/campaign", { paused: !paused })));
 
 // A table that is cut off can be scrolled by the keyboard too.
 function makeReachable(box) {
