@@ -14,7 +14,6 @@ from itertools import count
 from typing import Literal, cast
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import expit, log_softmax, softmax
 
 from bench.limit_worlds import PRIOR_SD, Indices, Twin, phrase_frequencies
@@ -24,7 +23,7 @@ from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.method_scores import PolicyScorer
+from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.records import (
     Array,
     CandidateSet,
@@ -43,7 +42,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
-from pddpo_ray.theory.cost_estimate import mean_with_error
+from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
 from pddpo_ray.theory.dual import DualState, ascend
 from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.matrix_dual import (
@@ -380,18 +379,6 @@ class RateLimit:
         return drawn
 
 
-@dataclass(frozen=True)
-class Chances:
-    """A scorer whose cost, a logit up to `shift`, is read as the chance of a label "unsafe"."""
-
-    scorer: Scorer
-    shift: float = 0.0
-
-    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
-        rewards, logits = self.scorer(responses)
-        return rewards, expit(logits + self.shift)
-
-
 class Scores:
     """Satisfies contracts.Scoring: linear models of the twin's features and a constant, or two policies."""
 
@@ -411,7 +398,7 @@ class Scores:
             ridge = PRIOR_SD**-2
             reward = fit_reward(self._features, labelled, ridge=ridge)
             self._trainer.models[key] = reward, fit_cost(self._features, labelled, unsafe, ridge=ridge)
-        return Chances(LinearScorer(self._features, *self._trainer.models[key], 2.0, LARGEST_LOGIT))
+        return UnsafeChances(LinearScorer(self._features, *self._trainer.models[key], 2.0, LARGEST_LOGIT))
 
     def _features(self, responses: Sequence[Response]) -> Array:
         rows = self._ground.features(responses)
@@ -425,10 +412,8 @@ class Scores:
 
     def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer:
         """The zero of the cost where the reference's mean chance is what its labels say."""
-        logits = scorer(answers)[1]
-        aim = min(max(reference_cost, 1e-4), 1.0 - 1e-4)
-        shift = brentq(lambda moved: float(expit(logits + moved).mean()) - aim, -50.0, 50.0)
-        return Chances(scorer, float(shift))
+        logits = scorer(answers)[1].reshape(len(self._draws.prompts), -1)
+        return UnsafeChances(scorer, shift_to_rate(logits, reference_cost))
 
     def reference_answers(self, reference: PolicyVersion) -> list[Response]:
         return self._draws.sample(self._draws.prompts, reference, each=self._answers)

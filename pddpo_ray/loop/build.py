@@ -228,6 +228,7 @@ def _scoring(
         first=config.dual.first if isinstance(config.dual.first, float) else upper / 2.0,
         at_chance=config.scorers.at_chance,
         by_prompt=backends.world is None,
+        rate=config.feedback.signal == "unsafe_rate",
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 

@@ -30,7 +30,7 @@ from pddpo_ray.records import (
 from pddpo_ray.scoring.held_out import KINDS, compared_answers, parts_of, rows_of
 from pddpo_ray.scoring.linear_scores import Features, LinearScorer, fit_cost, fit_reward
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.cost_estimate import mean_with_error
+from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
 from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.seeds import generator, seed_of
 
@@ -70,13 +70,25 @@ class ShiftedCosts:
 
 
 @dataclass(frozen=True)
+class UnsafeChances:
+    """A scorer whose cost, a logit up to `shift`, is read as the chance of a label "unsafe": for limits on a rate."""
+
+    scorer: Scorer
+    shift: float = 0.0
+
+    def __call__(self, responses: Sequence[Response]) -> tuple[Array, Array]:
+        rewards, logits = self.scorer(responses)
+        return rewards, expit(logits + self.shift)
+
+
+@dataclass(frozen=True)
 class ScoringPlan:
     """What the recipe says about scores and the multiplier that follows from them."""
 
     seed: int
     beta: float
     threshold: float
-    """d: the limit on the expected cost."""
+    """d: the limit on the expected cost, or on the rate of unsafe labels."""
     reward_max: float
     cost_max: float
     upper: float
@@ -94,6 +106,8 @@ class ScoringPlan:
     """`scorers.at_chance`."""
     by_prompt: bool = False
     """Whether prompts are a sample, so that each gives one comparison."""
+    rate: bool = False
+    """Whether the limit is on a rate: a cost's score is then read as the chance of a label "unsafe"."""
     prior: tuple[float, ...] | None = None
 
 
@@ -130,7 +144,7 @@ class ScoringController:
 
     # --- scorers ------------------------------------------------------------------------------------------------
 
-    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
+    def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer:
         """Reward and cost models from the pairs and one safety label per answer."""
         features = self._features(labelled)
 
@@ -143,7 +157,10 @@ class ScoringController:
         stored = self._journal.once(FITTED, fit)
         stop_or_warn(self._plan.at_chance, self._journal)
         weights = self._store.read_tensors(stored["path"], stored["sha256"])
-        return self._scorer(features, weights["reward"], weights["cost"])
+        return self._as_limited(self._scorer(features, weights["reward"], weights["cost"]))
+
+    def _as_limited(self, scorer: Scorer) -> Scorer:
+        return UnsafeChances(scorer) if self._plan.rate else scorer
 
     def _fitted(self, features: Features, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> LinearScorer:
         plan = self._plan
@@ -187,18 +204,21 @@ class ScoringController:
         if self._training is None:
             return self.models(labelled, unsafe), None
         stored = self._training.stored(lambda: (labelled, unsafe))
-        return self._training.models(lambda: (labelled, unsafe)), Critics(stored["reward"], stored["cost"])
+        scorer = self._as_limited(self._training.models(lambda: (labelled, unsafe)))
+        return scorer, Critics(stored["reward"], stored["cost"])
 
     def policies(self, reference: PolicyVersion, helpful: PolicyVersion, harmless: PolicyVersion) -> Scorer:
         """Implicit scores of two policies. Differences of costs have a meaning, their zero has none."""
         return PolicyScorer(self._trainer.log_probs, reference, helpful, harmless, self._plan.beta)
 
     def anchored(self, scorer: Scorer, answers: Sequence[Response], reference_cost: float) -> Scorer:
-        """The scorer with its cost's zero placed so that the reference's mean cost is what labels say.
+        """The scorer with its cost's zero placed so that the reference's mean cost, or rate, is what labels say.
 
         So the limit d on the cost is the improvement over the reference that the original asks for.
         """
         costs = scorer(answers)[1].reshape(len(self._prompts), -1)
+        if self._plan.rate:
+            return UnsafeChances(scorer, shift_to_rate(costs, reference_cost, self._plan.prior))
         mean = float(np.average(costs.mean(axis=1), weights=self._plan.prior))
         return ShiftedCosts(scorer, reference_cost - mean)
 
