@@ -90,6 +90,9 @@ class Arm:
     """Whether measured values teach a rate's stage, and labels move its multiplier."""
     bonus: Bonus | None = None
     """Of the explorer; None: the method has none, and all of its pairs are there before."""
+    picks: int = 12
+    """Candidates of a prompt that are labelled, of so many:"""
+    candidates: int = 32
 
     @property
     def online(self) -> bool:
@@ -98,7 +101,7 @@ class Arm:
 
 HELPFUL, HARMFUL = "helpful", "harmful"
 BOTH = frozenset({HELPFUL, HARMFUL})
-ROUNDS, PICKS, PROMPTS, CANDIDATES_EACH, OFFLINE = 12, 12, 24, 32, 1_350
+ROUNDS, PROMPTS, OFFLINE = 12, 24, 1_350
 ARMS: Mapping[str, Arm] = {
     OURS: Arm("O-PD-DPO", o_pd_dpo.run, frozenset({HELPFUL}), 2, ROUNDS, 256, by_rate=True, bonus="elliptical"),
     "o-pd-dpo-off": Arm(
@@ -143,9 +146,10 @@ def pairs_before(arm: Arm) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Candidates in the order of their tests, [X, Y] each, and the labels that they took."""
+    """Candidates in the order of their tests, [X, Y] each, the last policy, and the labels that they took."""
 
     tables: list[Array]
+    last: Array
     labels: int
 
 
@@ -154,13 +158,13 @@ def learned(ground: Ground, arm: Arm, setting: Setting, seed: int) -> Learned:
     trainer = Solved(ground.policies)
     if arm.ladder:
         made = [_once(ground, arm, setting, seed, trainer, rung) for rung in LADDER]
-        return Learned([one.tables[-1] for one in made], made[0].labels)
+        return Learned([one.last for one in made], made[-1].last, made[0].labels)
     return _once(ground, arm, setting, seed, trainer, 1.0)
 
 
 def _once(ground: Ground, arm: Arm, setting: Setting, seed: int, trainer: Solved, rung: float) -> Learned:
     journal, known_pairs, truth = Rounds(), Known(), Truth(ground.oracle, seed, arm.asks)
-    draws = Draws(trainer, journal, seed, CANDIDATES_EACH)
+    draws = Draws(trainer, journal, seed, arm.candidates)
     aim = setting.get("aim", "certificate")
     aim = certificate_aim() if aim == "certificate" else float(aim)
     limit = rate_limit(ground, arm, setting, aim, trainer, truth) if arm.by_rate else None
@@ -168,7 +172,7 @@ def _once(ground: Ground, arm: Arm, setting: Setting, seed: int, trainer: Solved
     scores = Scores(ground, trainer, draws, journal, aim=aim, upper=upper, answers=128, ladder=rung, seed=seed)
     explorer = None
     if arm.bonus is not None and limit is not None:
-        explorer = Chooser(ground, draws, lambda: limit.multiplier, seed, PICKS, arm.bonus)
+        explorer = Chooser(ground, draws, lambda: limit.multiplier, seed, arm.picks, arm.bonus)
     pairs = draws.pairs(pairs_before(arm), ground.baseline if arm.online else ground.oracle.reference)
     known_pairs.extend(truth.compare(pairs))
     if limit is not None:
@@ -176,7 +180,8 @@ def _once(ground: Ground, arm: Arm, setting: Setting, seed: int, trainer: Solved
     parts = parts_of(journal, trainer, draws, truth, known_pairs, one_dual(ground, arm, setting, aim, rung), scores,
                      limit, explorer)  # fmt: skip
     arm.run(parts, sizes_of(arm, setting, rung), REFERENCE)
-    return Learned(in_order(ground, arm, journal, trainer, limit), sum(truth.spent.values()))
+    tables = np.exp([trainer.tables[one.number] for one in journal.policies])
+    return Learned(in_order(arm, tables, trainer, limit), tables[-1], sum(truth.spent.values()))
 
 
 def sizes_of(arm: Arm, setting: Setting, rung: float) -> Sizes:
@@ -207,9 +212,8 @@ def one_dual(ground: Ground, arm: Arm, setting: Setting, aim: float, rung: float
     return OneDual(DualState((constraint_state("cost", rho=rho, upper=2.0 * given, first=given, rule=Fixed()),)))
 
 
-def in_order(ground: Ground, arm: Arm, journal: Rounds, trainer: Solved, limit: RateLimit | None) -> list[Array]:
-    """Policies in the order of their tests."""
-    tables = np.exp([trainer.tables[one.number] for one in journal.policies])
+def in_order(arm: Arm, tables: Array, trainer: Solved, limit: RateLimit | None) -> list[Array]:
+    """Policies of all rounds in the order of their tests. [K, X, Y]"""
     if limit is None or arm.run is pd_dpo_adalag.run:
         return list(tables[::-1][:CANDIDATES])
     reward = trainer.tables[limit.base.number]

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
-from bench.limit_worlds import PRIOR_SD, Indices, Twin, phrase_frequencies
+from bench.limit_worlds import PRIOR_SD, RARE, Indices, Twin, phrase_frequencies
 from bench.limit_worlds import Labels as Measured
 from pddpo_ray.algorithms.stages import Parts
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
@@ -63,7 +63,7 @@ from pddpo_ray.worlds.oracle import Oracle
 from pddpo_ray.worlds.tabular import draw_answers
 from pddpo_ray.worlds.text_family import drawn_grammar
 
-Bonus = Literal["elliptical", "off"]
+Bonus = Literal["elliptical", "proposals", "off"]
 LIMIT, BETA, TOP_P = 0.05, 0.2, 0.9
 REFERENCE = PolicyVersion(0, "reference", "", "")
 BASELINE_ANSWERS, NEVER, LARGEST_LOGIT = 8, 1e-300, 6.0
@@ -82,13 +82,13 @@ class Ground:
         return self.policies.features(*cells(responses))
 
 
-def fair_ground(seed: int) -> Ground:
-    """The demo's family under a rate of 5 %, the reference a product of phrase frequencies (rare phrases 1 %). A seed
-    whose limit does not bind is drawn on."""
+def fair_ground(seed: int, rare: float = RARE) -> Ground:
+    """The demo's family under a rate of 5 %, the reference a product of phrase frequencies, `rare` for rare phrases. A
+    seed whose limit does not bind is drawn on."""
     family = DrawnFamilyConfig(limit=RateLimitConfig(at_most=LIMIT))
     for number in count(seed, 100_000):
         grammar = drawn_grammar(family, number)
-        log_reference = phrase_frequencies(grammar, number)
+        log_reference = phrase_frequencies(grammar, number, rare)
         spec = DrawnWorldSpec(seed=number, family=family, beta=BETA, cost_max=LARGEST_LOGIT)
         made = build_drawn_world(spec, np.log(0.995) + log_reference, grammar).oracle
         oracle = replace(made, reference=softmax(log_reference, axis=1), reward=made.reward[:, :-1],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"labels": {"learning": LEARNING, "draws": DRAWS}}
     found: Mapping[str, Any] = {**registered(), **labels}
     monkeypatch.setattr(fair, "registered", lambda: found)
-    for name, value in (("OFFLINE", 100), ("PICKS", 1)):
-        monkeypatch.setattr(fair, name, value)
+    monkeypatch.setattr(fair, "OFFLINE", 100)
     thin = {
-        name: type(arm)(**{**vars(arm), "rounds": min(arm.rounds, 3), "responses": min(arm.responses, 64)})
+        name: replace(arm, rounds=min(arm.rounds, 3), responses=min(arm.responses, 64), picks=1)
         for name, arm in ARMS.items()
     }
     monkeypatch.setattr(fair, "ARMS", thin)
