@@ -45,6 +45,9 @@ class Arm:
 
     bonus: str
     comparator: Comparator = "baseline"
+    keep: int | None = None
+    """Pairs of a round that are labelled, `keep_random` of them drawn evenly; None: all."""
+    keep_random: float = 1.0
 
 
 ARMS: Mapping[str, Arm] = {
@@ -109,6 +112,8 @@ def played(ground: Ground, cell: Cell, arm: Arm, seed: int, *, rounds: int = ROU
         gaps.append(float(oracle.gap(policy)))
         estimate = run.estimate(policy, k)
         pairs = explorer.choose(run.candidates(policy, k))
+        if arm.keep is not None:
+            pairs = explorer.select(pairs, arm.keep, arm.keep_random)
         asked.append(_Asked(k, state.multiplier, estimate, _indices(pairs)))
         explorer.update([replace(pair, id=f"{k}/{pair.id}") for pair in pairs])
         while asked and (k == rounds or k - asked[0].round >= rounds_late):

@@ -1,0 +1,92 @@
+"""Does it pay to choose what people are asked? (bench/active_choice_registered.yaml)
+
+python -m bench.active_choice run       # 20 worlds, two places, two cells, two arms; a broken study goes on
+python -m bench.active_choice table     # the table of docs/exploration.md from what is there
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bench.phase import FOLDER, Results, known, seeds_between, with_interval, write
+from bench.phase_runs import Arm, Cell, played
+from bench.phase_worlds import GROUNDS
+from pddpo_ray.records import Array
+
+RESULTS = FOLDER / "results" / "active_choice.json"
+
+
+@cache
+def registered() -> Mapping[str, Any]:
+    """What was registered."""
+    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "active_choice_registered.yaml").read_text())
+    return found
+
+
+def run(out: Path) -> None:
+    """Both arms of a world and cell, the twin first."""
+    wanted = registered()
+    arms = {name: Arm("elliptical", keep=wanted["keep"], keep_random=share) for name, share in wanted["arms"].items()}
+    for place in sorted(wanted["places"], reverse=True):
+        for seed in seeds_between(wanted["seeds"]):
+            for name, setting in wanted["cells"].items():
+                key, cell = f"{place}/{name}/{seed}", Cell(**setting)
+                if key in known(out):
+                    continue
+                ground = GROUNDS[place](seed, cell.rare, cell.beta)
+                done = {arm: asdict(played(ground, cell, how, seed)) for arm, how in arms.items()}
+                kept = known(out)
+                kept[key] = done
+                write(out, kept)
+
+
+def lower(results: Results, place: str, cell: str) -> dict[int, float]:
+    """How much lower the active arm's gap is than the uniform one's, by world."""
+    found = {seed: results.get(f"{place}/{cell}/{seed}") for seed in seeds_between(registered()["seeds"])}
+    return {
+        seed: row["uniform"]["gaps"][-1] - row["active"]["gaps"][-1] for seed, row in found.items() if row is not None
+    }
+
+
+def deciding(results: Results) -> Array:
+    """The registered statistic's values: on worlds of the twin, means over both cells. -> [n]"""
+    cells = [lower(results, "twin", cell) for cell in registered()["cells"]]
+    return np.array([np.mean([one[seed] for one in cells]) for seed in cells[0] if all(seed in one for one in cells)])
+
+
+def table(results: Results) -> str:
+    """Gaps of both arms, and how much lower the active one's is."""
+    lines = ["| where | cell | worlds | uniform | active | lower by | labels |", "|---" * 7 + "|"]
+    for place in registered()["places"]:
+        for cell in registered()["cells"]:
+            rows = [results[f"{place}/{cell}/{seed}"] for seed in lower(results, place, cell)]
+            if not rows:
+                continue
+            uniform, active = (np.mean([row[arm]["gaps"][-1] for row in rows]) for arm in ("uniform", "active"))
+            apart = with_interval(np.array(list(lower(results, place, cell).values())))
+            labels = np.mean([one["labels"] for row in rows for one in row.values()])
+            lines.append(f"| {place} | {cell} | {len(rows)} | {uniform:.3f} | {active:.3f} | {apart} | {labels:,.0f} |")
+    return "\n".join([*lines, "", f"Deciding: {with_interval(deciding(results))}, {len(deciding(results))} worlds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    if asked.what == "run":
+        run(asked.out)
+    else:
+        print(table(known(asked.out)))
+
+
+if __name__ == "__main__":
+    main()
