@@ -6,29 +6,25 @@ python -m bench.active_choice table     # the table of docs/exploration.md from 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from bench.phase import FOLDER, Results, known, seeds_between, with_interval, write
+from bench.phase import with_interval
 from bench.phase_runs import Arm, Cell, played
 from bench.phase_worlds import GROUNDS
+from bench.study import FOLDER, Results, command, keep, known, registration, seeds_between
 from pddpo_ray.records import Array
 
 RESULTS = FOLDER / "results" / "active_choice.json"
 
 
-@cache
 def registered() -> Mapping[str, Any]:
     """What was registered."""
-    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "active_choice_registered.yaml").read_text())
-    return found
+    return registration("active_choice")
 
 
 def run(out: Path) -> None:
@@ -43,9 +39,7 @@ def run(out: Path) -> None:
                     continue
                 ground = GROUNDS[place](seed, cell.rare, cell.beta)
                 done = {arm: asdict(played(ground, cell, how, seed)) for arm, how in arms.items()}
-                kept = known(out)
-                kept[key] = done
-                write(out, kept)
+                keep(out, key, done)
 
 
 def lower(results: Results, place: str, cell: str) -> dict[int, float]:
@@ -77,16 +71,5 @@ def table(results: Results) -> str:
     return "\n".join([*lines, "", f"Deciding: {with_interval(deciding(results))}, {len(deciding(results))} worlds"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    if asked.what == "run":
-        run(asked.out)
-    else:
-        print(table(known(asked.out)))
-
-
 if __name__ == "__main__":
-    main()
+    command(str(__doc__), RESULTS, run, table)

@@ -14,12 +14,10 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from bench.fair_parts import (
     BETA,
@@ -40,7 +38,8 @@ from bench.fair_parts import (
     parts_of,
 )
 from bench.label_splits import CANDIDATES, NAME, ordered, tests
-from bench.phase import FOLDER, Results, holm, known, permutation_p, seeds_between, shown_p, with_interval, write
+from bench.phase import holm, permutation_p, shown_p, with_interval
+from bench.study import FOLDER, Results, keep, known, registration, seeds_between
 from pddpo_ray.algorithms import (
     c_dpo,
     caid,
@@ -120,11 +119,9 @@ ARMS: Mapping[str, Arm] = {
 }
 
 
-@cache
 def registered() -> Mapping[str, Any]:
     """What was registered."""
-    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "fair_registered.yaml").read_text())
-    return found
+    return registration("fair")
 
 
 def certificate_aim() -> float:
@@ -259,13 +256,7 @@ def search(out: Path, only: Sequence[str]) -> None:
                 if name not in only or str(seed) in known(out).get(f"trial/{name}/{number}", {}):
                     continue
                 ground = ground or fair_ground(seed)
-                add(out, f"trial/{name}/{number}", str(seed), played(ground, name, setting, seed))
-
-
-def add(out: Path, key: str, name: str, run: Mapping[str, Any]) -> None:
-    kept = known(out)  # another process may have written meanwhile
-    kept[key] = kept.get(key, {}) | {name: run}
-    write(out, kept)
+                keep(out, f"trial/{name}/{number}", {str(seed): played(ground, name, setting, seed)})
 
 
 def best_trial(results: Results, name: str) -> int:
@@ -292,7 +283,7 @@ def run(out: Path, only: Sequence[str]) -> None:
         for name in only:
             if name not in known(out).get(f"held-out/{seed}", {}):
                 ground = ground or fair_ground(seed)
-                add(out, f"held-out/{seed}", name, played(ground, name, setting_of(known(out), name), seed))
+                keep(out, f"held-out/{seed}", {name: played(ground, name, setting_of(known(out), name), seed)})
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

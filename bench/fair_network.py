@@ -13,7 +13,6 @@ run on these worlds before, and nothing was chosen on them.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ import numpy as np
 
 from bench.fair import gap_of
 from bench.label_splits import CANDIDATES, tests
-from bench.phase import FOLDER, Results, known, with_interval, write
+from bench.phase import with_interval
+from bench.study import FOLDER, Results, command, keep, known
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
@@ -39,20 +39,20 @@ STEPS_A_PAIR = 0.1
 
 @dataclass(frozen=True)
 class Arm:
-    """A method, its recipe, and what a pair costs it."""
+    """A method and its recipe."""
 
     label: str
     recipe: str
     certifies: bool = False
-    """Whether the run itself asks for its certificate; others' candidates are tested by the bench, newest first."""
-    asked: int = 0
-    """Labels of the rounds."""
+    """Whether labels of its rounds move its multiplier and the run asks for its certificate; others' candidates are
+    tested by the bench, newest first."""
 
 
 ROUNDS_ASKED = 12 * 1_152
+"""Labels of the rounds' estimates."""
 ARMS: Mapping[str, Arm] = {
-    OURS: Arm("O-PD-DPO", "text-world-certified", certifies=True, asked=ROUNDS_ASKED),
-    "pd-dpo": Arm("PD-DPO", "text-world-certified", certifies=True, asked=ROUNDS_ASKED),
+    OURS: Arm("O-PD-DPO", "text-world-certified", certifies=True),
+    "pd-dpo": Arm("PD-DPO", "text-world-certified", certifies=True),
     "c-dpo": Arm("C-DPO", "c-dpo"),
     "c-grpo": Arm("C-GRPO", "c-grpo"),
 }
@@ -72,7 +72,7 @@ def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
     common += [f"certificate.draws={DRAWS}", f"certificate.candidates={CANDIDATES}"] if arm.certifies else []
     if name == OURS:
         return load(arm.recipe, common)
-    pairs = (labels - arm.asked) // LABELS_A_PAIR
+    pairs = (labels - ROUNDS_ASKED * arm.certifies) // LABELS_A_PAIR
     steps = round(STEPS_A_PAIR * pairs)
     common += [f"offline.extra={pairs - OFFLINE}"]
     own = {
@@ -121,7 +121,7 @@ def played(name: str, seed: int, folder: Path, ours: Mapping[str, Any] | None) -
         "gap_reference": round(result["gap_reference"], 6),
         "gaps": [round(gap, 4) for gap, _ in exact.values()],
         "rates": [round(rate, 4) for _, rate in exact.values()],
-        "multipliers": [result["multiplier"], result["multiplier_optimum"]],
+        "multiplier": result["multiplier"],
         "multiplier_optimum": result["multiplier_optimum"],
         "tested": tested,
         "learning": result["labels_used"] - result["labels_certificate"],
@@ -140,9 +140,7 @@ def run(out: Path, runs: Path) -> None:
             row = known(out).get(str(seed), {})
             if name not in row:
                 made = played(name, seed, runs / f"{seed}-{name}", row.get(OURS))
-                kept = known(out)
-                kept.setdefault(str(seed), {})[name] = made
-                write(out, kept)
+                keep(out, str(seed), {name: made})
 
 
 def table(results: Results) -> str:
@@ -169,17 +167,5 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--runs", type=Path, default=Path("runs/fair-network"), help="where its runs are kept")
-    asked = parser.parse_args()
-    if asked.what == "run":
-        run(asked.out, asked.runs)
-    else:
-        print(table(known(asked.out)))
-
-
 if __name__ == "__main__":
-    main()
+    command(str(__doc__), RESULTS, run, table, runs=Path("runs/fair-network"))

@@ -12,57 +12,40 @@ A world is written with all of its arms once these are finished, so a broken stu
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from bench.phase_runs import ARMS, Arm, Cell, Played, played
 from bench.phase_worlds import GROUNDS
+from bench.study import FOLDER, Results, keep, known, registration, seeds_between
 from pddpo_ray.config import Config, load
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array
 from pddpo_ray.theory.intervals import student_half_width
 from pddpo_ray.theory.seeds import generator
 
-FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results" / "phase.json"
 FLIPS = 100_000
 PRIMARY, CHANGE = ("proposals", "shipped"), ("shipped", "best")
 PAIRS = (("off", "shipped"), PRIMARY, ("shipped", "exact"), CHANGE, ("off", "proposals"))
 """Compared arms; a positive difference says that the second has the smaller gap. The last one was not registered."""
-Results = dict[str, Any]
 
 
-@cache
 def registered() -> Mapping[str, Any]:
     """What was registered."""
-    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "phase_registered.yaml").read_text())
-    return found
+    return registration("phase")
 
 
 def cell_of(name: str) -> Cell:
     return Cell(**registered()["cells"][name])
 
 
-def seeds_between(ends: Sequence[int]) -> range:
-    return range(ends[0], ends[1] + 1)
-
-
 # --- runs -----------------------------------------------------------------------------------------------------------
-
-
-def known(out: Path) -> Results:
-    """{place/cell/seed: {arm: run}}, as far as they are finished."""
-    found: Results = json.loads(out.read_text()) if out.exists() else {}
-    return found
 
 
 def play(out: Path, place: str, cell: str, seed: int, arms: Mapping[str, Arm]) -> None:
@@ -74,16 +57,7 @@ def play(out: Path, place: str, cell: str, seed: int, arms: Mapping[str, Arm]) -
     setting = cell_of(cell)
     ground = GROUNDS[place](seed, setting.rare, setting.beta)
     done = {name: asdict(played(ground, setting, arm, seed)) for name, arm in missing.items()}
-    kept = known(out)  # another process may have written meanwhile
-    kept[key] = kept.get(key, {}) | done
-    write(out, kept)
-
-
-def write(out: Path, results: Results) -> None:
-    """All at once: a reader sees the old file or the new one."""
-    aside = out.with_suffix(f".{os.getpid()}")
-    aside.write_text("{\n" + ",\n".join(f'"{key}": {json.dumps(results[key])}' for key in sorted(results)) + "\n}\n")
-    aside.replace(out)
+    keep(out, key, done)
 
 
 def choose(out: Path) -> None:
@@ -152,9 +126,7 @@ def network(out: Path, runs: Path, cells: Sequence[str]) -> None:
                 folder = runs / f"{cell}-{seed}-{arm}"
                 shutil.rmtree(folder, ignore_errors=True)
                 result = run_recipe(network_config(cell, seed, arm), folder)
-                kept = known(out)
-                kept.setdefault(key, {})[arm] = {"gaps": [result["gap_last"]]}
-                write(out, kept)
+                keep(out, key, {arm: {"gaps": [result["gap_last"]]}})
 
 
 def network_config(cell: str, seed: int, arm: str) -> Config:

@@ -6,20 +6,18 @@ python -m bench.phase_values table     # the table of docs/exploration.md from w
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from bench.fair import ARMS, OURS, Arm, learned
 from bench.fair_parts import LIMIT, Bonus, Ground, fair_ground
-from bench.phase import FOLDER, Results, holm, known, permutation_p, seeds_between, shown_p, with_interval, write
+from bench.phase import holm, permutation_p, shown_p, with_interval
+from bench.study import FOLDER, Results, command, keep, known, registration, seeds_between
 from pddpo_ray.records import Array
 
 RESULTS = FOLDER / "results" / "phase_values.json"
@@ -27,11 +25,9 @@ PRIMARY = ("proposals", "elliptical")
 PAIRS = (("off", "elliptical"), PRIMARY, ("off", "proposals"))
 
 
-@cache
 def registered() -> Mapping[str, Any]:
     """What was registered."""
-    found: Mapping[str, Any] = yaml.safe_load((FOLDER / "phase_values_registered.yaml").read_text())
-    return found
+    return registration("phase_values")
 
 
 def arm_of(cell: Mapping[str, Any], bonus: Bonus) -> Arm:
@@ -59,9 +55,7 @@ def run(out: Path) -> None:
             continue
         ground = fair_ground(seed, cell["rare"])
         done = {bonus: played(ground, arm_of(cell, bonus), seed) for bonus in registered()["arms"]}
-        kept = known(out)
-        kept[key] = done
-        write(out, kept)
+        keep(out, key, done)
 
 
 def registered_worlds() -> Iterator[tuple[str, int]]:
@@ -101,16 +95,5 @@ def _differences(rows: list[Results], pair: tuple[str, str]) -> Array:
     return np.array([row[first]["gap"] - row[second]["gap"] for row in rows])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    if asked.what == "run":
-        run(asked.out)
-    else:
-        print(table(known(asked.out)))
-
-
 if __name__ == "__main__":
-    main()
+    command(str(__doc__), RESULTS, run, table)

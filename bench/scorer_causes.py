@@ -9,7 +9,6 @@ run on the worlds before. Runs are written as they finish, so a broken study goe
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.phase import FOLDER, Results, known, with_interval, write
+from bench.phase import with_interval
+from bench.study import FOLDER, Results, command, keep, known
 from pddpo_ray.config import Config, load
 from pddpo_ray.loop import in_process
 from pddpo_ray.loop.backends import Backends
@@ -156,9 +156,7 @@ def run(out: Path, runs: Path) -> None:
         for name in ARMS:
             if name not in known(out).get(str(seed), {}):
                 made = played(seed, name, runs / f"{seed}-{name}")
-                kept = known(out)
-                kept.setdefault(str(seed), {})[name] = made
-                write(out, kept)
+                keep(out, str(seed), {name: made})
 
 
 def table(results: Results) -> str:
@@ -176,17 +174,5 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--runs", type=Path, default=Path("runs/scorer-causes"), help="where its runs are kept")
-    asked = parser.parse_args()
-    if asked.what == "run":
-        run(asked.out, asked.runs)
-    else:
-        print(table(known(asked.out)))
-
-
 if __name__ == "__main__":
-    main()
+    command(str(__doc__), RESULTS, run, table, runs=Path("runs/scorer-causes"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.people import Campaign, Person, Role
@@ -27,6 +27,14 @@ def person(service: FreshService, handle: str) -> Person:
 def changed(service: FreshService, handle: str) -> tuple[int, Role, float | None]:
     one = person(service, handle)
     return one.daily_cap, one.role, one.hourly_rate
+
+
+def accounts_with_ben(service: FreshService, screen: Screen) -> Page:
+    """The admin's page, on which there is an annotator ben."""
+    service.queue.people.create("ben", Role.ANNOTATOR, by="admin")
+    screen.sign_in(service.tokens[Role.ADMIN])
+    screen.page.goto(f"{screen.url}/lead")
+    return screen.page
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
@@ -132,10 +140,7 @@ def test_an_admin_hands_out_what_is_stored_about_a_person_and_erases_it(service:
 def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
     service: FreshService, screen: Screen
 ) -> None:
-    page = screen.page
-    service.queue.people.create("ben", Role.ANNOTATOR, by="admin")
-    screen.sign_in(service.tokens[Role.ADMIN])
-    page.goto(f"{screen.url}/lead")
+    page = accounts_with_ben(service, screen)
     cap = page.get_by_label("Answers a day of ben", exact=True)
     expect(cap).to_be_visible()
     held: list[Any] = []
@@ -162,10 +167,7 @@ def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
 def test_what_a_field_holds_is_still_selected_when_an_earlier_change_is_answered(
     service: FreshService, screen: Screen
 ) -> None:
-    page = screen.page
-    service.queue.people.create("ben", Role.ANNOTATOR, by="admin")
-    screen.sign_in(service.tokens[Role.ADMIN])
-    page.goto(f"{screen.url}/lead")
+    page = accounts_with_ben(service, screen)
     held: list[Any] = []
     page.get_by_label("Answers a day of ben", exact=True).fill("40")
     page.route("**/api/v1/people", lambda route: held.append(route))

@@ -18,7 +18,7 @@ from bench import fair
 from bench.fair import ARMS, OURS, best_trial, gap_of, learned, pairs_before, registered, table
 from bench.fair_parts import BETA, PRIOR_SD, REFERENCE, Draws, Ground, Known, Rounds, Scores, Solved, Truth, fair_ground
 from bench.phase import registered as phase_registered
-from bench.phase import seeds_between
+from bench.study import seeds_between
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 

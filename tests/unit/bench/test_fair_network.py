@@ -9,7 +9,7 @@ import pytest
 from bench.fair import registered
 from bench.fair_network import ARMS, LABELS_A_PAIR, OFFLINE, OURS, SEEDS, config_of, table
 from bench.phase import registered as phase_registered
-from bench.phase import seeds_between
+from bench.study import seeds_between
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 
 
@@ -22,7 +22,7 @@ def test_nothing_else_was_run_on_its_worlds() -> None:
 @pytest.mark.parametrize("name", [name for name in ARMS if name != OURS])
 def test_a_compared_method_has_as_many_labels_as_ours_asked_for(name: str) -> None:
     config = config_of(name, SEEDS[0], 47_001, 3.0)
-    rounds = config.rounds * config.feedback.responses if ARMS[name].asked else 0
+    rounds = config.rounds * config.feedback.responses if ARMS[name].certifies else 0
     pairs = config.offline.pairs + config.offline.extra
     assert config.offline.pairs == OFFLINE
     assert 47_001 - LABELS_A_PAIR < rounds + LABELS_A_PAIR * pairs <= 47_001

@@ -14,6 +14,7 @@ from bench import phase
 from bench.phase import best_of, cell_of, differences, holm, permutation_p, registered, registered_worlds
 from bench.phase_runs import ARMS, ROUNDS, Cell, played
 from bench.phase_worlds import table_ground, twin_ground
+from bench.study import seeds_between
 from pddpo_ray.worlds.tabular import full_coverage, rare_world
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 
@@ -67,7 +68,7 @@ def test_the_twins_baseline_writes_no_rare_phrase_and_its_reference_does() -> No
 
 def test_held_out_worlds_are_apart_from_those_that_choose() -> None:
     held_out = {seed for _, _, seed in registered_worlds()}
-    tuning = {seed for ends in registered()["seeds"]["tuning"].values() for seed in phase.seeds_between(ends)}
+    tuning = {seed for ends in registered()["seeds"]["tuning"].values() for seed in seeds_between(ends)}
     assert held_out <= set(HELD_OUT_SEEDS)
     assert not held_out & tuning
     assert len(held_out) == registered()["worlds_per_cell"]
@@ -122,7 +123,7 @@ def test_the_best_alternative_is_the_one_with_the_smallest_gap_on_the_tuning_wor
     found = {
         f"{place}/{cell}/{seed}": {arm: {"gaps": [gap]} for arm, gap in level.items()}
         for place, ends in registered()["seeds"]["tuning"].items()
-        for seed in phase.seeds_between(ends)
+        for seed in seeds_between(ends)
         for cell in ("deep", "wide")
     }
     assert best_of(found) == "max_info"
@@ -130,7 +131,7 @@ def test_the_best_alternative_is_the_one_with_the_smallest_gap_on_the_tuning_wor
 
 def test_a_corner_on_the_network_is_the_demos_recipe_at_the_cells_setting() -> None:
     wanted = registered()["network"]
-    assert not set(phase.seeds_between(wanted["seeds"])) & {seed for _, _, seed in registered_worlds()}
+    assert not set(seeds_between(wanted["seeds"])) & {seed for _, _, seed in registered_worlds()}
     made = [phase.network_config(cell, 1020, arm) for cell in wanted["cells"] for arm in wanted["arms"]]
     chosen = [(one.explore.bonus, one.explore.picks, one.rollout.candidates, one.beta) for one in made]
     assert chosen[:3] == [("off", 24, 32, 0.2), ("proposals", 24, 32, 0.2), ("elliptical", 24, 32, 0.2)]
