@@ -130,12 +130,12 @@ def network(out: Path, runs: Path, cells: Sequence[str]) -> None:
 
 
 def network_config(cell: str, seed: int, arm: str) -> Config:
-    """The demo's method in one process, at a cell's setting."""
+    """The demo's method in one process, at a cell's setting. One thread, so that two cells share two cores."""
     setting = cell_of(cell)
     overrides = (
         f"seed={seed}", f"world.seed={seed}", f"world.reference.rare={setting.rare}", f"beta={setting.beta}",
         f"explore.picks={setting.picks}", f"explore.bonus={ARMS[arm].bonus}",
-        f"rollout.candidates={setting.candidates}", "offline.compare_rounds=0",
+        f"rollout.candidates={setting.candidates}", "offline.compare_rounds=0", "trainer.threads=1",
     )  # fmt: skip
     return load("o-pd-dpo", overrides)
 

@@ -25,7 +25,19 @@ from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.tabular import draw_answers
 
 Indices = NDArray[np.int64]
-ROUNDS, PROMPTS, RESPONSES, LABELS_EACH, DAMPING, BASELINE_ANSWERS = 12, 24, 288, 32, 0.8, 8
+ROUNDS, PROMPTS, DAMPING, BASELINE_ANSWERS = 12, 24, 0.8, 8
+"""The twin's recipe."""
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Answers by which a round's mean cost is estimated, and the labels of each."""
+
+    responses: int = 288
+    labels_each: int = 32
+
+
+ESTIMATED = Estimated()
 """The twin's recipe."""
 
 
@@ -87,13 +99,22 @@ class _Asked:
     pairs: tuple[Indices, Indices, Indices]
 
 
-def played(ground: Ground, cell: Cell, arm: Arm, seed: int, *, rounds: int = ROUNDS, rounds_late: int = 0) -> Played:
+def played(
+    ground: Ground,
+    cell: Cell,
+    arm: Arm,
+    seed: int,
+    *,
+    rounds: int = ROUNDS,
+    rounds_late: int = 0,
+    estimated: Estimated = ESTIMATED,
+) -> Played:
     """K rounds: fit, estimate, choose, label, move the multiplier. Labels come `rounds_late` rounds late, and the last
     round waits for all of them."""
     began, oracle = time.process_time(), ground.oracle
     rule = DampedNewton(rounds=rounds, beta=oracle.beta, cost_max=oracle.cost_max, damping=DAMPING)
     state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
-    run = _Run(ground, cell, arm, seed)
+    run = _Run(ground, cell, arm, seed, estimated)
     explorer = OptimisticExplorer(
         features=run.features,
         baseline=run.comparators(),
@@ -135,8 +156,9 @@ def played(ground: Ground, cell: Cell, arm: Arm, seed: int, *, rounds: int = ROU
 class _Run:
     """Labels so far, and the draws of one run."""
 
-    def __init__(self, ground: Ground, cell: Cell, arm: Arm, seed: int) -> None:
+    def __init__(self, ground: Ground, cell: Cell, arm: Arm, seed: int, estimated: Estimated) -> None:
         self._ground, self._cell, self._arm, self._seed = ground, cell, arm, seed
+        self._estimated = estimated
         self._prompts = [Prompt(f"p{x}", (x,), "") for x in range(len(ground.oracle.reference))]
         self._reward: list[tuple[int, int, int]] = []
         self._cost: list[tuple[int, int, int]] = []
@@ -181,17 +203,18 @@ class _Run:
     def estimate(self, policy: Array, k: int) -> CostEstimate:
         """The round's estimate of the mean cost."""
         draws, oracle = generator(self._seed, k, "cost"), self._ground.oracle
-        prompts = np.resize(np.arange(len(policy)), RESPONSES)
+        responses, each = self._estimated.responses, self._estimated.labels_each
+        prompts = np.resize(np.arange(len(policy)), responses)
         answers = _drawn(policy, prompts, draws)
-        shares = draws.binomial(LABELS_EACH, expit(oracle.cost[prompts, answers])) / LABELS_EACH
-        self.labels += RESPONSES * LABELS_EACH
+        shares = draws.binomial(each, expit(oracle.cost[prompts, answers])) / each
+        self.labels += responses * each
         self.tokens += int(self._ground.tokens[answers].sum())
         within = within_prompt_variance(
             clipped_logit(shares, oracle.cost_max),
-            logit_noise(shares, LABELS_EACH, oracle.cost_max),
+            logit_noise(shares, each, oracle.cost_max),
             [str(x) for x in prompts],
         )
-        made = estimate_from_shares(shares, labels_each=LABELS_EACH, cost_max=oracle.cost_max)
+        made = estimate_from_shares(shares, labels_each=each, cost_max=oracle.cost_max)
         return replace(made, within_variance=within)
 
     def candidates(self, policy: Array, k: int) -> list[CandidateSet]:

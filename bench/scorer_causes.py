@@ -92,9 +92,9 @@ class LineScorer:
 
 
 def config_of(seed: int, arm: Arm) -> Config:
-    """The recipe's run in one process."""
-    overrides = (f"seed={seed}", f"world.seed={seed}", "cluster.mode=in-process", "offline.compare_rounds=0")
-    return load("text-world-scorers", (*overrides, *arm.overrides))
+    """The recipe's run in one process, on one thread."""
+    alone = ("cluster.mode=in-process", "trainer.threads=1", "offline.compare_rounds=0")
+    return load("text-world-scorers", (f"seed={seed}", f"world.seed={seed}", *alone, *arm.overrides))
 
 
 def backends_of(arm: Arm, config: Config, folder: Path) -> Backends:
