@@ -68,7 +68,7 @@ def config_of(name: str, seed: int, labels: int, multiplier: float) -> Config:
     arm = ARMS[name]
     world = f"world.family={{kind: drawn, limit: {{kind: rate, at_most: {LIMIT}}}}}"
     common = [f"seed={seed}", f"world.seed={seed}", world, f"beta={BETA}", "cluster.mode=in-process"]
-    common += ["offline.compare_rounds=0"]
+    common += ["offline.compare_rounds=0", "trainer.threads=1"]
     common += [f"certificate.draws={DRAWS}", f"certificate.candidates={CANDIDATES}"] if arm.certifies else []
     if name == OURS:
         return load(arm.recipe, common)

@@ -16,6 +16,7 @@ from typing import Literal, cast
 import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
+from bench.learned_limits import covariance
 from bench.limit_worlds import PRIOR_SD, RARE, Indices, Twin, phrase_frequencies
 from bench.limit_worlds import Labels as Measured
 from pddpo_ray.algorithms.stages import Parts
@@ -52,7 +53,6 @@ from pddpo_ray.theory.matrix_dual import (
     NewtonRule,
     apart_step,
     newton_step,
-    within_covariance,
 )
 from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.theory.seeds import generator
@@ -332,8 +332,8 @@ class RateLimit:
         self._learner, self._asked = Twin(ground.policies), set[str]()
         self._labels = Measured(ground.oracle.cost.shape, 1)
         self._covariances = list[Array]()
-        self.base = REFERENCE
-        """The reward policy of the round."""
+        self.base = self._policy = REFERENCE
+        """The reward policy of the round, and the round's policy."""
         self.answered = list[tuple[Indices, Indices, Array]]()
         """Prompts, answers and labels of each round's estimate. [n] each"""
 
@@ -344,7 +344,8 @@ class RateLimit:
     def stages(self, trainer: Trainer, preferences: object, policy: PolicyVersion) -> PolicyVersion:
         self.base = policy
         scores = self._learner.measured(self._labels, np.array([self.multiplier]))
-        return self._trainer.tilted(policy, -scores / BETA)
+        self._policy = self._trainer.tilted(policy, -scores / BETA)
+        return self._policy
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None:
         """Both answers of each pair; one of the baseline that was in a pair before is not asked about again."""
@@ -367,11 +368,10 @@ class RateLimit:
         self._states, _ = newton_step(self._states, seen, self._rule)
 
     def _covariance(self, prompts: Indices, answers: Indices, drawn: Array) -> Array:
-        """Of the chances within prompts; the noise of a label is what repeated labels of its answer show."""
-        counts = np.maximum(self._labels.counts[prompts, answers], 2.0)[:, None]
-        means = self._labels.sums[:, prompts, answers].T / counts
-        groups = np.repeat(np.arange(len(prompts) // 2), 2).tolist()
-        return within_covariance(drawn, groups, means * (1.0 - means) * counts / (counts - 1.0))
+        """Of the chances within prompts; what the policy had learned tells the noise of labels, as in runs."""
+        base, policy = (self._trainer.tables[one.number][prompts, answers] for one in (self.base, self._policy))
+        learned, multipliers = BETA * (base - policy), np.array([self.multiplier])
+        return covariance(self._labels, prompts, answers, drawn, multipliers, learned)
 
     def _measure(self, answers: Sequence[Response]) -> Array:
         drawn = self._truth.unsafe(answers)

@@ -142,7 +142,7 @@ def ordered(tables: Array, reward: Array, answered: list[tuple[Indices, Indices,
     weights = pooled_weights(log_probs, author)
     rates = pooled_means(weights, values)
     helpful = pooled_means(weights, BETA * (reward[prompts, answers] - log_probs))
-    reachable = {NAME: certified_rate(LIMIT, draws, _level(1))}
+    reachable = {NAME: likely_rate(LIMIT, draws, _level(1))}
     short = {k: shortfall({NAME: float(rate)}, reachable, {NAME: LIMIT}) for k, rate in enumerate(rates)}
     return in_order_of_test(short, dict(enumerate(helpful.tolist())))
 

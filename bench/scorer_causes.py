@@ -48,13 +48,15 @@ class Arm:
     overrides: tuple[str, ...] = ()
 
 
+CLIPPED = ("scorers.clip_share=0.99",)
+"""A world's own costs end at ±C, where the gate suspects a model's."""
 ARMS: Mapping[str, Arm] = {
     "learned": Arm("both models trained, 3,000 pairs (the recipe)"),
     "pairs": Arm("both trained, 12,000 pairs", overrides=("scorers.pairs=12000", "scorers.fit.steps=1600")),
     "calibrated": Arm("both trained, the cost's scale and zero from the truth", calibrated=True),
     "reward": Arm("the truth for reward, cost trained", true=("reward",)),
-    "cost": Arm("reward trained, the truth for cost", true=("cost",)),
-    "truth": Arm("the truth for both", true=("reward", "cost")),
+    "cost": Arm("reward trained, the truth for cost", true=("cost",), overrides=CLIPPED),
+    "truth": Arm("the truth for both", true=("reward", "cost"), overrides=CLIPPED),
 }
 
 

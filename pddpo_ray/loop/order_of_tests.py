@@ -23,7 +23,7 @@ from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.theory.cost_estimate import share_bounds
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.pooled import pooled_means, pooled_weights
-from pddpo_ray.theory.power import certified_rate
+from pddpo_ray.theory.power import likely_rate
 from pddpo_ray.theory.seeds import generator
 
 MOST_ASKED = 200_000
@@ -46,7 +46,7 @@ def order_of_tests(config: Config, journal: JournalReader, backends: Backends) -
         means = pooled.mean(*_costs(config, journal, backends, one, pooled.answers))
         for number, mean in zip(pooled.rounds, means.tolist(), strict=True):
             estimates.setdefault(number, {})[one.name] = mean
-    reachable, thresholds = _reachable(tested, config.certificate.draws), {one.name: one.limit for one in tested}
+    reachable, thresholds = certifiable(tested, config.certificate.draws), {one.name: one.limit for one in tested}
     short = {number: shortfall(estimate, reachable, thresholds) for number, estimate in estimates.items()}
     # no test looks at the drift: a policy that is too far from the reference by its own estimate is not put to one
     short |= dict.fromkeys(_drifted(config, journal) & set(short))
@@ -112,12 +112,16 @@ def _costs(
     return tested.low + values * (tested.high - tested.low), counts
 
 
-def _reachable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
-    """The costs below which a test with so many draws rather certifies than not, by limit."""
+def certifiable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
+    """The costs that a test with so many draws certifies four times in five, by limit.
+
+    The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
+    certified every other time too many of them failed.
+    """
     reachable = {}
     for one in tested:
         unit = one.to_unit(one.limit - one.bias)
-        reachable[one.name] = one.from_unit(certified_rate(unit, draws, one.level))
+        reachable[one.name] = one.from_unit(likely_rate(unit, draws, one.level))
     return reachable
 
 

@@ -67,6 +67,25 @@ def test_where_the_learner_is_wrong_it_is_the_slope_of_the_learners_own_policies
     assert abs(found[0, 0] + temperature * slope / multiplier) < 4.0 * error[0, 0]
 
 
+def test_the_noise_of_rare_labels_is_taken_out_whole() -> None:
+    """At a rate of 6 % the labels' variance is 30 times the costs': a step that divides by more is too short."""
+    policy, costs, multipliers = world()
+    costs, multiplier = costs[:1], multipliers[0]
+    centred = costs[0] - np.sum(policy * costs[0], axis=1, keepdims=True)
+    generator, factors = np.random.default_rng(7), {(x,): np.ones(1) for x in range(len(policy))}
+    found = []
+    for _ in range(100):
+        cells, labels = answered(policy, costs, generator)
+        learned = LearnedCosts(multiplier * costs[0][tuple(cells.T)], np.array([multiplier]), np.array([True]))
+        measured = [
+            MeasuredAnswer(1, (x,), (y,), f"draw-{row // 2}", label, np.zeros(1), np.zeros(1, dtype=bool))
+            for row, ((x, y), label) in enumerate(zip(cells.tolist(), labels, strict=True))
+        ]
+        found.append(estimates_on_sets(measured, factors, np.ones(1), learned).covariance[0, 0])
+    wanted = float(np.sum(policy * centred**2, axis=1).mean())
+    assert np.mean(found) == pytest.approx(wanted, rel=0.15)
+
+
 def test_the_noise_by_hand() -> None:
     """Labels 1 0 | 0 0, learned .5 .1 | .2 .2, lambda 2: (2 * .5 / 2 - .2 / 2) / 2 = .2, of a variance of .25."""
     labels, prompts = np.array([[1.0], [0.0], [0.0], [0.0]]), ["a", "a", "b", "b"]

@@ -279,10 +279,10 @@ def test_a_rate_on_a_set_of_share_w_has_its_variance_over_w() -> None:
     assert found == pytest.approx(own / 0.25)
 
 
-def test_noise_larger_than_what_is_seen_leaves_a_tenth_and_no_negative_direction() -> None:
+def test_noise_larger_than_what_is_seen_leaves_a_thousandth_and_no_negative_direction() -> None:
     """Values .1 and 0 have variance .005; two columns that move together stay positive without their noise."""
     covariance = within_covariance([[0.1, 0.2], [0.0, 0.2]], ["x", "x"], [[0.5, 0.0], [0.5, 0.0]])
-    np.testing.assert_allclose(covariance, [[0.0005, 0.0], [0.0, 0.0]], atol=1e-15)
+    np.testing.assert_allclose(covariance, [[5e-6, 0.0], [0.0, 0.0]], atol=1e-15)
     together = within_covariance([[0.1, 0.1], [0.0, 0.0]], ["x", "x"], np.full((2, 2), 0.5))
     assert np.linalg.eigvalsh(together).min() >= -1e-12
 
