@@ -72,8 +72,8 @@ def test_the_noise_of_rare_labels_is_taken_out_whole() -> None:
     policy, costs, multipliers = world()
     costs, multiplier = costs[:1], multipliers[0]
     centred = costs[0] - np.sum(policy * costs[0], axis=1, keepdims=True)
-    generator, factors = np.random.default_rng(7), {(x,): np.ones(1) for x in range(len(policy))}
-    found = []
+    generator, found = np.random.default_rng(7), []
+    factors: Factors = {(x,): np.ones(1) for x in range(len(policy))}
     for _ in range(100):
         cells, labels = answered(policy, costs, generator)
         learned = LearnedCosts(multiplier * costs[0][tuple(cells.T)], np.array([multiplier]), np.array([True]))
