@@ -2,8 +2,9 @@
 
     python -m bench.fair search        # six trials of every compared method on the tuning worlds
     python -m bench.fair run           # the held-out worlds, each method with the settings of its best trial
+    python -m bench.fair models        # the same worlds and settings, labels drawn from learned scorers
     python -m bench.fair table         # the tables of docs/comparison.md from what is there
-    python -m bench.fair all           # all three (`make fair`)
+    python -m bench.fair all           # all four (`make fair`)
 
 Runs are written as they finish, so a broken study goes on where it was.
 """
@@ -36,6 +37,7 @@ from bench.fair_parts import (
     Truth,
     fair_ground,
     parts_of,
+    with_models,
 )
 from bench.label_splits import CANDIDATES, NAME, ordered, tests
 from bench.phase import holm, permutation_p, shown_p, with_interval
@@ -65,6 +67,8 @@ RESULTS = FOLDER / "results" / "fair.json"
 LADDER = (1.0, 1.5, 2.5)
 DELTA = 0.05
 OURS = "o-pd-dpo"
+HELD_OUT, MODELS = "held-out", "models"
+"""Where labels are the truth's, and where they are of learned scorers."""
 Setting = Mapping[str, Any]
 
 
@@ -160,7 +164,7 @@ def learned(ground: Ground, arm: Arm, setting: Setting, seed: int) -> Learned:
 
 
 def _once(ground: Ground, arm: Arm, setting: Setting, seed: int, trainer: Solved, rung: float) -> Learned:
-    journal, known_pairs, truth = Rounds(), Known(), Truth(ground.oracle, seed, arm.asks)
+    journal, known_pairs, truth = Rounds(), Known(), Truth(ground.labeller, seed, arm.asks)
     draws = Draws(trainer, journal, seed, arm.candidates)
     aim = setting.get("aim", "certificate")
     aim = certificate_aim() if aim == "certificate" else float(aim)
@@ -276,29 +280,35 @@ def setting_of(results: Results, name: str) -> Setting:
     return found
 
 
-def run(out: Path, only: Sequence[str]) -> None:
+def run(out: Path, only: Sequence[str], where: str = HELD_OUT) -> None:
     """All methods on a held-out world, then the next world."""
     for seed in seeds_between(registered()["seeds"]["held_out"]):
         ground = None
         for name in only:
-            if name not in known(out).get(f"held-out/{seed}", {}):
-                ground = ground or fair_ground(seed)
-                keep(out, f"held-out/{seed}", {name: played(ground, name, setting_of(known(out), name), seed)})
+            if name not in known(out).get(f"{where}/{seed}", {}):
+                ground = ground or ground_of(where, seed)
+                keep(out, f"{where}/{seed}", {name: played(ground, name, setting_of(known(out), name), seed)})
+
+
+def ground_of(where: str, seed: int) -> Ground:
+    """A held-out world, with labels of the truth or of models."""
+    ground = fair_ground(seed)
+    return ground if where == HELD_OUT else with_models(ground, seed, registered()["models"]["pairs"])
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def worlds_of(results: Results, name: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def worlds_of(results: Results, name: str, where: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """(the method's run, O-PD-DPO's) on every held-out world that all methods have finished."""
-    rows = [results.get(f"held-out/{seed}", {}) for seed in seeds_between(registered()["seeds"]["held_out"])]
+    rows = [results.get(f"{where}/{seed}", {}) for seed in seeds_between(registered()["seeds"]["held_out"])]
     played_by = {method for row in rows for method in row}
     return [(row[name], row[OURS]) for row in rows if set(row) == played_by and name in row]
 
 
-def table(results: Results) -> str:
+def table(results: Results, where: str = HELD_OUT) -> str:
     """Methods in the order of their mean gap, with their differences to O-PD-DPO's on the same worlds."""
-    found = {name: worlds_of(results, name) for name in ARMS}
+    found = {name: worlds_of(results, name, where) for name in ARMS}
     found = {name: rows for name, rows in found.items() if rows}
     compared = [name for name in found if name != OURS]
     apart = {name: np.array([gap_of(own) - gap_of(ours) for own, ours in found[name]]) for name in compared}
@@ -327,6 +337,11 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
+def tables(results: Results) -> list[str]:
+    """What docs/comparison.md shows: labels of the truth, of models, and the search."""
+    return [table(results), table(results, MODELS), trials_table(results)]
+
+
 def trials_table(results: Results) -> str:
     """Mean gap of every trial over the tuning worlds, in the registered order."""
     seeds = [str(seed) for seed in seeds_between(registered()["seeds"]["tuning"])]
@@ -344,14 +359,15 @@ def trials_table(results: Results) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["search", "run", "table", "all"])
+    parser.add_argument("what", choices=["search", "run", "models", "table", "all"])
     parser.add_argument("--only", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     steps: dict[str, Callable[[], None]] = {
         "search": lambda: search(asked.out, asked.only),
         "run": lambda: run(asked.out, asked.only),
-        "table": lambda: print(table(known(asked.out)), trials_table(known(asked.out)), sep="\n\n"),
+        "models": lambda: run(asked.out, asked.only, MODELS),
+        "table": lambda: print(*tables(known(asked.out)), sep="\n\n"),
     }
     for step in steps if asked.what == "all" else (asked.what,):
         steps[step]()

@@ -77,6 +77,8 @@ class Ground:
     policies: LogLinear
     baseline: Array
     """Nucleus of the reference, which writes no rare phrase. [X, Y]"""
+    labeller: Oracle
+    """Whose reward and cost the labels of a run are drawn from: the truth's own, or those of models."""
 
     def features(self, responses: Sequence[Response]) -> Array:
         return self.policies.features(*cells(responses))
@@ -99,7 +101,35 @@ def fair_ground(seed: int, rare: float = RARE) -> Ground:
         log_softmax(log_reference, axis=1), phrase_blocks(grammar, slots=1.0, topics=0.5, interactions=0.5)
     )
     narrow, sizes = Decoding(top_p=TOP_P), slot_sizes(grammar)
-    return Ground(oracle, policies, np.stack([decoded_by_slot(row, sizes, narrow) for row in policies.log_reference]))
+    baseline = np.stack([decoded_by_slot(row, sizes, narrow) for row in policies.log_reference])
+    return Ground(oracle, policies, baseline, labeller=oracle)
+
+
+def with_models(ground: Ground, seed: int, pairs: int) -> Ground:
+    """The same world, its labels drawn from a reward and a cost model: linear in the policies' features and a constant,
+    fitted on `pairs` of the reference's answers that the truth compared, each answer with a safety label."""
+    trainer, truth = Solved(ground.policies), Truth(ground.oracle, seed, frozenset({"helpful", "harmful"}))
+    drawn = Draws(trainer, Rounds(), seed, 2).pairs(pairs, ground.oracle.reference)
+    labelled, answers = truth.compare(drawn), [one for pair in drawn for one in (pair.first, pair.second)]
+    unsafe = dict(zip([one.id for one in answers], truth.unsafe(answers) > 0.5, strict=True))
+    prompts, width = ground.oracle.reference.shape
+    everything = ground.policies.features(np.repeat(np.arange(prompts), width), np.tile(np.arange(width), prompts))
+
+    def features(responses: Sequence[Response]) -> Array:
+        return with_constant(ground.features(responses))
+
+    reward = fit_reward(features, labelled, ridge=PRIOR_SD**-2)
+    cost = fit_cost(features, labelled, unsafe, ridge=PRIOR_SD**-2)
+    scores, logits = (
+        np.clip(with_constant(everything) @ theta, -end, end).reshape(prompts, width)
+        for theta, end in ((reward, 2.0), (cost, LARGEST_LOGIT))
+    )
+    return replace(ground, labeller=replace(ground.oracle, reward=scores, cost=expit(logits)))
+
+
+def with_constant(rows: Array) -> Array:
+    """A column of ones behind features. [n, q] -> [n, q + 1]"""
+    return np.column_stack([rows, np.ones(len(rows))])
 
 
 def cells(responses: Sequence[Response]) -> tuple[Indices, Indices]:
@@ -225,7 +255,8 @@ class Draws:
 
 
 class Truth:
-    """Satisfies contracts.Feedback: labels of the truth, every one counted. `kinds` are what a pair is compared for."""
+    """Satisfies contracts.Feedback: labels of a world's numbers, every one counted. `kinds` are what pairs are asked
+    for."""
 
     def __init__(self, oracle: Oracle, seed: int, kinds: frozenset[str]) -> None:
         self._oracle, self._kinds, self._draws = oracle, kinds, generator(seed, "labels")
@@ -401,8 +432,7 @@ class Scores:
         return UnsafeChances(LinearScorer(self._features, *self._trainer.models[key], 2.0, LARGEST_LOGIT))
 
     def _features(self, responses: Sequence[Response]) -> Array:
-        rows = self._ground.features(responses)
-        return np.column_stack([rows, np.ones(len(rows))])
+        return with_constant(self._ground.features(responses))
 
     def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, None]:
         return self.models(labelled, unsafe), None

@@ -16,10 +16,24 @@ from scipy.special import softmax
 
 from bench import fair
 from bench.fair import ARMS, OURS, best_trial, gap_of, learned, pairs_before, registered, table
-from bench.fair_parts import BETA, PRIOR_SD, REFERENCE, Draws, Ground, Known, Rounds, Scores, Solved, Truth, fair_ground
+from bench.fair_parts import (
+    BETA,
+    PRIOR_SD,
+    REFERENCE,
+    Draws,
+    Ground,
+    Known,
+    Rounds,
+    Scores,
+    Solved,
+    Truth,
+    fair_ground,
+    with_models,
+)
 from bench.phase import registered as phase_registered
 from bench.study import seeds_between
 from pddpo_ray.algorithms.stages import lagrangian_objective, reward_objective
+from pddpo_ray.records import Prompt
 from pddpo_ray.worlds.text_family import HELD_OUT_SEEDS
 
 LEARNING, DRAWS = 1_500, 300
@@ -117,6 +131,26 @@ def test_a_method_stays_within_the_labels_and_offers_policies(name: str, ground:
     assert all(np.array_equal(one, other) for one, other in zip(made.tables, again.tables, strict=True))
 
 
+def test_models_label_what_they_learned_and_the_truth_measures(ground: Ground) -> None:
+    """With more pairs their scores are nearer to the truth's, weighed by the reference; the gap stays the truth's."""
+
+    def far(pairs: int) -> float:
+        made = with_models(ground, 5, pairs)
+        assert made.oracle is ground.oracle
+        apart = made.labeller.reward - ground.oracle.reward
+        weights = ground.oracle.reference
+        apart = apart - np.sum(weights * apart, axis=1, keepdims=True)
+        return float(np.sum(weights * apart**2))
+
+    assert far(3000) < 0.5 * far(100)
+    made = with_models(ground, 5, 300)
+    trainer = Solved(ground.policies)
+    answers = Draws(trainer, Rounds(), 3, 4).sample([Prompt("p0", (0,), "")] * 4000, REFERENCE)
+    share = Truth(made.labeller, 3, fair.BOTH).unsafe(answers).mean()
+    wanted = float(made.labeller.reference[0] @ made.labeller.cost[0])
+    assert share == pytest.approx(wanted, abs=4 * np.sqrt(wanted * (1 - wanted) / 4000))
+
+
 def test_what_is_left_of_the_labels_becomes_pairs() -> None:
     """14,400 labels: two of each pair of SACPO, four of MoCAN's, one of DPO-Helpful's; PD-DPO's rounds take 2,048."""
     found = {name: pairs_before(ARMS[name]) for name in ("sacpo", "mocan", "dpo-helpful", "pd-dpo", "pecan")}
@@ -172,6 +206,7 @@ def test_a_finished_run_is_not_played_again(tmp_path: Path, monkeypatch: pytest.
         return ended(0.1)
 
     monkeypatch.setattr(fair, "played", played)
+    monkeypatch.setattr(fair, "ground_of", lambda where, seed: None)
     monkeypatch.setattr(fair, "fair_ground", lambda seed: None)
     out = tmp_path / "fair.json"
     fair.search(out, ["sacpo"])
@@ -180,3 +215,5 @@ def test_a_finished_run_is_not_played_again(tmp_path: Path, monkeypatch: pytest.
     fair.run(out, ["sacpo", OURS])
     fair.run(out, ["sacpo", OURS])
     assert made[12:] == [(name, seed) for seed in range(1030, 1042) for name in ("sacpo", OURS)]
+    fair.run(out, [OURS], fair.MODELS)
+    assert made[36:] == [(OURS, seed) for seed in range(1030, 1042)]
