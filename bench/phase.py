@@ -219,12 +219,15 @@ def differences_table(results: Results) -> str:
 
 
 def adjusted_p(results: Results, pair: tuple[str, str], shown: Sequence[tuple[str, str]]) -> list[str]:
-    """p of a comparison in each place and cell, as it is and by Holm over all that were registered."""
+    """p of a comparison in each place and cell, as it is and by Holm over the registered ones; the network's are not
+    among them."""
     found = [differences(results, *one, pair) for one in shown]
     chances = [permutation_p(values) if len(values) else 1.0 for values in found]
-    missing = len(registered()["places"]) * len(registered()["cells"]) - len(chances)
-    adjusted = holm([*chances, *[1.0] * missing])
-    return [f"{shown_p(one)}, Holm {shown_p(raised)}" for one, raised in zip(chances, adjusted, strict=False)]
+    family = [index for index, (place, _) in enumerate(shown) if place in registered()["places"]]
+    missing = len(registered()["places"]) * len(registered()["cells"]) - len(family)
+    raised = holm([*(chances[index] for index in family), *[1.0] * missing])
+    adjusted = {index: f", Holm {shown_p(one)}" for index, one in zip(family, raised, strict=False)}
+    return [f"{shown_p(one)}{adjusted.get(index, '')}" for index, one in enumerate(chances)]
 
 
 def shown_p(chance: float) -> str:

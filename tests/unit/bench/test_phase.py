@@ -6,12 +6,23 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench import phase
-from bench.phase import best_of, cell_of, differences, holm, permutation_p, registered, registered_worlds
+from bench.phase import (
+    PRIMARY,
+    adjusted_p,
+    best_of,
+    cell_of,
+    differences,
+    holm,
+    permutation_p,
+    registered,
+    registered_worlds,
+)
 from bench.phase_runs import ARMS, ROUNDS, Cell, played
 from bench.phase_worlds import table_ground, twin_ground
 from bench.study import seeds_between
@@ -138,3 +149,19 @@ def test_a_corner_on_the_network_is_the_demos_recipe_at_the_cells_setting() -> N
     assert chosen[5] == ("elliptical", 2, 128, 0.1)
     assert {one.algorithm for one in made} == {"o-pd-dpo"}
     assert {one.policies for one in made} == {"language models"}
+
+
+def test_the_networks_worlds_do_not_count_among_the_registered_comparisons() -> None:
+    """Holm over eight cells, of which one is played: eight times its p, with the network's rows or without."""
+
+    def row(apart: float) -> dict[str, Any]:
+        return {"proposals": {"gaps": [0.5 + apart]}, "shipped": {"gaps": [0.5]}}
+
+    tables = {f"tables/deep/{seed}": row(0.1 + 0.01 * seed % 3) for seed in range(1000, 1012)}
+    network = {f"network/deep/{seed}": row(0.2) for seed in range(1020, 1026)}
+    shown = [("tables", "deep"), ("network", "deep")]
+    alone = adjusted_p(tables, PRIMARY, shown[:1])
+    together = adjusted_p(tables | network, PRIMARY, shown)
+    assert together[0] == alone[0]
+    assert "Holm" in alone[0]
+    assert "Holm" not in together[1]
