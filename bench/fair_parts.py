@@ -109,27 +109,28 @@ def with_models(ground: Ground, seed: int, pairs: int) -> Ground:
     """The same world, its labels drawn from a reward and a cost model: linear in the policies' features and a constant,
     fitted on `pairs` of the reference's answers that the truth compared, each answer with a safety label."""
     trainer, truth = Solved(ground.policies), Truth(ground.oracle, seed, frozenset({"helpful", "harmful"}))
-    drawn = Draws(trainer, Rounds(), seed, 2).pairs(pairs, ground.oracle.reference)
-    labelled, answers = truth.compare(drawn), [one for pair in drawn for one in (pair.first, pair.second)]
-    unsafe = dict(zip([one.id for one in answers], truth.unsafe(answers) > 0.5, strict=True))
-    prompts, width = ground.oracle.reference.shape
-    everything = ground.policies.features(np.repeat(np.arange(prompts), width), np.tile(np.arange(width), prompts))
+    draws = Draws(trainer, Rounds(), seed, 2)
+    labelled = truth.compare(draws.pairs(pairs, ground.oracle.reference))
+    asked = [one for item in labelled for one in (item.pair.first, item.pair.second)]
+    unsafe = dict(zip([one.id for one in asked], truth.unsafe(asked) > 0.5, strict=True))
+    shape = ground.oracle.reference.shape
+    everything = [
+        Response(f"{prompt.id}-{y}", prompt, (y,), "", 0, 0) for prompt in draws.prompts for y in range(shape[1])
+    ]
+    reward, chance = (column.reshape(shape) for column in models_of(ground, labelled, unsafe)(everything))
+    return replace(ground, labeller=replace(ground.oracle, reward=reward, cost=chance))
+
+
+def models_of(ground: Ground, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> UnsafeChances:
+    """A reward and a cost model, linear in the policies' features and a constant; the cost is read as a chance."""
 
     def features(responses: Sequence[Response]) -> Array:
-        return with_constant(ground.features(responses))
+        rows = ground.features(responses)
+        return np.column_stack([rows, np.ones(len(rows))])
 
-    reward = fit_reward(features, labelled, ridge=PRIOR_SD**-2)
-    cost = fit_cost(features, labelled, unsafe, ridge=PRIOR_SD**-2)
-    scores, logits = (
-        np.clip(with_constant(everything) @ theta, -end, end).reshape(prompts, width)
-        for theta, end in ((reward, 2.0), (cost, LARGEST_LOGIT))
-    )
-    return replace(ground, labeller=replace(ground.oracle, reward=scores, cost=expit(logits)))
-
-
-def with_constant(rows: Array) -> Array:
-    """A column of ones behind features. [n, q] -> [n, q + 1]"""
-    return np.column_stack([rows, np.ones(len(rows))])
+    ridge = PRIOR_SD**-2
+    weights = fit_reward(features, labelled, ridge=ridge), fit_cost(features, labelled, unsafe, ridge=ridge)
+    return UnsafeChances(LinearScorer(features, *weights, 2.0, LARGEST_LOGIT))
 
 
 def cells(responses: Sequence[Response]) -> tuple[Indices, Indices]:
@@ -167,8 +168,8 @@ class Solved:
         self.tables: list[Array] = [policies.log_reference]
         """log-probabilities by the number of the version. [X, Y] each"""
         self._known: dict[bytes, Array] = {}
-        self.models: dict[Hashable, tuple[Array, Array]] = {}
-        """Weights of reward and cost models by the labels that they were fitted on."""
+        self.models: dict[Hashable, UnsafeChances] = {}
+        """Reward and cost models by the labels that they were fitted on."""
 
     def fit(self, objective: Objective, rows: Sequence[PairRow]) -> PolicyVersion:
         if not np.isfinite(objective.temperature):  # a multiplier of 0: the stage's policy is its base
@@ -426,13 +427,8 @@ class Scores:
     def models(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> Scorer:
         key = (tuple((one.helpful, one.harmful) for one in labelled), tuple(unsafe.values()))
         if key not in self._trainer.models:
-            ridge = PRIOR_SD**-2
-            reward = fit_reward(self._features, labelled, ridge=ridge)
-            self._trainer.models[key] = reward, fit_cost(self._features, labelled, unsafe, ridge=ridge)
-        return UnsafeChances(LinearScorer(self._features, *self._trainer.models[key], 2.0, LARGEST_LOGIT))
-
-    def _features(self, responses: Sequence[Response]) -> Array:
-        return with_constant(self._ground.features(responses))
+            self._trainer.models[key] = models_of(self._ground, labelled, unsafe)
+        return self._trainer.models[key]
 
     def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, None]:
         return self.models(labelled, unsafe), None

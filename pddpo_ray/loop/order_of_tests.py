@@ -18,12 +18,12 @@ from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certifying import first_of_rounds, tested_limits
 from pddpo_ray.loop.ledger import TestedLimit
 from pddpo_ray.loop.limits import ANSWERS
+from pddpo_ray.loop.margins import half_width
 from pddpo_ray.loop.outcome import ORDER
 from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.theory.cost_estimate import share_bounds
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.pooled import pooled_means, pooled_weights
-from pddpo_ray.theory.power import likely_rate
 from pddpo_ray.theory.seeds import generator
 
 MOST_ASKED = 200_000
@@ -118,11 +118,7 @@ def certifiable(tested: Sequence[TestedLimit], draws: int) -> dict[str, float]:
     The most helpful of many candidates that look just good enough is one that looks too good: at the cost that is
     certified every other time too many of them failed.
     """
-    reachable = {}
-    for one in tested:
-        unit = one.to_unit(one.limit - one.bias)
-        reachable[one.name] = one.from_unit(likely_rate(unit, draws, one.level))
-    return reachable
+    return {one.name: one.limit - half_width(one, draws) for one in tested}
 
 
 def _drifted(config: Config, journal: JournalReader) -> set[int]:

@@ -157,7 +157,7 @@ def test_the_networks_worlds_do_not_count_among_the_registered_comparisons() -> 
     def row(apart: float) -> dict[str, Any]:
         return {"proposals": {"gaps": [0.5 + apart]}, "shipped": {"gaps": [0.5]}}
 
-    tables = {f"tables/deep/{seed}": row(0.1 + 0.01 * seed % 3) for seed in range(1000, 1012)}
+    tables = {f"tables/deep/{seed}": row(0.1 + 0.01 * (seed % 3)) for seed in range(1000, 1012)}
     network = {f"network/deep/{seed}": row(0.2) for seed in range(1020, 1026)}
     shown = [("tables", "deep"), ("network", "deep")]
     alone = adjusted_p(tables, PRIMARY, shown[:1])

@@ -68,7 +68,7 @@ def test_where_the_learner_is_wrong_it_is_the_slope_of_the_learners_own_policies
 
 
 def test_the_noise_of_rare_labels_is_taken_out_whole() -> None:
-    """At a rate of 6 % the labels' variance is 30 times the costs': a step that divides by more is too short."""
+    """At a rate of 6 % the labels' variance is 200 times this cost's: a step that divides by more is too short."""
     policy, costs, multipliers = world()
     costs, multiplier = costs[:1], multipliers[0]
     centred = costs[0] - np.sum(policy * costs[0], axis=1, keepdims=True)
