@@ -47,7 +47,8 @@ Score = Callable[[Sequence[Response]], Array]
 def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]:
     """By `reward` and `cost`, what the run learns from where that is a score: models, or a computed reward."""
     if isinstance(feedback, ScoredFeedbackController):
-        return {"reward": feedback.models.rewards, "cost": feedback.models.costs}
+        scores = {"reward": feedback.models.rewards, "cost": feedback.models.costs}
+        return {kind: scores[kind] for kind in feedback.models.kinds}
     stated = config.computed_reward
     if stated is None or stated.source.kind not in FREE_SOURCES:
         return {}

@@ -225,7 +225,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
         runtime = {"runtime": RUNTIME_BYTES["scorer"]}
     where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
     needs = [Memory(SCORERS, 2, where, {"models": weights, **runtime})]
-    if None in (config.feedback.reward, config.feedback.cost):
+    if config.trained_scorers:
         tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, Sizes(shape.hidden, shape.layers))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
@@ -294,9 +294,7 @@ def stored_bytes(config: Config, shape: ModelShape | None) -> float:
     if shape is None:
         return 0.0
     width, versions = _width(config), 2 * config.rounds
-    scorers = 0.0
-    if isinstance(config.feedback, ModelFeedback):
-        scorers = 4.0 * shape.parameters * (config.feedback.reward, config.feedback.cost).count(None)
+    scorers = 4.0 * shape.parameters * len(config.trained_scorers)
     parameters = config.model.parameters
     if isinstance(parameters, LoraParameters):
         merged = min(config.rounds, KEPT_WHOLE) * len(copies_of_engine(config, shape))

@@ -72,7 +72,7 @@ class LocalTrainer:
         self._load_start(command.start)
         before = sampled(self.engine.weights(), self._dtype)
         self.engine.begin(command.settings)
-        metrics = run_fit(
+        curve = run_fit(
             self.engine,
             command.objective,
             command.rows,
@@ -80,13 +80,15 @@ class LocalTrainer:
             command.settings,
             command.seed,
             command.optimism,
+            command.result,
         )
         weights = self.engine.weights()
         version = self._store(command, weights)
+        metrics = curve.as_metrics()
         metrics["fit/moved"] = moved_share(before, sampled(weights, self._dtype))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
-        return FitResult(version, metrics, (os.getpid(),))
+        return FitResult(version, metrics, (os.getpid(),), curve.as_json())
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
         """One update of PPO-Lagrangian; satisfies ppo.PolicyGradient."""
