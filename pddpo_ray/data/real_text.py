@@ -127,7 +127,8 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         raise UserError(no_pair_fits(settings, tokens))
     if tokens.left_out():
         logger.warning("real text%s", tokens.left_out())
-    for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
+    asked = [("more helpful", "helpful"), *([("less harmful", "harmful")] if config.asks_costs else [])]
+    for said, kind in asked:
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)

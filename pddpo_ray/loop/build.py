@@ -24,6 +24,7 @@ from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, w
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.before import (
+    answers_to_measure,
     calibration_answers,
     check_reference,
     draw_pools,
@@ -33,6 +34,7 @@ from pddpo_ray.loop.before import (
     record_sources,
 )
 from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
+from pddpo_ray.loop.cut_answers import watch_cut_answers
 from pddpo_ray.loop.dual_step import DualController, LocalDual, never_held
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
@@ -114,17 +116,17 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         journal.once(SETS, lambda: groups)
     kept = _margins(config, backends)
     journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
+    watch_cut_answers(config, journal, backends)
+    first = answers_to_measure(config, journal, backends, online)
     rewards = None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed)
     if rewards is not None:
-        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-        rewards.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
-    limits: LimitsController | None = None
+        rewards.measure_before(first)
+    limits = None
     if backends.measure is not None:
         joint = joint_dual(config, backends, journal, rounds, kept)
         dual = DualController(joint, journal)
         limits = limits_of(config, backends, backends.measure, journal, trainer, rollout, joint, dual)
-        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-        limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+        limits.measure_before(first)
         chances = backends.prior or [1.0] * len(backends.prompts)
         prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
         note_reachable(journal, backends.held_limits, limits.before, prior)
@@ -135,9 +137,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         # where people label too, they correct what the model says
         mixed = isinstance(config.feedback, MixedFeedback)
         dual = DualController(owner, journal, never_held if mixed else partial(held_multiplier, journal))
-    explorer = None
-    if online:
-        explorer = _exploration(config, journal, backends, trainer, dual, limits)
+    explorer = _exploration(config, journal, backends, trainer, dual, limits) if online else None
     if config.scorecard_prompts:
         card = Scorecard(config, journal, backends, trainer, rollout, feedback)
         card.before()

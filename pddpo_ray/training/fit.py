@@ -115,7 +115,9 @@ def run_fit(
     best: dict[str, Tensor] | None = None
     if len(apart):
         curve.look(*_look(engine, objective, rows, columns, settings, apart, limit))
-    for step, places in enumerate(minibatches(len(teach), settings.steps, settings.batch_pairs, seed)):
+    # measured answers to a prompt are in several pairs each
+    groups = [rows[i].prompt for i in teach] if objective.values else None
+    for step, places in enumerate(minibatches(len(teach), settings.steps, settings.batch_pairs, seed, groups)):
         sums = _accumulate(engine, objective, rows, columns, settings, teach[places], loss_scale, mean_weight, limit)
         if optimism is not None:
             _accumulate_optimism(engine, optimism, next(baseline_batches), settings, loss_scale)

@@ -14,6 +14,7 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.before import calibration_answers
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import run_recipe
@@ -79,10 +80,16 @@ def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
     with read_journal(tmp_path / "run" / JOURNAL) as journal:
         (trained,) = [entry.payload for entry in journal.phases(0) if entry.phase == "score-models"]
         (looked_at,) = [entry.payload for entry in journal.phases(0) if entry.phase == "scorer-gate"]
+        (measured,) = [entry.payload for entry in journal.phases(0) if entry.phase == "measure-offline"]
+        own = {answer.id for answer in calibration_answers(journal)}
+        cut = [entry.payload for entry in journal.phases() if entry.phase == "cut-answers"]
         labels = [entry.labelled for entry in journal.pairs(1)]
         metrics = journal.metrics()[0]
     assert list(trained) == ["reward"]
     assert looked_at == {}
+    assert set(measured["ids"]) <= own, "limits learn from what the reference itself says, not from the pairs' texts"
+    assert len(measured["ids"]) > 8
+    assert [one["answers"] for one in cut] == [len(own), config.feedback.responses]
     assert labels
     assert {label.harmful for label in labels} == {Verdict.ABSTAIN}
     assert Verdict.ABSTAIN not in {label.helpful for label in labels}

@@ -114,7 +114,8 @@ def by_hand(
     mean_weight = np.mean([row.weight for row in ROWS])
     answers = list(minibatches(len(baseline), chosen.steps, chosen.batch_pairs, 4)) if baseline else []
     losses, accuracies, norms, gradients, off, better, worse = [], [], [], [], [], [], []
-    for step, batch in enumerate(minibatches(len(ROWS), chosen.steps, chosen.batch_pairs, 4)):
+    groups = [row.prompt for row in ROWS] if objective.values else None
+    for step, batch in enumerate(minibatches(len(ROWS), chosen.steps, chosen.batch_pairs, 4, groups)):
         slope, slope_of_mass = np.zeros(len(KNOWN)), np.zeros(len(KNOWN))
         loss = accuracy = outside = up = down = 0.0
         pairs = len(batch) * mean_weight
