@@ -153,9 +153,8 @@ class Model:
 
 def asked_prompts(file: Path) -> list[str]:
     """Questions of one turn in a file of pairs, each once, in an order drawn by seed 0."""
-    opened = gzip.open(file, "rt") if file.suffix == ".gz" else file.open()
-    with opened as lines:
-        rows = [json.loads(line)["prompt"] for line in lines]
+    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    rows = [json.loads(line)["prompt"] for line in content.decode().splitlines()]
     turns = [row.split("\n\nHuman: ")[1].split("\n\nAssistant:") for row in rows if row.count("\n\nHuman: ") == 1]
     asked = sorted({one.strip() for one, *_ in turns if 0 < len(one.split()) <= 18})
     return [asked[index] for index in np.random.default_rng(0).permutation(len(asked))]
@@ -255,9 +254,7 @@ def run(trial: Trial, file: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.own_draws")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="pairs with HH-RLHF's prompts, JSON lines, gzip or not"
-    )
+    parser.add_argument("--data", type=Path, required=True, help="pairs with prompts of HH-RLHF, JSON lines")
     parser.add_argument("--out", type=Path, required=True)
     for one in fields(Trial):
         parser.add_argument(f"--{one.name}", type=type(one.default), default=one.default)
