@@ -152,6 +152,7 @@ def test_a_new_token_ends_the_old_one_in_every_run(runs: TwoRuns) -> None:
         assert client.get(api(name, "/me")).status_code == 401
 
 
+@pytest.mark.slow
 def test_who_is_paused_in_one_run_is_not_brought_back_by_another(runs: TwoRuns) -> None:
     token = runs.token("first", "ana")
     me = signs_in(runs.client(), "first", token)

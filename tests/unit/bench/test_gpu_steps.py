@@ -106,6 +106,7 @@ def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr, done.stdout) == (2, said, "")
 
 
+@pytest.mark.run
 def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise RuntimeError("no memory\nand more")

@@ -131,6 +131,7 @@ def test_what_a_library_makes_of_the_signal_is_a_stop_as_well(tmp_path: Path) ->
         translated()
 
 
+@pytest.mark.run
 def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path / "run", *SMALL)[3:]
     assert said(capsys, *arguments)[2].splitlines()[0].endswith(": begins")

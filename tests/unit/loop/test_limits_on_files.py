@@ -56,6 +56,7 @@ RULES = {
 }
 
 
+@pytest.mark.run
 def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> None:
     """The prompt in both lists has .6 / 5 + .4 / 4 of all draws, each of the others .12 or .1."""
     prepared = prepare_real_text(recipe(tmp_path, RULES))

@@ -76,6 +76,7 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     )
 
 
+@pytest.mark.slow
 def test_an_uncertified_round_is_exported_when_it_is_asked_for_and_its_card_says_so(
     run: ServedRun, tmp_path: Path
 ) -> None:

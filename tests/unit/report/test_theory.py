@@ -82,6 +82,7 @@ def test_violation_and_regret_so_far_are_the_means_of_the_journal(finished_run: 
     assert rate.violation_bound == pytest.approx(1 / (2 * 6 / 8) + 0.25)
 
 
+@pytest.mark.slow
 def test_another_rule_is_measured_against_the_papers(tmp_path: Path) -> None:
     """lambda_1 = 1, rho = 1, C = 2, K = 4: the paper's rule guarantees lambda_1 C / sqrt K = 1 in both."""
     base = recipe(4)

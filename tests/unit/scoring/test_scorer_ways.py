@@ -53,6 +53,7 @@ def order(reference: PolicyVersion, ways: ScorerFit) -> ScorerOrder:
     return ScorerOrder("cost", reference, fit, 3, ridge=1e-3, held_out=0.25, by_prompt=True, ways=ways)
 
 
+@pytest.mark.run
 def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ class Cut(logging.Handler):
             raise PowerCut
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("ways", "line"),
     [
@@ -183,6 +185,7 @@ def test_a_decay_at_the_end_of_the_grid_is_looked_for_beyond_it(best: int, tried
     assert len(asked) == len(set(asked)) == tried
 
 
+@pytest.mark.run
 def test_a_head_that_learns_little_is_shrunk_as_far_as_its_calibration_rows_ask(tmp_path: Path) -> None:
     """Labels that hardly follow the features: with the decay of the grid's end it does worse than saying nothing."""
     model = score_model_of(save_policy(tmp_path / "base", 0), "reward", bias=True)

@@ -24,6 +24,8 @@ from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
 from tests.tiny_language_model import save_policy, tiny_llama
 
+pytestmark = pytest.mark.run
+
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 GENTLE = FitSettings(steps=6, learning_rate=1e-6, batch_pairs=8, support=SupportConfig(weight=0.0))
 """A learning rate that is usual for a large model; weights of .25 are .001 apart in bfloat16."""
