@@ -103,7 +103,9 @@ def test_a_run_that_asks_nobody_and_a_folder_without_a_run(tmp_path: Path, capsy
     settings = ["rounds=1", "feedback.responses=8", "feedback.labels_each=5", "report.tensorboard=false"]
     run_recipe(load("tabular", [*settings, "report.html=false"]), folder)
     found = told(folder, capsys)
-    assert (found["state"], found["missing"], found["batches"], found["next"]) == ("finished", {}, [], None)
+    assert (found["state"], found["missing"], found["batches"], found["certified"]) == ("finished", {}, [], False)
+    assert found["outcome"].startswith("No policy is certified, and none is released")
+    assert found["next"] == f"`pddpo certify {folder}` tests the last policy on fresh answers"
     with pytest.raises(SystemExit) as end:
         main(["status", str(tmp_path / "nothing")])
     assert end.value.code == 2

@@ -320,7 +320,7 @@ def test_a_limits_price_choices_and_pictures_are_said_in_its_unit(tmp_path: Path
     assert 0.2 < unsafe < 0.8
     assert reached["jointly"] is True
     page = Page.of(build_report(tmp_path / "run"))
-    for said in ("Helpfulness and leaks", "Estimates of harm", "Does the last policy keep leaks?", "Can they be kept?",
+    for said in ("Helpfulness and leaks", "Estimates of harm", "leaks: at most 50 % over private", "Can they be kept?",
                  "at most 50 % over private", "What the limits cost", "in place of 50 % would gain"):  # fmt: skip
         assert said in page.text
     shown = {item.key: item for item in page.numbers if item.key}
