@@ -33,6 +33,7 @@ from pddpo_ray.worlds.oracle import mixture
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, random_world, rare_world
 
 RESULTS = FOLDER / "results" / "theory_choices.json"
+Study = Mapping[str, Any]
 WORLDS: Mapping[str, Callable[[int], TabularWorld]] = {"random": random_world, "rare": rare_world}
 UPPER, FIRST, PAIRS, BATCH, WINDOW = 10.0, 2.0, 4000, 64, 512
 """adaLag's: end and start of the multiplier, pairs of costs, of one step, answers in the window."""
@@ -55,37 +56,37 @@ def run(out: Path) -> None:
     for name, study in registered()["studies"].items():
         for key, world, seed in worlds(registered()["worlds"]):
             if f"{name}/{key}" not in known(out):
-                gaps = {arm: round(PLAYED[name](world, arm, seed), 6) for arm in study["arms"]}
+                gaps = {arm: round(PLAYED[study["plays"]](world, arm, seed, study), 6) for arm in study["arms"]}
                 keep(out, f"{name}/{key}", gaps)
 
 
-def information(world: TabularWorld, arm: str, seed: int) -> float:
+def information(world: TabularWorld, arm: str, seed: int, study: Study) -> float:
     """Gap of the mixture with one way to draw and one information."""
     drawn, counted = arm.split(", ")
     method = replace(EXACT if drawn == "exact" else SHIPPED, fitted=counted == "fitted")
-    rounds = registered()["studies"]["information"]["rounds"]
-    trace = simulate(world, method, rounds=rounds, seeds=[seed])
+    trace = simulate(world, method, rounds=study["rounds"], seeds=[seed])
     return float(world.oracle.gap_values(trace.f_mixture, trace.g_mixture)[0, -1])
 
 
-def moments(world: TabularWorld, arm: str, seed: int) -> float:
+def moments(world: TabularWorld, arm: str, seed: int, study: Study) -> float:
     """Gap of adaLag's last policy at the arm's own rate."""
-    return ada_lag(world, carried=arm == "carried", rate=best_rate(arm), seed=seed)
+    rate = best_rate(arm, tuple(study["rates"]), study["steps"])
+    return ada_lag(world, carried=arm == "carried", rate=rate, steps=study["steps"], seed=seed)
 
 
 @cache
-def best_rate(arm: str) -> float:
+def best_rate(arm: str, rates: tuple[float, ...], steps: int) -> float:
     """The rate with the lowest mean gap on the tuning worlds."""
-    study = registered()["studies"]["moments"]
+    tuning = registered()["tuning"]
     means = {
-        rate: np.mean([ada_lag(world, carried=arm == "carried", rate=rate, seed=seed)
-                       for _, world, seed in worlds(study["tuning"])])
-        for rate in study["rates"]
+        rate: np.mean([ada_lag(world, carried=arm == "carried", rate=rate, steps=steps, seed=seed)
+                       for _, world, seed in worlds(tuning)])
+        for rate in rates
     }  # fmt: skip
-    return float(min(means, key=lambda rate: float(means[rate])))
+    return min(means, key=lambda rate: float(means[rate]))
 
 
-def ada_lag(world: TabularWorld, *, carried: bool, rate: float, seed: int) -> float:
+def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed: int) -> float:
     """A policy solved at the first multiplier, then one AdamW step a round on its logits. -> gap of the last policy"""
     oracle, draws = world.oracle, generator(seed, "adalag")
     rows = cost_pairs(world, draws)
@@ -96,7 +97,7 @@ def ada_lag(world: TabularWorld, *, carried: bool, rate: float, seed: int) -> fl
     base = torch.as_tensor(np.log(oracle.policy(0.0)))
     logits = torch.tensor(np.log(oracle.policy(FIRST)), requires_grad=True)
     optimizer, newest = None, np.zeros(0)
-    for _ in range(registered()["studies"]["moments"]["steps"]):
+    for _ in range(steps):
         policy = torch.softmax(logits, 1).detach().numpy()
         prompts = draw_answers(oracle.prior[None], draws.random((BATCH, 1)))[:, 0]
         answers = draw_answers(policy[prompts], draws.random(BATCH))
@@ -127,10 +128,10 @@ def cost_pairs(world: TabularWorld, draws: np.random.Generator) -> Array:
     return np.stack([x, np.where(dearer, second, first), np.where(dearer, first, second)])
 
 
-def beginning(world: TabularWorld, arm: str, seed: int) -> float:
+def beginning(world: TabularWorld, arm: str, seed: int, study: Study) -> float:
     """Gap of the mixture of a few rounds with exact fits, by a rule and its first multiplier."""
     oracle, (name, first), draws = world.oracle, arm.split(", "), generator(seed, "beginning")
-    rounds = registered()["studies"]["beginning"]["rounds"]
+    rounds = study["rounds"]
     context = RuleContext(oracle.beta, UPPER / 2, float(first), rounds, 2.0, oracle.threshold)
     rule = RULES[name](context)
     state = DualState(
@@ -158,7 +159,7 @@ def estimated(world: TabularWorld, policy: Array, draws: np.random.Generator) ->
     return estimate_from_shares(unsafe / 16, labels_each=16, cost_max=2.0)
 
 
-PLAYED: Mapping[str, Callable[[TabularWorld, str, int], float]] = {
+PLAYED: Mapping[str, Callable[[TabularWorld, str, int, Study], float]] = {
     "information": information,
     "moments": moments,
     "beginning": beginning,
