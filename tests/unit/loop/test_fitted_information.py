@@ -17,6 +17,7 @@ class PowerCut(BaseException):
     """Not an Exception: nothing on the way may catch it and tidy up."""
 
 
+@pytest.mark.run
 def test_a_run_with_fitted_information_that_breaks_off_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (3, "fit-reward"):

@@ -37,6 +37,7 @@ def test_the_recipe_states_all_four_conditions() -> None:
     assert config.trainer.refit.rows >= pairs  # type: ignore[union-attr]
 
 
+@pytest.mark.run
 def test_a_run_of_it_keeps_both_inequalities_with_a_valid_bonus(tmp_path: Path) -> None:
     """Fits, pairs, centres and multipliers from the journal; the bonus from the formula, the truth from the world."""
     rounds, world = 3, trap_world()
