@@ -44,6 +44,7 @@ def test_the_gpu_recipe_begins_as_the_registered_rule_says() -> None:
     assert (dual.rule.kind, dual.first) == (rule, float(first))
 
 
+@pytest.mark.run
 def test_a_new_optimiser_steps_by_signs_and_a_carried_one_does_not() -> None:
     """After one step both are the same; after two they are not."""
     world = random_world(3999)
