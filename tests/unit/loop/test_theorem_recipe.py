@@ -25,12 +25,13 @@ def test_the_recipe_states_all_four_conditions() -> None:
     config, world = load("tabular-theorem"), trap_world()
     prompts, answers = world.shape
     pairs = config.offline.pairs + config.rounds * config.pairs_per_round
+    assert config.explore.information == 0.25
     assert config.explore.bonus == "theorem"  # draws from the optimistic policy itself
     assert config.dual.rule == ProjectedRule(curvature_cap=False)
     assert config.dual.skip_below == 0.0
     needed = valid_scale(
         score_max=max(config.reward_max, config.dual.cost_max), prompts=prompts, answers=answers, pairs=pairs,
-        s0=config.explore.prior_sd, weight=config.explore.information, delta=0.05,
+        s0=config.explore.prior_sd, weight=0.25, delta=0.05,
     )  # fmt: skip
     assert needed <= config.explore.scale < 1.01 * needed
     assert config.explore.cost_scale == 1.0
@@ -59,6 +60,7 @@ def test_a_run_of_it_keeps_both_inequalities_with_a_valid_bonus(tmp_path: Path) 
             wins[x, first, world.cell(entry.labelled.pair.second)[1]] += 1.0
         reward, cost = (versions[k, stage] for stage in ("reward", "cost"))
         multiplier = cost.multiplier
+        assert multiplier is not None
         fits = [store.read_tensors(one.version.path, one.version.sha256) for one in (reward, cost)]
         matrix = np.eye(world.shape[1]) / 4.0 + 0.25 * one_hot_gram(wins)
         bonus = elliptical(matrix, np.eye(world.shape[1]) - centre[:, None, :], 223.0)
