@@ -120,27 +120,27 @@ class Due(Protocol):
 
 
 class Dual(Protocol):
-    """The multipliers of this round, and one step of each per estimate."""
+    """The multipliers of this round, and one step of all of them."""
 
     @property
     def multipliers(self) -> dict[str, float]: ...
 
     @property
     def multiplier(self) -> float:
-        """The first constraint's."""
+        """The first limit's."""
         ...
 
     @property
     def message(self) -> str | None: ...
 
-    def ascend(self, estimate: CostEstimate) -> float:
-        """One projected step; returns the next multiplier."""
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
+        """One projected step of every limit that was estimated; returns the multipliers that follow."""
         ...
 
     def observe(
-        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+        self, estimates: Sequence[CostEstimate], *, multiplier: float | None = None, following: float | None = None
     ) -> None:
-        """Journals an estimate that moves nothing here."""
+        """Journals estimates that move nothing here."""
         ...
 
 
@@ -182,7 +182,7 @@ class Limits(Protocol):
 
     def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
 
-    def ascend(self, answers: Sequence[Response]) -> None: ...
+    def step(self, answers: Sequence[Response]) -> None: ...
 
 
 class Rewards(Protocol):

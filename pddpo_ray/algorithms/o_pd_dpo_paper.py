@@ -38,8 +38,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         answers = asked_answers(parts, policy, sizes, asked, paired)
         pairs = explorer.choose(rollout.candidates(paired, policy))  # y ~ pi_k, y' ~ pi_base
         labelled = feedback.compare(pairs)
-        for estimate in estimates_of(parts, answers, sizes):
-            dual.ascend(estimate)
+        dual.step(estimates_of(parts, answers, sizes))
         preferences.extend(labelled)
         explorer.update(pairs)
     return UniformMixture(tuple(journal.policies))

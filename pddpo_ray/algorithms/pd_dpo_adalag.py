@@ -23,11 +23,11 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy, (), sizes.answers_each)
         if parts.limits is not None:
-            parts.limits.ascend(answers)  # by the newest answers of the window
+            parts.limits.step(answers)  # by the newest answers of the window
             continue
         for constraint in parts.dual.multipliers:
             parts.feedback.safety(answers, sizes.labels_each, constraint)
-            parts.dual.ascend(windowed(parts, constraint, sizes.method.window))
+        parts.dual.step([windowed(parts, constraint, sizes.method.window) for constraint in parts.dual.multipliers])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

@@ -180,8 +180,7 @@ def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes)
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
     """Verifies the policy, estimates its cost from labels and journals that; nothing answers to it."""
     parts.rollout.publish(policy)
-    for estimate in estimates(parts, policy, sizes):
-        parts.dual.observe(estimate, multiplier=multiplier)
+    parts.dual.observe(estimates(parts, policy, sizes), multiplier=multiplier)
 
 
 def unsafe_bits(parts: Parts) -> dict[str, bool]:
@@ -214,11 +213,11 @@ def move_multipliers(parts: Parts, answers: Sequence[Response], sizes: Sizes) ->
     Labels that are late move the multipliers when they are there, those of several rounds one after another.
     """
     if parts.limits is not None:
-        parts.limits.ascend(answers)
+        parts.limits.step(answers)
         return
     for rounds_late, labelled in parts.due.answers(answers, sizes.labels_each):
-        for estimate in estimates_of(parts, labelled, sizes):  # M_ce labels of each answer
-            parts.dual.ascend(replace(estimate, rounds_late=rounds_late) if rounds_late else estimate)
+        found = estimates_of(parts, labelled, sizes)  # M_ce labels of each answer
+        parts.dual.step([replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found)
 
 
 def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:

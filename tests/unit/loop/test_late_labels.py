@@ -26,7 +26,7 @@ from pddpo_ray.theory.dual import (
     ProjectedAnytime,
     Rule,
     ascend,
-    constraint_state,
+    limit_state,
     stale_share,
 )
 from pddpo_ray.worlds.tabular import rare_world
@@ -45,7 +45,7 @@ def exact_trace(
     """Multipliers of a world whose fits and costs are exact and whose estimates come `late` rounds late (or, with
     `bursts`, all at every so manieth round); and the optimum."""
     oracle = rare_world(3).oracle
-    state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
+    state = DualState((limit_state("cost", rho=oracle.rho, rule=rule, limit=oracle.threshold),))
     made: list[float] = []
     taken = 0
     for k in range(rounds):

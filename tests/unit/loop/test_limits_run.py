@@ -156,7 +156,7 @@ def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
 def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.joint_dual"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.dual_step"):
         result = run_recipe(three_limits(), tmp_path / "run")
     leaks = result["limits"]["leaks"]
     assert (leaks["limit"], leaks["unit"], leaks["bound"]) == ("at most 50 % over private", "share", 0.5)
@@ -180,7 +180,7 @@ def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
     once = Journal.once
 
     def broken(journal: Journal, phase: str, compute: Any) -> Any:
-        if journal.round == 3 and phase == "joint":
+        if journal.round == 3 and phase == "dual":
             raise RunError("the machine went away")
         return once(journal, phase, compute)
 
@@ -413,9 +413,9 @@ def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
     run_recipe(today, tmp_path / "today")
     with open_folder(tmp_path / "old") as journal:
         assert not journal.phases(like="measure-%")
-        assert not journal.phases(like="joint")
+        assert [phase.payload["covariance"] for phase in journal.phases(like="dual")] == [None, None]
         assert len(journal.safety(1)) == 24
         multipliers = [step.multiplier_after for step in journal.dual_steps()]
     with open_folder(tmp_path / "today") as journal:
-        assert len(journal.phases(like="joint")) == 2
+        assert len(journal.phases(like="dual")) == 2
         assert multipliers != [step.multiplier_after for step in journal.dual_steps()]

@@ -64,16 +64,16 @@ def test_choosing_pairs_before_or_after_the_dual_step_changes_no_number(
     """The explorer's weight in round k is lambda_k, whether the round's step was taken already or not."""
     config = small(f"algorithm={algorithm}", rounds=3)
     weights: list[tuple[float, float]] = []
-    ascend = DualController.ascend
+    step = DualController.step
 
-    def seen(dual: DualController, estimate: CostEstimate) -> float:
-        before, following, after = dual.multiplier, ascend(dual, estimate), dual.multiplier
+    def seen(dual: DualController, estimates: Sequence[CostEstimate]) -> dict[str, float]:
+        before, following, after = dual.multiplier, step(dual, estimates), dual.multiplier
         weights.append((before, after))
         return following
 
-    monkeypatch.setattr(DualController, "ascend", seen)
+    monkeypatch.setattr(DualController, "step", seen)
     shipped = finish(config, tmp_path / "shipped" / "run")
-    monkeypatch.setattr(DualController, "ascend", ascend)
+    monkeypatch.setattr(DualController, "step", step)
     page = METHODS[algorithm]
     step_first, read = with_the_step_first(page)
     monkeypatch.setattr(page, "run", step_first)
@@ -96,8 +96,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
             asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt], each: int
         ) -> list[Response]:
             answers = draw(asked, policy, paired, each)
-            for estimate in estimates_of(parts, answers, sizes):
-                parts.dual.ascend(estimate)
+            parts.dual.step(estimates_of(parts, answers, sizes))
             return answers
 
         def choose_and_note(candidates: Sequence[CandidateSet]) -> list[Pair]:

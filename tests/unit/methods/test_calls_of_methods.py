@@ -178,10 +178,7 @@ def observe(version: str, number: int, multiplier: float | None, estimate: Any =
         ("rollout.sample", "5 prompts", version, (), 1),
         ("feedback.open_safety", f"answers-{number}", 3),
         *answered(number),
-        *(
-            ("dual.observe", estimate or labels(number, name), ("multiplier", multiplier))
-            for name in ("harm", "length")
-        ),
+        ("dual.observe", [estimate or labels(number, name) for name in ("harm", "length")], ("multiplier", multiplier)),
     ]
 
 
@@ -202,7 +199,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("rollout.sample", "5 prompts", version, (), 1),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
-                *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+                ("dual.step", [labels(number, name) for name in ("harm", "length")]),
             ]
         assert calls == expected
         assert found == ALL
@@ -222,11 +219,8 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}", (), 1),
         ]
-        for name in ("harm", "length"):
-            expected += [
-                ("feedback.safety", f"answers-{number}", 3, name),
-                ("dual.ascend", f"estimate of {windows[number].format(name)}"),
-            ]
+        expected += answered(number)
+        expected.append(("dual.step", [f"estimate of {windows[number].format(name)}" for name in ("harm", "length")]))
     assert calls == expected
     assert found == LAST
 
@@ -265,7 +259,7 @@ def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit()
             ("explorer.update", "explorer.choose"),
             ("trainer.begin", reward(), "D_r"),
             *answered(number),
-            *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
         ]
     assert calls == expected
     assert found == ALL
@@ -292,7 +286,7 @@ def test_the_papers_method_has_each_stages_bonus_in_its_loss() -> None:
             ("explorer.choose", "rollout.candidates"),
             ("feedback.compare", "explorer.choose"),
             *answered(number),
-            *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
             ("preferences.extend", "feedback.compare"),
             ("explorer.update", "explorer.choose"),
         ]
@@ -416,7 +410,7 @@ def test_c_dpo_prices_and_trains_with_the_same_models() -> None:
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"policy-{number}"),
             ("scores.cost_of", "scores.models", f"answers-{number}"),
-            ("dual.ascend", ESTIMATE),
+            ("dual.step", [ESTIMATE]),
         ]
     assert calls == expected
     assert found == LAST
@@ -448,7 +442,7 @@ def test_caid_steps_on_its_own_policys_cost(scores: str) -> None:
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", version),
             ("scores.cost_of", scorer, answers),
-            ("dual.observe", ESTIMATE, ("following", following), ("multiplier", at)),
+            ("dual.observe", [ESTIMATE], ("following", following), ("multiplier", at)),
         ]
     assert calls[begin + 1 :] == expected
     assert found == LAST
@@ -493,7 +487,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
         scored = calls[len(expected)]
         assert scored[0] == "scores.cost_of"
         assert scored[2] == [before[-1], *own]
-        expected += [scored, ("dual.ascend", ESTIMATE)]
+        expected += [scored, ("dual.step", [ESTIMATE])]
     assert calls == expected
     assert found == LAST
     resumed_calls, _ = calls_of("safe-rlhf", journal=_at_round_2(journal))
@@ -520,7 +514,7 @@ def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
     assert [call for call in calls if call[0] == "trainer.reinforce"] == [
         ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
     ]
-    assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.ascend"]
+    assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.step"]
 
 
 def _at_round_2(journal: Rounds) -> Rounds:
