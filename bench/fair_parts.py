@@ -19,11 +19,12 @@ from scipy.special import expit, log_softmax, softmax
 from bench.learned_limits import covariance
 from bench.limit_worlds import PRIOR_SD, RARE, Indices, Twin, phrase_frequencies
 from bench.limit_worlds import Labels as Measured
-from pddpo_ray.algorithms.stages import Parts
+from pddpo_ray.algorithms.stages import AtOnce, Parts
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.records import (
     Array,
@@ -375,6 +376,16 @@ class RateLimit:
         self._asked |= set(answers)
         self._measure(list(answers.values()))
 
+    def open(self, answers: Sequence[Response]) -> None:
+        """The truth answers at once."""
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
+        """Methods that ask for them have a limit by labels."""
+        raise NotImplementedError
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        raise NotImplementedError
+
     def step(self, answers: Sequence[Response]) -> None:
         drawn = self._measure(answers)
         prompts, chosen = cells(answers)
@@ -482,8 +493,9 @@ def parts_of(
     scores: Scores, limit: RateLimit | None, explorer: Chooser | None,
 ) -> Parts:  # fmt: skip
     """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
+    by_labels = LabelledLimits(dual, cast(Feedback, truth), mean_rate, AtOnce(), beta=BETA, labels_each=1)
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
-        dual=dual, prompts=draws, preferences=known, estimate_cost=mean_rate, explorer=cast(Explorer, explorer),
-        scoring=scores, limits=limit,
+        dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),
+        scoring=scores, limits=limit or by_labels,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pddpo_ray.config import (
     LogRule,
     NewtonRule,
 )
-from pddpo_ray.contracts import Due, Measure
+from pddpo_ray.contracts import Due, Limits, Measure
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
@@ -36,6 +36,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
     estimator_of,
@@ -115,14 +116,8 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     state = dual_state(config, backends, rounds, kept)
     owner = (backends.own_dual or LocalDual)(state, warmup_rounds=config.dual.warmup_rounds)
     dual = DualController(owner, journal, partial(held_limits, config, journal))
-    limits: LimitsController | None = None
-    if backends.measure is not None:
-        limits = limits_of(config, backends, backends.measure, journal, trainer, rollout, dual)
-        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-        limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
-        chances = backends.prior or [1.0] * len(backends.prompts)
-        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
-        note_reachable(journal, backends.held_limits, limits.before, prior)
+    due = due_labels(config, journal, feedback, rounds)
+    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
     explorer = None
     if online:
         explorer = _exploration(config, journal, backends, trainer, dual, limits)
@@ -130,9 +125,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         card = Scorecard(config, journal, backends, trainer, rollout, feedback)
         card.before()
         journal.closing.append(card.close_round)
-    scoring = None
-    if limits is None:
-        scoring = _scoring(config, journal, backends, trainer, rollout, state.limits[0].upper)
     return Parts(
         journal=journal,
         trainer=trainer,
@@ -141,13 +133,12 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         dual=dual,
         prompts=_prompts(config, journal, backends),
         preferences=preferences,
-        estimate_cost=estimator_of(config, feedback),
-        explorer=explorer,
-        scoring=scoring,
-        merge=partial(merge_versions, backends.store),
         limits=limits,
+        explorer=explorer,
+        scoring=_scoring(config, journal, backends, trainer, rollout, state.limits[0]),
+        merge=partial(merge_versions, backends.store),
         rewards=rewards,
-        due=due_labels(config, journal, feedback, rounds),
+        due=due,
     )
 
 
@@ -199,24 +190,24 @@ def _scoring(
     backends: Backends,
     trainer: TrainerController,
     rollout: RolloutController,
-    upper: float,
+    first: dual_rules.LimitState,
 ) -> ScoringController:
     """The scoring part. Nothing is fitted or drawn before a method asks for it."""
     plan = ScoringPlan(
         seed=config.seed,
         beta=config.beta,
-        threshold=config.dual.threshold,
+        threshold=first.limit,
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
-        upper=upper,
+        upper=first.upper,
         answers=config.method.answers,
         bounded=backends.features == "one-hot",
         ridge=config.explore.prior_sd**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
-        first=config.dual.first if isinstance(config.dual.first, float) else upper / 2.0,
+        first=config.dual.first if isinstance(config.dual.first, float) else first.upper / 2.0,
         at_chance=config.scorers.at_chance,
         by_prompt=backends.world is None,
-        rate=config.feedback.signal == "unsafe_rate",
+        rate=config.typed_limits[0].quantity.kind == "rate",
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
@@ -240,7 +231,7 @@ def _exploration(
     backends: Backends,
     trainer: TrainerController,
     dual: DualController,
-    limits: LimitsController | None,
+    limits: Limits,
 ) -> ExplorationController:
     settings = config.explore
     features = _features(config, journal, backends, trainer)
@@ -252,14 +243,11 @@ def _exploration(
     paper = config.algorithm == "o-pd-dpo-paper"
     own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
 
-    def kl_weight() -> float:
-        return config.beta if limits is None else limits.temperature
-
     def explorer(bonus: str) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
             baseline={},
-            beta=kl_weight,
+            beta=lambda: limits.temperature,
             multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
             seed=config.seed,
             k=settings.scale,
@@ -324,7 +312,33 @@ def cost_fits(config: Config) -> int:
     return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
 
 
-def limits_of(
+def _limits(
+    config: Config,
+    backends: Backends,
+    journal: Journal,
+    trainer: TrainerController,
+    rollout: RolloutController,
+    feedback: FeedbackController,
+    due: Due,
+    dual: DualController,
+) -> Limits:
+    """The part that holds the limits: by measured values, with those before the first round measured, or by labels."""
+    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
+    if backends.measure is None:
+        return LabelledLimits(
+            dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
+            labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
+        )  # fmt: skip
+    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, dual, window)
+    pairs = [entry.labelled.pair for entry in journal.pairs(0)]
+    limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+    chances = backends.prior or [1.0] * len(backends.prompts)
+    prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
+    note_reachable(journal, backends.held_limits, limits.before, prior)
+    return limits
+
+
+def _measured_limits(
     config: Config,
     backends: Backends,
     measure: Measure,
@@ -332,9 +346,8 @@ def limits_of(
     trainer: TrainerController,
     rollout: RolloutController,
     dual: DualController,
+    window: int | None,
 ) -> LimitsController:
-    """The part that holds stated limits."""
-
     def drift(answers: Sequence[Response]) -> Array:
         """log policy / reference, both by the trainer."""
         writers = {one.version.number: one.version for one in journal.versions()}
@@ -344,7 +357,6 @@ def limits_of(
     def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
-    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     return LimitsController(
         journal, backends.held_limits, measure, dual, beta=config.beta,
         by_covariance=isinstance(config.dual.rule, NewtonRule), drift=drift, log_probs=trainer.log_probs,

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.contracts import Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
@@ -184,7 +185,7 @@ class LimitsController:
         for limit in self._limits:
             if limit.by_comparisons:
                 weight = multipliers[limit.name]
-                objective = Objective("cost", policy, cost_temperature(weight_of_kl, weight), weight)
+                objective = lagrangian_objective(policy, weight, weight_of_kl)
                 policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
         if not any(one.by_values for one in self._limits) and any(one.by_comparisons for one in self._limits):
             return policy
@@ -228,8 +229,21 @@ class LimitsController:
         new = [answer for name, answer in answers.items() if name not in self._known]
         self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
+    def open(self, answers: Sequence[Response]) -> None:
+        """Sources answer at once, and people are asked when it is known what machines say."""
+
     def step(self, answers: Sequence[Response]) -> None:
         """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
+        self._dual.step(*self._estimated(answers))
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
+        return self._estimated(answers)[0]
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        self._dual.observe(self.estimates(answers), multiplier=multiplier)
+
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+        """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
         draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
@@ -259,7 +273,7 @@ class LimitsController:
                     missing=float(missing[index]),
                 )
             )  # fmt: skip
-        self._dual.step(found, estimates.covariance)
+        return found, estimates.covariance
 
     def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
         """What the round's stage of values says of its policy's answers; None where no step needs it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
@@ -90,13 +90,13 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     shipped, read = page.run, []
 
     def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-        choose, draw = parts.exploration.choose, parts.rollout.sample
+        choose, draw, step = parts.exploration.choose, parts.rollout.sample, parts.limits.step
 
         def draw_and_step(
             asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt], each: int
         ) -> list[Response]:
             answers = draw(asked, policy, paired, each)
-            parts.dual.step(estimates_of(parts, answers, sizes))
+            step(answers)
             return answers
 
         def choose_and_note(candidates: Sequence[CandidateSet]) -> list[Pair]:
@@ -105,7 +105,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parts.rollout, "sample", draw_and_step)
-            patch.setattr(page, "move_multipliers" if page is METHODS["o-pd-dpo"] else "estimates_of", lambda *_: [])
+            patch.setattr(parts.limits, "step", lambda answers: None)
             patch.setattr(parts.exploration, "choose", choose_and_note)
             return shipped(parts, sizes, reference)
 
