@@ -20,7 +20,7 @@ from pddpo_ray.exploration.resampling import exact_base, resampling_weights
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import estimate_from_shares
 from pddpo_ray.theory.cost_stage import SKIP_SHARE, skips_cost_stage
-from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.theory.dual import DualState, Fixed, ProjectedFixed, ascend, limit_state
 from pddpo_ray.theory.margins import bonus_margin, printed_margin, score_margin
 from pddpo_ray.theory.mle import box_mle
 from pddpo_ray.verify.methods import Method
@@ -94,7 +94,7 @@ def _initial(world: TabularWorld, method: Method, rounds: int, seeds: Sequence[i
     wins = [_offline_wins(world, seed) for seed in seeds]
     first = method.first_share * oracle.rho
     rule = ProjectedFixed(rounds=rounds, first=first, cost_max=oracle.cost_max) if method.ascends else Fixed()
-    dual = constraint_state("cost", rho=oracle.rho, rule=rule, first=first, threshold=oracle.threshold)
+    dual = limit_state("cost", rho=oracle.rho, rule=rule, first=first, limit=oracle.threshold)
     shape = (len(seeds), *world.shape)
     return _State(
         np.stack([reward for reward, _ in wins]),
