@@ -288,7 +288,7 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     ],
 )
 def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:
-    """Prices and excesses per range of a measure: harm's costs lie in [-2, 2] and leaks is a rate, both at the middle."""
+    """Prices and excesses per range of a measure: harm's costs lie in [-2, 2], leaks is a rate, both at the middle."""
     config = load("tabular-limits", [*QUICK, "dual.first=0.3", f"dual.rule={rule}", "rounds=4"])
     run_recipe(config, tmp_path / "run")
     rho = tabular_view(tabular_world(config.world), ArtifactStore(tmp_path / "store"), config).oracle.rho
