@@ -85,6 +85,7 @@ def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: P
     assert [item.labels for item in labels] == [item.labels for item in drawn], "labels follow the stored cost model"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -> None:
     run_recipe(tiny("rounds=1"), tmp_path / "first")
@@ -126,6 +127,7 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
     assert metrics[1]["judge/unreadable"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("reply", [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")])
 def test_answers_without_a_verdict_count_as_unsafe_and_a_run_goes_on(tmp_path: Path, reply: tuple[int, str]) -> None:
