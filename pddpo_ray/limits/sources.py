@@ -223,7 +223,7 @@ def ask(
     if asking.failed is not None and len(failures) > asking.failed * len(chosen):
         raise RunError(
             f"limit {limit}: {source.name} gave no number for {len(failures)} of {len(chosen)} answers, more than the "
-            f"{100 * asking.failed:g} % that may fail; {reasons[0]}; correct the source or raise `failed`"
+            f"{100 * asking.failed:g} % that may fail; {reasons[0]}; mend the source or raise `failed`"
         )
     return Measured(source.name, source.version, tuple(values), reasons[:SHOWN_REASONS])
 

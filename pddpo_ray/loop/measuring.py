@@ -128,8 +128,8 @@ class SourceMeasures:
         measured = ask(name, source, handed, replace(stated.asking, answers=None), seed=seed)
         if measured.failed:
             logger.warning(
-                "limit %s: no number for %d of %d answers (%s), which count as the worst; %s",
-                name, measured.failed, measured.asked, measured.why, "; ".join(measured.reasons),
+                "limit %s: no number for %s (%d of %d: %s), which counts as the worst",
+                name, "; ".join(measured.reasons), measured.failed, measured.asked, measured.why,
             )  # fmt: skip
         for index, value in zip(inside, measured.values, strict=True):
             assert value is not None  # no budget is left to `ask`

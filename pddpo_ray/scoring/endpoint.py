@@ -31,6 +31,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 BUSY = (408, 409, 425, 429)
 OF_ONE_ITEM = (400, 413, 422, 451)
 """Answers that may be about one text: a filter, a length. A repetition does not change them."""
+NOBODY = (httpx.ConnectError, httpx.ConnectTimeout)
 IN_A_ROW = 16
 HARMLESS = "Say yes."
 
@@ -138,6 +139,7 @@ class ChatEndpoint:
         self.unanswered = 0
         self._sleep = sleep
         self._silence = Silence()
+        self._over: str | None = None
         self._fields: Fields = {name: settings.fields.get(name, name) for name in OTHERWISE}
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
@@ -151,6 +153,7 @@ class ChatEndpoint:
         """
         if not questions:
             return []
+        self._over = None
         with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
             replies = list(threads.map(lambda question: self._one(client, *question), questions))
         self.asked += len(questions)
@@ -163,10 +166,12 @@ class ChatEndpoint:
         return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
 
     def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
+        if self._over is not None:  # another thread found out
+            raise RunError(self._over)
         outcome = self._asked(client, turns, seed)
         if status_of(outcome) == 200:
             self._silence.end()
-        elif self._silence.grow() > IN_A_ROW or not self._silence.heard or isinstance(outcome, httpx.ConnectError):
+        elif self._silence.grow() > IN_A_ROW or not self._silence.heard or isinstance(outcome, NOBODY):
             self._check_service(client, turns)
         return self._read(outcome)
 
@@ -188,6 +193,7 @@ class ChatEndpoint:
             )
         if status in (404, 405):
             said += "; `endpoint` is its base URL, such as http://HOST/v1"
+        self._over = said
         raise RunError(said)
 
     def _asked(self, client: httpx.Client, turns: Turns, seed: int) -> Outcome:

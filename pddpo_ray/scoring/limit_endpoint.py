@@ -20,6 +20,7 @@ from pddpo_ray.limits.sources import Answer, Source, Unmeasured
 from pddpo_ray.scoring.endpoint import (
     IN_A_ROW,
     JSON,
+    NOBODY,
     OF_ONE_ITEM,
     Outcome,
     Silence,
@@ -69,7 +70,7 @@ class MeasuringEndpoint:
             self._silence.end()
             return outcome
         row, first = self._silence.grow(), not self._silence.heard
-        if isinstance(outcome, httpx.ConnectError) or (row > IN_A_ROW and worth_another(status)):
+        if isinstance(outcome, NOBODY) or (row > IN_A_ROW and worth_another(status)):
             raise RunError(f"{self._url} does not answer: {_said(outcome)}; start it, then resume")
         if (status in NO_ACCESS and (first or row > IN_A_ROW)) or (first and row > IN_A_ROW):
             raise RunError(f"{self._url} refuses: {_said(outcome)}")

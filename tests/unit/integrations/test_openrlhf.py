@@ -83,7 +83,8 @@ def test_a_function_may_give_openrlhfs_dictionary(tmp_path: Path) -> None:
         limited(lambda *told: {"score": [1.0]}, owner(tmp_path))(["a b"], ["a"], [""])
     with pytest.raises(UserError, match="one of each belongs to every answer"):
         limited(lambda *told: torch.tensor([1.0, 2.0]), owner(tmp_path))(["a b"], ["a"], [""])
-    assert limited(lambda *told: torch.tensor(1.0), owner(tmp_path))(["a b"], ["a"], [""])["rewards"].tolist() == [1.0]
+    one = limited(lambda *told: torch.tensor(1.0), owner(tmp_path))(["a b"], ["a"], [""])
+    assert one["scores"].tolist() == [1.0]
 
 
 def test_a_text_without_its_prompt_is_refused() -> None:

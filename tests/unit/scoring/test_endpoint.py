@@ -96,7 +96,10 @@ def test_questions_that_can_never_be_answered_are_lost_when_they_are_asked_alone
     [
         ((401, "wrong key"), r"refuses model referee: 401 wrong key$"),
         ((403, "not yours"), r"refuses model referee: 403 not yours$"),
-        ((404, "no such model"), r"refuses model referee: 404 no such model$"),
+        (
+            (404, "no such model"),
+            r"refuses model referee: 404 no such model; `endpoint` is its base URL, such as http://HOST/v1$",
+        ),
         ((402, "pay first"), r"refuses model referee: 402 pay first$"),
         (
             (400, "no such model"),
@@ -112,15 +115,15 @@ def test_what_fails_about_the_service_ends_everything_in_one_line(
 ) -> None:
     server.chat = lambda body: reply
     with pytest.raises(RunError, match=message):
-        asked(server, ["fine"] * 200)
+        asked(server, ["fine"] * 300)
     assert len(server.bodies) <= 2 * 8 * 6, "the rest is not asked"
     server.chat = lambda body: (200, "[[safe]]")
     one = endpoint(server)
     one.ask([("s", "fine", 0)])
     server.chat = lambda body: reply
     with pytest.raises(RunError, match=message):
-        one.ask([("s", "fine", 0)] * 200)
-    assert len(server.bodies) < 200
+        one.ask([("s", "fine", 0)] * 300)
+    assert len(server.bodies) < 300
 
 
 def test_nobody_there_is_told_apart_from_a_text_also_in_the_midst_of_a_run(server: MeasuringServer) -> None:
