@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -41,9 +41,7 @@ def checkpoint_folder(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=FILES))
     except Exception as error:
-        raise UserError(
-            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{source}: no such folder, and the hub did not give it: {one_line(error)}") from error
 
 
 def files_now(source: str | Path) -> list[tuple[str, int, int]]:
