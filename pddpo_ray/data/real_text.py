@@ -17,14 +17,12 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
-from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets
+from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
-from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import rendered, template_named
 from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
@@ -94,7 +92,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
     if not settings.helpful and not settings.harmless:
         files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
-    tested = _prompts(config.certificate.prompts) if config.certificate.prompts else []
+    tested = _prompts(config.certificate.prompts, settings) if config.certificate.prompts else []
     # not even the reference is trained on what certificates draw
     apart_from = {example.prompt for example in tested}
     helpful, harmless = (
@@ -105,7 +103,10 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
         folder = checkpoint_folder(config.model.reference)
-    tokens = Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
+    renderer = renderer_of(folder, settings)
+    for finding in renderer.findings():
+        logger.warning("real text: %s", finding)
+    tokens = Tokens(renderer, settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
     by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
@@ -131,7 +132,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
-    benign = _benign(config, tokens, {prompt.id for prompt in certification})
+    benign = _benign(config, settings, tokens, {prompt.id for prompt in certification})
     apart_texts = [*certification, *(item.pair.prompt for item in held_out), *benign]
     served, verdicts = served_texts(kept, tokens, chosen, apart_texts)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
@@ -152,12 +153,12 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     )
 
 
-def _benign(config: Config, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
+def _benign(config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
     if not config.scorecard_prompts or not config.scorecard.benign:
         return ()
     files = config.scorecard.benign_files or [str(benign_file())]
-    return tuple(_different(tokens.all_prompts(_prompts(files)), apart)[: config.scorecard.benign])
+    return tuple(_different(tokens.all_prompts(_prompts(files, settings)), apart)[: config.scorecard.benign])
 
 
 def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, ...]:
@@ -174,7 +175,7 @@ def _chosen_prompts(
     """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
     if config.prompts:
         return _sets_of_prompts(config, settings, tokens, apart)
-    named = tokens.all_prompts(_prompts(settings.prompts)) if settings.prompts else None
+    named = tokens.all_prompts(_prompts(settings.prompts, settings)) if settings.prompts else None
     prompts = [item.pair.prompt for item in pairs] if named is None else named
     return _drawn(_different(prompts, apart), settings.prompt_count, settings.seed), None
 
@@ -187,7 +188,7 @@ def _sets_of_prompts(
     lists: dict[str, list[str]] = {}
     for name, count in prompts_of_sets(config, settings).items():
         files = config.prompts[name].files or []
-        there = _different(tokens.all_prompts(_prompts(files)), apart)
+        there = _different(tokens.all_prompts(_prompts(files, settings)), apart)
         if not there:
             raise UserError(no_prompt_fits(f"prompts.{name}.files", files, settings, tokens))
         drawn = _drawn(there, count, settings.seed)
@@ -215,9 +216,9 @@ def _pairs_of(files: Sequence[str], means: Dimension, world: NoWorldConfig) -> l
     return _examples(files, Settings(means=means, columns=world.columns, ignore=frozenset(world.ignore)))
 
 
-def _prompts(files: Sequence[str]) -> list[Example]:
+def _prompts(files: Sequence[str], world: NoWorldConfig) -> list[Example]:
     """Good rows of files of which the prompts alone are taken."""
-    return _examples(files, Settings(judged=False))
+    return _examples(files, Settings(judged=False, columns=world.columns, ignore=frozenset(world.ignore)))
 
 
 def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
@@ -238,12 +239,12 @@ def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
-    template = template_named(settings.template)
+    template = template_named(settings.template, arguments=settings.template_arguments)
     texts = []
     for example in examples:
         prompt = rendered(template, example.prompt)
         for answer in example.answers:
-            whole = rendered(template, [*example.prompt, Message("assistant", answer.text.strip())])
+            whole = rendered(template, [*example.prompt, Message("assistant", answer.text)])
             texts.append((prompt, whole[len(prompt) :]))
     spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
     return cached_reference(texts, spec, cache_folder(settings.cache))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data.example import Example
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message, Prompt, Response
+from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 from pddpo_ray.theory.prompt_sets import split_by_share
@@ -88,6 +90,11 @@ class Tokens:
         return (
             f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks{says}"
         )
+
+
+def renderer_of(folder: Path, settings: NoWorldConfig) -> Renderer:
+    """The reference's tokenizer with the recipe's template and its arguments."""
+    return Renderer(load_tokenizer(folder), settings.template, folder, settings.template_arguments)
 
 
 def prompts_of_sets(config: Config, settings: NoWorldConfig) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pddpo_ray.data import Settings
 from pddpo_ray.data.formats import FORMATS, read_row, recognise
 from pddpo_ray.data.inspection import inspect
 from pddpo_ray.data.problems import RowError
-from pddpo_ray.data.turns import Means
+from pddpo_ray.data.dialogue import Means
 from pddpo_ray.errors import UserError
 
 ASSISTANT = {"role": "assistant", "content": "b"}
