@@ -26,6 +26,8 @@ SAME = {
 """Other names of columns, with ours."""
 TOOLS = ("tool_calls", "tool_call", "tool_call_id", "function_call", "tools", "functions")
 """Columns and fields of a message about calls of tools, which no text here can hold."""
+NESTED = ("fields", "data", "responses")
+"""Objects of labelling tools: texts, and answers to questions."""
 ARGUMENTS = "chat_template_kwargs"
 
 LABEL = re.compile(
@@ -131,7 +133,9 @@ def refuse_tools(names: Sequence[str], where: str) -> None:
     calls = next((name for name in names if name in TOOLS), None)
     if calls is not None:
         called = f"`{where}{calls}`" + ("" if calls == "tool_calls" else " (`tool_calls` and their like)")
-        raise RowError("tool-calls", f"{called}: calls of tools cannot be trained here, and a text alone would lose them")
+        raise RowError(
+            "tool-calls", f"{called}: calls of tools cannot be trained here, and a text alone would lose them"
+        )
 
 
 def is_empty(value: object) -> bool:
@@ -144,7 +148,9 @@ def holds_text(value: object) -> bool:
         return any(holds_text(item) for item in value.values())
     if isinstance(value, list):
         return any(holds_text(item) for item in value)
-    return isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None and value.lower() not in ("true", "false")
+    return (
+        isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None and value.lower() not in ("true", "false")
+    )
 
 
 def is_about(name: str, value: object) -> bool:
@@ -170,19 +176,20 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozenset[str]) -> dict[str, Any]:
-    """The row under our names: `columns` has ours and theirs. Fields of `ignore` are left out, also among the questions
-    in an Argilla record's `responses`."""
+    """The row under our names: `columns` has ours and theirs. Fields of `ignore` are left out. Both also hold among the
+    texts of a labelling tool's record, and `ignore` among its questions."""
     theirs = {name: ours for ours, name in columns.items() if name in row}
     kept = {name: value for name, value in row.items() if name not in ignore and name not in theirs.values()}
-    if isinstance(kept.get("responses"), Mapping):
-        kept["responses"] = {name: value for name, value in kept["responses"].items() if name not in ignore}
     taken = {ours: row[name] for name, ours in theirs.items()}
+    for inside in NESTED:
+        if isinstance(kept.get(inside), Mapping):
+            kept[inside] = renamed(kept[inside], {} if inside == "responses" else columns, ignore)
     return {name: value for name, value in kept.items() if name not in theirs} | taken
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as every file form would give it: without the nulls that columns add inside of objects, messages that were
-    written as JSON text as a list, and well-known names as ours."""
+    """The row as every file form would give it: without the nulls that columns add inside of objects, messages in JSON
+    text as a list, and well-known names as ours."""
     result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
     turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
     if turns and "rejected" in result and "chosen" not in result:

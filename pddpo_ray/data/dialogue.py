@@ -6,7 +6,6 @@ A row's prompt is made of all columns that hold a piece of it (`prompt_of`); an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -57,7 +56,9 @@ def _message(item: object, name: str) -> Message:
     role = checked_text(item.get(keys[0]), f"{name}.role")
     known = role.strip().lower()
     if known in TOOL_ROLES:
-        raise RowError("tool-calls", f"`{name}` is a turn of a tool ({shown(role)}): `tool_calls` cannot be trained here")
+        raise RowError(
+            "tool-calls", f"`{name}` is a turn of a tool ({shown(role)}): `tool_calls` cannot be trained here"
+        )
     if known not in ROLES:
         raise RowError("unknown-role", f"`{name}.role` is {shown(role)}; it must be system, user or assistant")
     return Message(ROLES[known], checked_text(_content(item.get(keys[1]), f"{name}.content"), f"{name}.content"))
@@ -101,12 +102,16 @@ def _part(part: object, name: str) -> str:
 
 
 def prompt_of(row: ReadFields, before: Turns = (), but: Sequence[str] = ()) -> Turns:
-    """The prompt: what is asked, what belongs to it, earlier turns and the system message, each from its column, and the
-    turns `before` the answers in theirs. Columns named in `but` hold answers. RowError where they do not go together.
+    """The prompt: what is asked, what belongs to it, earlier turns and the system message, each from its column, and
+    the turns `before` the answers in theirs. Columns named in `but` hold answers. RowError for two prompts, or none.
     """
     head = next((name for name in HEADS if name not in but and not columns.is_empty(row.peek(name))), None)
     asked = () if head is None else _asked(row, head, but)
-    prompt = _with_system(row, joined(asked, before))
+    try:
+        prompt = joined(_with_material(row, asked, head), before)
+    except RowError:  # the turns before the answers may lack what stands beside the question
+        prompt = _with_material(row, joined(asked, before), head)
+    prompt = _with_system(row, prompt)
     if not prompt:
         null = next((name for name in QUESTIONS if name in row), None)
         if null is not None:
@@ -118,9 +123,6 @@ def prompt_of(row: ReadFields, before: Turns = (), but: Sequence[str] = ()) -> T
 
 def _asked(row: ReadFields, head: str, but: Sequence[str]) -> Turns:
     turns = _turns(row[head], head)
-    for name, in_front in (("context", True), ("input", False)):
-        if name != head and not columns.is_empty(row.peek(name)) and _is_text(row.peek(name)):
-            turns = _with_material(turns, _joined_text(row[name], name), in_front=in_front)
     for name in (*DIALOGUES, "history", "context"):
         value = row.peek(name)
         if name != head and name not in but and isinstance(value, list) and not _is_text(value):
@@ -159,13 +161,16 @@ def _joined_text(value: object, name: str) -> str:
     return checked_text(whole, name)
 
 
-def _with_material(turns: Turns, text: str, *, in_front: bool) -> Turns:
-    """The last turn with what belongs to it, unless it is there already."""
-    last = turns[-1]
-    if columns.has_words(last.content, text):
-        return turns
-    pieces = (text, last.content) if in_front else (last.content, text)
-    return (*turns[:-1], replace(last, content="\n\n".join(pieces)))
+def _with_material(row: ReadFields, turns: Turns, head: str | None) -> Turns:
+    """The last turn with what belongs to it, unless it is there already: `context` before it, `input` behind it."""
+    for name, in_front in (("context", True), ("input", False)):
+        if name == head or not turns or columns.is_empty(row.peek(name)) or not _is_text(row.peek(name)):
+            continue
+        last, text = turns[-1], _joined_text(row[name], name)
+        if not columns.has_words(last.content, text):
+            pieces = (text, last.content) if in_front else (last.content, text)
+            turns = (*turns[:-1], replace(last, content="\n\n".join(pieces)))
+    return turns
 
 
 def joined(asked: Turns, before: Turns) -> Turns:

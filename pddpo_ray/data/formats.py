@@ -70,8 +70,8 @@ def read_pku_qa(row: ReadFields, means: Means) -> Example:
 
 
 def read_pair(row: ReadFields, means: Means) -> Example:
-    """An answer that somebody preferred to another one, each as a text, a transcript or messages. Scores beside them have
-    to agree; equal ones are a tie."""
+    """An answer that somebody preferred to another one, each as a text, a transcript or messages. Scores beside them
+    have to agree; equal ones are a tie."""
     told = (names for names in LEADS if row.peek(names[0]) is not None or row.peek(names[1]) is not None)
     names = PREFERRED if set(PREFERRED) & row.keys() else next(told, LEADS[0])
     if names in LEADS:
@@ -81,7 +81,7 @@ def read_pair(row: ReadFields, means: Means) -> Example:
 
 
 def _scores_tie(row: ReadFields, names: tuple[str, str]) -> bool:
-    """Whether the scores beside a preference are equal. RowError where they say that the other answer is the better one."""
+    """Whether the scores beside a preference are equal. RowError where they prefer the other answer."""
     ties = []
     for name in row:
         other = name.replace(*names)
@@ -101,7 +101,9 @@ def read_single(row: ReadFields, means: Means) -> Example:
     """An answer without a judgement, in a column of its own or as the last turn of a dialogue."""
     name = next((name for name in (*REPLIES, *DIALOGUES) if not is_empty(row.peek(name))), None)
     if name is None:
-        raise RowError("missing-field", f"there is none of the fields {', '.join((*REPLIES, *DIALOGUES))} with an answer")
+        raise RowError(
+            "missing-field", f"there is none of the fields {', '.join((*REPLIES, *DIALOGUES))} with an answer"
+        )
     turns = side(row, name)
     if name in DIALOGUES:
         dialogue.demand_turns(turns[:-1], f"{name} before its last reply")

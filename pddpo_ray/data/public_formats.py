@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.data import fields
-from pddpo_ray.data.columns import REPLIES, ReadFields, unread_labels
+from pddpo_ray.data.columns import HEADS, REPLIES, SYSTEM, ReadFields, unread_labels
 from pddpo_ray.data.dialogue import ROLES, Means, judged, prompt_of, side
 from pddpo_ray.data.example import Answer, Example
 from pddpo_ray.data.fields import Fields
@@ -24,7 +24,7 @@ HELPSTEER = (("response1", "response2", "overall_preference"), ("response_1", "r
 SEVERAL = ("completions", "responses", "answers", "outputs", "candidates", "generations")
 """Columns with a list of answers."""
 ANSWER = "response|answer|reply|completion|output|option|model|assistant"
-REPLY = re.compile(rf"(?i)^(response|answer|reply|completion|output)[-_ ]?([012ab])$")
+REPLY = re.compile(r"(?i)^(response|answer|reply|completion|output)[-_ ]?([012ab])$")
 """A field with one of two answers; what follows tells them apart."""
 CHOICE = re.compile(
     rf"(?i)^(?:the )?(?:(?:{ANSWER})[-_ ]?)?([012ab]|first|second|left|right)(?: (?:one|{ANSWER}))?"
@@ -88,8 +88,8 @@ def read_kto(row: ReadFields, means: Means) -> Example:
 
 
 def read_ratings(row: ReadFields, means: Means) -> Example:
-    """Several answers with a rating or a rank each: the pair is the best and the worst, the first of equals; a tie where
-    all are equal. RowError where there is no rating, or more than one."""
+    """Several answers with a rating or a rank each: the pair is the best and the worst, the first of equals; a tie
+    where all are equal. RowError where there is no rating, or more than one."""
     name = several_answers(row)
     assert name is not None
     entries = row[name]
@@ -160,11 +160,11 @@ def read_choice(row: ReadFields, means: Means) -> Example:
     """Two answers and a question that chooses between them: Argilla's records, nested or flat, and Label Studio's small
     exports."""
     nested = isinstance(row.peek("fields"), Mapping)
-    texts = ReadFields(row["fields"]) if nested else row
+    texts = _texts(row, "fields") if nested else row
     replies = _replies(texts)
     if len(replies) != 2:
         raise RowError("missing-field", "there is no prompt with two replies among the fields")
-    questions = _nested_questions(row["responses"] if "responses" in row else {}) if nested else _columns(row, replies)
+    questions = _nested_questions(row.get("responses")) if nested else _columns(row, replies)
     if nested:
         row.get("suggestions"), row.get("vectors")  # a model's, no person's
     example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
@@ -177,7 +177,7 @@ def read_label_studio(row: ReadFields, means: Means) -> Example:
     """Label Studio's tasks with pairwise results or choices: `left` is the first reply in `data`."""
     if not isinstance(row.peek("data"), Mapping):
         raise RowError("wrong-type", "`data` is not an object with the task's texts")
-    texts = ReadFields(row["data"])
+    texts = _texts(row, "data")
     replies = _replies(texts)
     if len(replies) != 2:
         raise RowError("missing-field", "there is no prompt with two replies in `data`")
@@ -217,6 +217,12 @@ def fits(row: Fields) -> str | None:
     if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) and not {"chosen", "rejected"} & row.keys():
         return "conversation" if ROLES.get(str(turns[-1].get("role")).lower()) == "assistant" else None
     return None
+
+
+def _texts(row: ReadFields, name: str) -> ReadFields:
+    """The texts of a record, in the object `name`, with what stands beside it."""
+    beside = {key: row[key] for key in (*HEADS, *SYSTEM) if key in row}
+    return ReadFields({**beside, **row[name]})
 
 
 def _both(texts: Fields, replies: Sequence[str]) -> tuple[str, str]:

@@ -71,7 +71,11 @@ def without_speaker(text: str) -> str:
 def _style(text: str) -> re.Pattern[str] | None:
     for style in STYLES:
         begun = style.match(text)
-        if begun and _role(begun[1]) != "assistant" and any(_role(one[1]) == "assistant" for one in style.finditer(text)):
+        if (
+            begun
+            and _role(begun[1]) != "assistant"
+            and any(_role(one[1]) == "assistant" for one in style.finditer(text))
+        ):
             return style
     return None
 

@@ -54,8 +54,8 @@ def _whole(place: str, folder: Path) -> Checkpoint:
 
 def _adapter(place: str, folder: Path, base: str | None) -> Checkpoint:
     """The adapter merged into its base. Its own tokenizer goes before its base's."""
-    named = base or stated_base(folder)
     try:
+        named = base or stated_base(folder)
         below = _whole(named, checkpoint_folder(named))
     except UserError as error:
         raise UserError(f"{place} is an adapter, and its base is not usable (--base names another): {error}") from error

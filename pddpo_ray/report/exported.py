@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
 from safetensors.torch import save_file
 from torch import Tensor
 

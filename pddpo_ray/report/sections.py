@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from pddpo_ray.loop.before import LEFT_OUT
 from pddpo_ray.loop.reachable import PHASE as REACHABLE
 from pddpo_ray.records import by_prompt
 from pddpo_ray.report.certificate_section import certificates
@@ -191,7 +192,14 @@ def theory(run: RunData) -> str:
 
 def labels(run: RunData) -> str:
     """Labels so far, and the width of the cost's interval with more of them."""
-    return _budget(run)
+    return _left_out(run) + _budget(run)
+
+
+def _left_out(run: RunData) -> str:
+    """Good rows of the recipe's files that the run does not use."""
+    stored = next((entry.payload for entry in run.phases if entry.phase == LEFT_OUT), None) or {}
+    lines = "".join(f"<li>{escape(why)}: {number(count, f'left_out/{why}')}</li>" for why, count in stored.items())
+    return f"<p>Good rows of the files that the run does not use:</p><ul>{lines}</ul>" if lines else ""
 
 
 def rounds(run: RunData) -> str:

@@ -10,11 +10,17 @@ from typing import Any
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.adapters import ADAPTER_WEIGHTS
 from pddpo_ray.storage.cache import cache_folder, made_once
-from pddpo_ray.storage.checkpoints import ADAPTER_CONFIG, checkpoint_folder, checkpoint_problem, files_now, has_tokenizer
+from pddpo_ray.storage.checkpoints import (
+    ADAPTER_CONFIG,
+    checkpoint_folder,
+    checkpoint_problem,
+    files_now,
+    has_tokenizer,
+)
 
 
 def merged_checkpoint(folder: Path) -> Path:
-    """The folder of the merged model in float32, with the tokenizer beside the adapter or, where there is none, the base's.
+    """The folder of the merged model in float32, with the tokenizer beside the adapter, else the base's.
 
     UserError where the base is not there, or does not fit.
     """

@@ -1,7 +1,7 @@
-"""A checkpoint as its makers left it: a folder, an adapter or a hub name, one file or shards; and what is wrong with one.
+"""A checkpoint as its makers left it: a folder, an adapter or a hub name, one file or shards; what is wrong with it.
 
-But for an adapter, which is merged once, this reads names and JSON: a plan is made, and a mistake named, without loading
-a model.
+But for an adapter, which is merged once, this reads names and JSON: a plan is made, and a mistake named, without
+loading a model.
 """
 
 from __future__ import annotations
@@ -180,12 +180,15 @@ def _weights_problem(folder: Path) -> str | None:
 
 def _head_problem(folder: Path) -> str | None:
     """A file with a head of its own, where the configuration says that the embeddings are the head."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    place = {}
-    for file in weight_files(folder):
-        with safe_open(file, "np") as stored:
-            place |= {name: file for name in stored.keys()}  # noqa: SIM118
+    place: dict[str, Path] = {}
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, "np") as stored:
+                place |= dict.fromkeys(stored.keys(), file)
+    except SafetensorError:
+        return None  # loading says what is wrong with the file
     ends = [next((name for name in place if name.endswith(endings)), None) for endings in (HEADS, EMBEDDINGS)]
     if None in ends or not _is_tied(folder):
         return None

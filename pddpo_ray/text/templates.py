@@ -60,8 +60,10 @@ TEMPLATES = {
 
 
 def template_named(name: str, tokenizer: Any | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> str:
-    """The Jinja text of a named template, or of the tokenizer's own, with its arguments set. UserError for an unknown or
-    a missing one, and for an argument that it does not take."""
+    """The Jinja text of a named template, or of the tokenizer's own, with its arguments set.
+
+    UserError for an unknown or a missing one, and for an argument that it does not take.
+    """
     family, _, which = name.partition(":")
     wanted = family.removeprefix(ELSE)
     if (wanted not in TEMPLATES or which) and family != OF_TOKENIZER:
