@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ LABEL = re.compile(
 """Names of columns that somebody's judgement stands in."""
 ORIGIN = re.compile(r"(?i)(^|[^a-z])(ids?|uuid|sources?|models?|sha256|md5|hash|status|users)$")
 """Names that say where something comes from, whatever stands before."""
+SIDE = re.compile(r"(?i)chosen|rejected")
 ABOUT = re.compile(
     r"(?i)(^|[^a-z])(category|categories|created(_at)?|updated(_at)?|inserted_at|dataset|date|domain|lang(uage)?|licen[cs]e|"
     r"meta(data)?|split|subset|tags?|time(stamp)?|type|url|version|annotators?)$"
@@ -46,7 +48,7 @@ ABOUT = re.compile(
 """Names that say something about a row and are no part of its dialogue."""
 ABOUT_WORDS = 6
 """A longer value is text, whatever its column is called."""
-MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*\"(role|from|content|value)\"")
+MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*([\"'])(role|from|content|value)\1")
 
 
 class ReadFields(Mapping[str, Any]):
@@ -120,12 +122,14 @@ class ReadFields(Mapping[str, Any]):
         texts = [name for name in self.unread() if self._is_lost_text(name, ())]
         known = ", ".join(QUESTIONS)
         hint = f"name its field: --column prompt={texts[0]}" if texts else f"its field may be called {known}"
-        return RowError("missing-field", f"there is no field with the prompt: {hint}")
+        return RowError(
+            "missing-field", f"there is no field with the prompt (words that answers share are none): {hint}"
+        )
 
 
 def unread_labels(unread: Iterable[str]) -> list[str]:
     """Those of the fields that nobody read whose names say that a judgement stands in them."""
-    return [name for name in unread if LABEL.search(name) and not ORIGIN.search(name)]
+    return [name for name in unread if LABEL.search(SIDE.sub("", name) if ORIGIN.search(name) else name)]
 
 
 def refuse_tools(names: Sequence[str], where: str) -> None:
@@ -188,7 +192,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], ignore: frozense
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as every file form would give it: without the nulls that columns add inside of objects, messages in JSON
+    """The row as every file form would give it: without the nulls that columns add inside of objects, messages in a
     text as a list, and well-known names as ours."""
     result = {SAME.get(name, name) if SAME.get(name) not in row else name: _plain(value) for name, value in row.items()}
     turns = next((result[name] for name in DIALOGUES if isinstance(result.get(name), list)), None)
@@ -200,8 +204,8 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, str) and MESSAGES_AS_TEXT.match(value):
         try:
-            value = json.loads(value)
-        except ValueError:
+            value = json.loads(value) if '"' in value[: value.index(":")] else ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             return value
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items() if item is not None}

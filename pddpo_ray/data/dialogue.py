@@ -148,8 +148,17 @@ def _turns(value: object, name: str) -> Turns:
         )
     if isinstance(value, list) and not _is_text(value):
         return messages(value, name)
-    text = _joined_text(value, name)
+    text = _text(_joined_text(value, name), name)
+    if name in DIALOGUES and not transcripts.is_open(text):
+        raise RowError("wrong-type", f"`{name}` is a text, not a list of messages")
     return transcripts.opened(text, name) if transcripts.is_open(text) else (Message("user", text),)
+
+
+def _text(value: object, name: str) -> str:
+    text = checked_text(value, name)
+    if columns.MESSAGES_AS_TEXT.match(text):
+        raise RowError("wrong-type", f"`{name}` holds messages as a text that is no JSON; write a list of messages")
+    return text
 
 
 def _is_text(value: object) -> bool:
@@ -216,16 +225,20 @@ def demand_turns(turns: Sequence[Message], name: str) -> None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def side(row: Mapping[str, Any], name: str) -> Turns:
-    """The turns of a column that ends with an answer; a text that is no transcript is the answer alone."""
+def side(row: Mapping[str, Any], name: str, *, transcript: bool | None = None) -> Turns:
+    """The turns of a column that ends with an answer; a text that is no transcript is the answer alone.
+
+    `transcript` says whether a text is one; None: it says so itself.
+    """
     value = row.get(name)
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list):
         turns = messages(value, name)
     else:
-        text = checked_text(value, name)
-        turns = transcripts.turns(text, name) if transcripts.is_transcript(text) else (Message("assistant", text),)
+        text = _text(value, name)
+        whole = transcripts.is_transcript(text) if transcript is None else transcript
+        turns = transcripts.turns(text, name) if whole else (Message("assistant", text),)
         checked_text(turns[-1].content, name)
     if turns[-1].role != "assistant":
         raise RowError("wrong-turns", f"`{name}` must end with a message of the assistant")
@@ -234,11 +247,16 @@ def side(row: Mapping[str, Any], name: str) -> Turns:
 
 def pair(row: ReadFields, names: Sequence[str]) -> tuple[Turns, tuple[str, str]]:
     """The prompt and both answers of a pair, which stand in the columns `names`."""
-    first, second = (side(row, name) for name in names)
-    if not _same(first[:-1], second[:-1]):
+    texts = [row.peek(name) for name in names]
+    speak = [isinstance(text, str) and transcripts.is_transcript(text) for text in texts]
+    # where a prompt stands beside them, one of two answers may itself be a dialogue; without one, the other is damaged
+    one = any(speak) and not all(speak) and all(isinstance(text, str) for text in texts)
+    transcript = all(columns.is_empty(row.peek(name)) for name in HEADS) if one else None
+    first, second = (side(row, name, transcript=transcript) for name in names)
+    if first[:-1] and second[:-1] and not _same(first[:-1], second[:-1]):
         raise RowError("different-prompts", f"`{names[0]}` and `{names[1]}` differ before the last reply")
     again = [name for name in DIALOGUES if row.peek(name) in [row.peek(name) for name in names] and row[name]]
-    return prompt_of(row, first[:-1], (*names, *again)), (first[-1].content, second[-1].content)
+    return prompt_of(row, first[:-1] or second[:-1], (*names, *again)), (first[-1].content, second[-1].content)
 
 
 def judged(prompt: Turns, answers: tuple[str, str], winner: int | None, means: Means) -> Example:

@@ -19,6 +19,7 @@ from pddpo_ray.text.templates import TEMPLATES, as_dicts, rendered
 Render = Callable[[tuple[Message, ...]], str]
 """The turns of a prompt as one text."""
 
+PKU_LABELS = ("better_response_id", "safer_response_id", "is_response_0_safe", "is_response_1_safe")
 JUDGED = ("is_safe", "severity_level", "severity_category", "safety_category", "harm_category")
 PREFERRED = ("chosen", "rejected")
 LEADS = (("better", "worse"), ("cheaper", "costlier"))
@@ -151,6 +152,8 @@ FORMATS = {
 def recognise(row: Fields) -> Format | None:
     """The most telling format that a row has the fields of."""
     row = plain(row)
+    if {"response_0", "response_1"} & row.keys() and set(PKU_LABELS) & row.keys():
+        return FORMATS["pku"]
     public = public_formats.fits(row)
     if public is not None:
         return FORMATS[public]

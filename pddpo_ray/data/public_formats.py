@@ -252,7 +252,7 @@ def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
     for name in map(str, row):
         value = row.peek(name)
         by_name = bool(unread_labels([name])) or isinstance(value, list)
-        if name in replies or not (isinstance(value, list | str) or by_name):
+        if any(reply in name for reply in replies) or not (isinstance(value, list | str) or by_name):
             continue
         values = _submitted(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
         named = [_index_of(entry, replies, by_name=by_name) for entry in values]
@@ -301,6 +301,8 @@ def _decided(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int 
 def _index_of(value: object, replies: Sequence[str], *, by_name: bool = True) -> int | None:
     """Which reply a value names, None for a tie, REFUSED for none of both. A mere letter or digit counts in a column
     whose name says that it holds a judgement (`by_name`)."""
+    if isinstance(value, list) and len(value) == 2:
+        return _first_of(value, replies)
     if not isinstance(value, str | int) or isinstance(value, bool):
         return REFUSED
     said = str(value).strip().lower()
@@ -315,6 +317,15 @@ def _index_of(value: object, replies: Sequence[str], *, by_name: bool = True) ->
         return SIDES[match[1]]
     ends = [str(REPLY.match(name)[2]).lower() for name in replies]  # type: ignore[index]
     return ends.index(match[1]) if match[1] in ends else REFUSED
+
+
+def _first_of(ranking: Sequence[Any], replies: Sequence[str]) -> int | None:
+    """The reply that an Argilla ranking puts first: names in order, or each with its rank; None for equal ranks."""
+    ranks = [entry.get("rank", at) if isinstance(entry, Mapping) else at for at, entry in enumerate(ranking)]
+    names = [entry.get("value") if isinstance(entry, Mapping) else entry for entry in ranking]
+    if {_index_of(name, replies) for name in names} != {0, 1} or not _are_numbers(ranks):
+        return REFUSED
+    return None if ranks[0] == ranks[1] else _index_of(names[ranks.index(min(ranks))], replies)
 
 
 def _selected(result: Mapping[str, Any]) -> object:

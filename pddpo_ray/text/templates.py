@@ -88,7 +88,7 @@ def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:
         raise UserError(f"this model has one chat template, and none that is called {which!r}: use {OF_TOKENIZER}")
     raise UserError(
         f"this model has the chat templates {', '.join(names)} and no {which or 'default'}: choose one, for example"
-        f" {OF_TOKENIZER}:{names[0]}"
+        f" {OF_TOKENIZER}:{names[0]} (world.template, --template)"
     )
 
 
@@ -107,10 +107,10 @@ def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
 def _literal(value: Any) -> str:
     """A value of a recipe as Jinja writes it."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
-    return "none" if value is None else json.dumps(value)
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def rendered(template: str, messages: Sequence[Message]) -> str:

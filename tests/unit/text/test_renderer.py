@@ -183,7 +183,8 @@ def test_transcripts_keep_the_space_and_chat_templates_none() -> None:
     tokenizer = qwen_2_5()
     for template, lead in (("hh", " "), ("plain", " "), ("safe-rlhf", " "), ("alpaca", ""), ("chatml", "")):
         renderer = Renderer(tokenizer, template)
-        assert renderer.answer_text(DIALOGUE, f"  {ANSWER} ") == lead + ANSWER
+        assert renderer.answer_text(DIALOGUE, ANSWER) == lead + ANSWER
+        assert renderer.answer_text(DIALOGUE, f"  {ANSWER} ") == f"{lead}  {ANSWER} "
         assert tokenizer.decode(renderer.answer_ids(DIALOGUE, ANSWER)) == f"{lead}{ANSWER}<|im_end|>"
     assert Renderer(tokenizer, "tokenizer").answer_text(QUESTION, ANSWER) == ANSWER
 

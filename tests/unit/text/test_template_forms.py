@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pddpo_ray.config import load
@@ -91,6 +91,8 @@ def test_arguments_are_part_of_the_template_and_nobody_can_set_others() -> None:
     assert Renderer(tokenizer, OF_VERSION).template == tokenizer.chat_template
 
 
+@settings(max_examples=40)
+@example('a "%} \\ {{ b }}')
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9),
                     lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(max_size=5), some, max_size=3),
                     max_leaves=6))  # fmt: skip
