@@ -46,6 +46,7 @@ ABOUT = re.compile(
     r"meta(data)?|split|subset|tags?|time(stamp)?|type|url|version|annotators?)$"
 )
 """Names that say something about a row and are no part of its dialogue."""
+EMPTY_JSON = ("[]", "{}", "null")
 ABOUT_WORDS = 6
 """A longer value is text, whatever its column is called."""
 MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*([\"'])(role|from|content|value)\1")
@@ -78,7 +79,8 @@ class ReadFields(Mapping[str, Any]):
 
     def unread(self) -> list[str]:
         """Fields with a value that nobody looked at."""
-        return [name for name, value in self._row.items() if name not in self._read and not is_empty(value)]
+        unread = {name: value for name, value in self._row.items() if name not in self._read and not is_empty(value)}
+        return [name for name, value in unread.items() if value not in EMPTY_JSON]
 
     def demand_read(self, prompt: Sequence[str], *, judged: bool = True) -> None:
         """RowError where a tool, a label (if `judged`) or a text that is not in `prompt` was not read."""

@@ -24,7 +24,7 @@ Means = Literal["helpful", "harmless", "both"]
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter", "customer"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot", "chatbot", "ai", "bing", "bard"), "assistant"),
 }
 TOOL_ROLES = ("tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call")
 CALLS = ("tool_use", "tool_call", "tool_result", "function_call", "function")

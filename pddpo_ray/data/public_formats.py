@@ -31,6 +31,8 @@ CHOICE = re.compile(
     r"(?: is)?(?: (?:much|slightly|clearly))?(?: (?:the )?(?:better|best|preferred))?(?: (?:one|answer|response))?\.?$"
 )
 """How people and tools name one of two answers."""
+CHOOSES = re.compile(r"(?i)comparison|choice|choose|chose|pairwise|pick|select|which|best")
+"""Names of columns with a choice between two answers."""
 SIDES = {"left": 0, "first": 0, "right": 1, "second": 1}
 TIES = ("tie", "equal", "both", "neither", "same", "none")
 REFUSED = -1
@@ -66,7 +68,9 @@ def read_helpsteer(row: ReadFields, means: Means) -> Example:
             " preference files of HelpSteer, or leave the grades out (--ignore)",
         )
     strength = fields.number(row.get(names[2]), names[2])
-    row.get("individual_preference")  # the overall one sums them up
+    for name in row:
+        if "preference" in name:
+            row[name]  # what the one number sums up
     winner = None if not strength else int(strength > 0)
     return judged(prompt_of(row), (fields.text(row, names[0]), fields.text(row, names[1])), winner, means)
 
@@ -249,10 +253,12 @@ def _nested_questions(responses: Any) -> dict[str, list[Any]]:
 def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
     """The columns of a flat record that choose between its replies; those of other questions are not read."""
     told: dict[str, list[Any]] = {}
+    exported = "annotation_id" in row
     for name in map(str, row):
         value = row.peek(name)
-        by_name = bool(unread_labels([name])) or isinstance(value, list)
-        if any(reply in name for reply in replies) or not (isinstance(value, list | str) or by_name):
+        by_name = bool(unread_labels([name]) or CHOOSES.search(name)) or isinstance(value, list)
+        of_reply = any(reply in name for reply in replies) or ".suggestion" in name
+        if of_reply or not (by_name or (exported and isinstance(value, str))):
             continue
         values = _submitted(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
         named = [_index_of(entry, replies, by_name=by_name) for entry in values]

@@ -46,7 +46,9 @@ class _Seen:
 
 
 def file_rows(config: Config) -> list[tuple[str, str]]:
-    """(file, what its first rows hold) of every file of pairs and prompts. UserError where a file's rows are of no use.
+    """(file, what its first rows hold) of every file of pairs and prompts, and what the template does to answers.
+
+    UserError where a file's rows are of no use.
 
     With a reference, the rows are rendered by its chat template and counted in its tokens, as the run will do it. Data
     sets of the hub are not looked at: a dry run asks no network.
@@ -61,7 +63,8 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     seen = [_look(one, world, renderer) for one in _named(config, world) if one.files]
     if renderer is not None:
         _demand_fitting(seen, world)
-    return [line for one in seen for line in one.lines]
+    found = [] if renderer is None else [("world.template", finding) for finding in renderer.findings()]
+    return [*(line for one in seen for line in one.lines), *found]
 
 
 def _named(config: Config, world: NoWorldConfig) -> list[_Named]:

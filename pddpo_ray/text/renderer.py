@@ -72,10 +72,6 @@ class Renderer:
         """An answer as a model wrote it, without the white space that the template writes in front of answers."""
         return drawn.removeprefix(self.answer_text(messages, MARK).removesuffix(MARK))
 
-    def rewrites(self, messages: Sequence[Message], answer: str) -> bool:
-        """Whether the template would write something else than this answer, beyond white space."""
-        return answer.strip() not in self.text([*messages, Message("assistant", answer)])
-
     def findings(self) -> list[str]:
         """What the template does to every answer, beyond white space, and what follows; empty: nothing."""
         from jinja2 import TemplateError

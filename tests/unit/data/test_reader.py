@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -118,6 +119,7 @@ def test_all_pieces_of_a_prompt_are_in_it(question: str, asked: str, more: str, 
     assert [answer.text for answer in example.answers] == list(PAIR.values())
 
 
+@hypothesis.settings(max_examples=40)
 @given(st.text("abcdefghijklmnopqrstuvwxyz_", min_size=4).filter(lambda name: name.strip("_") == name), SENTENCES)
 def test_an_unknown_text_column_is_never_lost(name: str, text: str) -> None:
     row = {"prompt": ASK, name: text, **PAIR}
