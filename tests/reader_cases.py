@@ -130,6 +130,11 @@ CASES = (
     # turns
     Case(TURNS, "`history` as pairs", {"history": [["Hi.", "Hello."]], "prompt": ASK, **PAIR},
          Read(("user: Hi.", "assistant: Hello.", f"user: {ASK}"), TWO, 0), "earlier turns"),
+    Case(TURNS, "`history` as objects of two", {"history": [{"question": "Hi.", "answer": "Hello."}],
+         "prompt": ASK, **PAIR},
+         Read(("user: Hi.", "assistant: Hello.", f"user: {ASK}"), TWO, 0), "earlier turns"),
+    Case(TURNS, "`history` as other objects", {"history": [{"first": "Hi.", "then": "Hello."}], "prompt": ASK, **PAIR},
+         Aside("wrong-type", "`history[0]` has no role"), "are no messages"),
     Case(TURNS, "`history` as messages, one answer", {"history": [user("Hi."), bot("Hello.")], "instruction": ASK,
          "output": "Dry it."}, Read(("user: Hi.", "assistant: Hello.", f"user: {ASK}"), ("Dry it.",)), "earlier turns"),
     Case(TURNS, "`history` as a text", {"history": "We spoke of herbs.", "prompt": ASK, **PAIR},

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pddpo_ray.data import columns, transcripts
-from pddpo_ray.data.columns import DIALOGUES, HEADS, QUESTIONS, SYSTEM, ReadFields
+from pddpo_ray.data.columns import DIALOGUES, HEADS, QUESTIONS, REPLIES, SYSTEM, ReadFields
 from pddpo_ray.data.example import Answer, Example
 from pddpo_ray.data.fields import checked_text
 from pddpo_ray.data.problems import RowError, shown
@@ -30,6 +30,8 @@ TOOL_ROLES = ("tool", "function", "function_call", "function_response", "observa
 CALLS = ("tool_use", "tool_call", "tool_result", "function_call", "function")
 """Types of parts that are calls of tools."""
 TEXT_PARTS = ("text", "input_text", "output_text")
+ASKED, SAID = (*QUESTIONS, "input", "user", "human"), (*REPLIES, "assistant", "model", "gpt", "bot")
+"""Names of the two sides in a turn of each."""
 WORDS = 3
 """Fewer words at the beginning of an answer may be its own, though the prompt is the same."""
 
@@ -53,6 +55,8 @@ def _message(item: object, name: str) -> Message:
         raise RowError("wrong-type", f"`{name}` is a {type(item).__name__}, not a message with role and content")
     keys = [next((key for key in pair if item.get(key) is not None), pair[0]) for pair in _MESSAGE]
     _refuse_more(item, keys, name)
+    if not any(key in item for key in _MESSAGE[0]):
+        raise RowError("wrong-type", f"`{name}` has no role, so it is no message")
     role = checked_text(item.get(keys[0]), f"{name}.role")
     known = role.strip().lower()
     if known in TOOL_ROLES:
@@ -139,12 +143,12 @@ def _turns(value: object, name: str) -> Turns:
         turns = messages(more["messages"], f"{name}.messages")
         more.demand_read([turn.content for turn in turns])
         return turns
-    if isinstance(value, list) and value and all(isinstance(item, list) and len(item) == 2 for item in value):
-        said = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    pairs = [_question_and_reply(item) for item in value] if isinstance(value, list) else []
+    if pairs and None not in pairs:
         return tuple(
-            Message(role, checked_text(text, where))
-            for where, pair in said
-            for role, text in zip(("user", "assistant"), pair, strict=True)
+            Message(role, checked_text(text, f"{name}[{index}]"))
+            for index, pair in enumerate(pairs)
+            for role, text in zip(("user", "assistant"), pair or (), strict=True)
         )
     if isinstance(value, list) and not _is_text(value):
         return messages(value, name)
@@ -152,6 +156,14 @@ def _turns(value: object, name: str) -> Turns:
     if name in DIALOGUES and not transcripts.is_open(text):
         raise RowError("wrong-type", f"`{name}` is a text, not a list of messages")
     return transcripts.opened(text, name) if transcripts.is_open(text) else (Message("user", text),)
+
+
+def _question_and_reply(item: object) -> tuple[object, object] | None:
+    """A turn of each side, as a list of two or under their names."""
+    if isinstance(item, Mapping) and len(item) == 2:
+        asked, said = (next((key for key in item if key in names), None) for names in (ASKED, SAID))
+        return None if asked is None or said is None else (item[asked], item[said])
+    return (item[0], item[1]) if isinstance(item, list) and len(item) == 2 else None
 
 
 def _text(value: object, name: str) -> str:

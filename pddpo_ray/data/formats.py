@@ -151,7 +151,10 @@ FORMATS = {
 
 def recognise(row: Fields) -> Format | None:
     """The most telling format that a row has the fields of."""
-    row = plain(row)
+    return _format_of(plain(row))
+
+
+def _format_of(row: Fields) -> Format | None:
     if {"response_0", "response_1"} & row.keys() and set(PKU_LABELS) & row.keys():
         return FORMATS["pku"]
     public = public_formats.fits(row)
@@ -179,8 +182,8 @@ def recognise(row: Fields) -> Format | None:
 
 def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) -> Example:
     """The row as an Example, with all of its judgements if `judged`. RowError says why it cannot be one."""
-    other = recognise(row)
     row = plain(row)
+    other = _format_of(row)
     if other is not None and other is not form and other.strong and _is_other(row, form, other):
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
     watched = ReadFields(row)
