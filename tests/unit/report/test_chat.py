@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from pddpo_ray.cli.main import app, main
+from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
@@ -100,3 +101,16 @@ def test_the_references_own_settings_bend_no_answer(run: ServedRun, tmp_path: Pa
         (version / "config.json").write_text(json.dumps({**config, **settings}))
     asked = ("--prompt", f"{HOSTILE_WORDS[4]} {HOSTILE_WORDS[5]}", "--round", "1")
     assert chat(bent, *asked).stdout == chat(run, *asked).stdout
+
+
+def test_without_settings_an_answer_is_as_long_as_in_the_run_and_longer_than_the_context_is_refused(
+    run: ServedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["chat", str(run.folder), "--prompt", HOSTILE_WORDS[4]]
+    longest = str(find_run(run.folder, None).config.rollout.max_tokens)
+    said = [CliRunner().invoke(app, [*asked, *more]) for more in ([], ["--max-tokens", longest])]
+    assert said[0].exit_code == 0
+    assert said[0].stdout == said[1].stdout
+    with pytest.raises(SystemExit, match="2"):
+        main([*asked, "--max-tokens", "256"])
+    assert "--max-tokens 256: prompt and answer together have room for 128 tokens" in capsys.readouterr().err
