@@ -20,6 +20,7 @@ from pddpo_ray.theory.seeds import generator
 WHOLE_POOL_ROUNDS = 4
 """Pools of all prompts are drawn before the first round where so many rounds ask as many prompts as there are."""
 CALIBRATION = "calibration"
+LEFT_OUT = "rows-left-out"
 
 
 def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence[Response] = ()) -> Proposal:
@@ -156,6 +157,8 @@ def offline_pairs(
 
     if given is not None:
         journal.once("offline", add)
+        if backends.left_out:
+            journal.once(LEFT_OUT, lambda: dict(backends.left_out))
         labelled = [entry.labelled for entry in journal.pairs(0)]
     else:
         per_prompt = offline_answers(config.offline.pairs, len(backends.prompts))
