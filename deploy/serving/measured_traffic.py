@@ -3,7 +3,8 @@
 A coin that knows nothing of the answer chooses what is measured. Only answers of `released` that carry its certificate
 count, decoded as it was tested: each has an expected measure of at most the limit while the release keeps it, whatever
 came before. Texts are measured in memory and stored nowhere. An answer that the source cannot measure is left out, and
-counted by itself.
+counted by itself. One that was broken off is not measured: it counts as the best value, so that a client who leaves
+each stream that looks harmless raises no evidence.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class MeasuredTraffic:
     ) -> None:
         self._alarms, self._limits, self._share = Alarms(store), tuple(limits), share
         self._metrics, self._rang, self._coin = metrics, rang, coin
-        self._waiting: asyncio.Queue[tuple[str, Answer]] = asyncio.Queue(KEPT)
+        self._waiting: asyncio.Queue[tuple[str, Answer | None]] = asyncio.Queue(KEPT)
         self._states: dict[Watched, Alarm] = {}
         self._over: set[str] = set()
 
@@ -104,8 +105,9 @@ class MeasuredTraffic:
         """Whether anything is measured at all."""
         return bool(self._limits) and self._share > 0
 
-    def offer(self, sha256: str, answer: Answer) -> None:
-        """An answer of the released policy with these weights; the coin decides before anybody reads it."""
+    def offer(self, sha256: str, answer: Answer | None) -> None:
+        """An answer of the released policy with these weights, None: it was broken off; the coin decides before anybody
+        reads it."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
             self._waiting.put_nowait((sha256, answer))
 
@@ -118,11 +120,14 @@ class MeasuredTraffic:
             except Exception:
                 logger.exception("a served answer was not measured")
 
-    def measure(self, sha256: str, answer: Answer) -> None:
+    def measure(self, sha256: str, answer: Answer | None) -> None:
         """One answer under all limits. Raises what a source raises for a mistake that a person must mend."""
         if sha256 in self._over:
             return
         for limit in self._limits:
+            if answer is None:
+                self._count(Watched(sha256, limit.name), limit, 0.0)
+                continue
             (value,) = limit.measured([answer])
             self._metrics.measured(limit.name, value, limit.at_most)
             if value is not None:
