@@ -168,7 +168,9 @@ class EntranceState:
 
     def _alarmed(self, watched: Watched, alarm: Alarm) -> None:
         """Takes the release back, journals it and tells the webhook; the follower takes it over."""
+        key, count = self.measured.most_of(watched.sha256)
         reason = f"alarm: {watched.limit} is broken by what {alarm.answers} measured answers say"
+        reason += f"; of those since the start most, {count}, went to key {key!r}"
         stage = self.catalog.stage
         if stage is not None and self.catalog.policies[stage.round].version.sha256 == watched.sha256:
             now = self.releases.unstage(stage.round, by=ALARM, reason=reason)

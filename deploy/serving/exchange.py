@@ -222,7 +222,8 @@ class Exchange:
         if self._id and status == 200 and self._call.single:
             reply = Reply(self._key.name, self._call.question, self._answer, self._policy, self._call.model)
             self._parts.remember(self._id, reply)
-            self._parts.measured.offer(self._measured_as, Answer(self._call.question, self._answer))
+            answer = Answer(self._call.question, self._answer)
+            self._parts.measured.offer(self._measured_as, answer, self._key.name)
             self._parts.kept.offer(self._key, self._consent, self._sent())
         if cut_off:
             self._parts.metrics.broke_off()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,8 @@ class MeasuredTraffic:
     ) -> None:
         self._alarms, self._limits, self._share = Alarms(store), tuple(limits), share
         self._metrics, self._rang, self._coin = metrics, rang, coin
-        self._waiting: asyncio.Queue[tuple[str, Answer | None]] = asyncio.Queue(KEPT)
+        self._waiting: asyncio.Queue[tuple[str, Answer | None, str]] = asyncio.Queue(KEPT)
+        self._askers: dict[str, Counter[str]] = {}
         self._states: dict[Watched, Alarm] = {}
         self._over: set[str] = set()
 
@@ -105,25 +107,31 @@ class MeasuredTraffic:
         """Whether anything is measured at all."""
         return bool(self._limits) and self._share > 0
 
-    def offer(self, sha256: str, answer: Answer | None) -> None:
-        """An answer of the released policy with these weights, None: it was broken off; the coin decides before anybody
-        reads it."""
+    def offer(self, sha256: str, answer: Answer | None, key: str = "") -> None:
+        """An answer of the released policy with these weights to this key, None: it was broken off; the coin decides
+        before anybody reads it."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
-            self._waiting.put_nowait((sha256, answer))
+            self._waiting.put_nowait((sha256, answer, key))
 
     async def work(self) -> None:
         """Measures what waits, for ever."""
         while True:
-            sha256, answer = await self._waiting.get()
+            offered = await self._waiting.get()
             try:
-                await asyncio.to_thread(self.measure, sha256, answer)
+                await asyncio.to_thread(self.measure, *offered)
             except Exception:
                 logger.exception("a served answer was not measured")
 
-    def measure(self, sha256: str, answer: Answer | None) -> None:
+    def most_of(self, sha256: str) -> tuple[str, int]:
+        """The key that got most of the answers of these weights that were measured since the start, and how many."""
+        return max(self._askers.get(sha256, Counter()).items(), key=lambda one: one[1], default=("", 0))
+
+    def measure(self, sha256: str, answer: Answer | None, key: str = "") -> None:
         """One answer under all limits. Raises what a source raises for a mistake that a person must mend."""
         if sha256 in self._over:
             return
+        if answer is not None:
+            self._askers.setdefault(sha256, Counter())[key] += 1
         for limit in self._limits:
             if answer is None:
                 self._count(Watched(sha256, limit.name), limit, 0.0)

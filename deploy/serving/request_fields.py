@@ -29,7 +29,7 @@ SHOWN_MAX = 60
 """Characters of a value that a header or an error repeats."""
 ANSWERS_MAX = 8
 LOGPROBS_MAX = 20
-INT64 = 2**63
+INT32, INT64 = 2**31, 2**63
 
 _truth: TypeAdapter[bool] = TypeAdapter(bool)
 
@@ -106,7 +106,7 @@ TABLE: tuple[RequestField, ...] = (
     _bends("max_tokens", LENGTH, form="whole", tested="max_tokens"),
     _bends("max_completion_tokens", LENGTH, form="whole", tested="max_tokens", only="chat"),
     _bends("top_p", "it cuts unlikely tokens off", 1.0, form="number"),
-    _bends("top_k", "it cuts unlikely tokens off", -1, 0, form="whole"),
+    _bends("top_k", "it cuts unlikely tokens off", -1, 0, form="whole", least=-1, most=INT32 - 1),
     _bends("min_p", "it cuts unlikely tokens off", 0.0, form="number"),
     _bends("frequency_penalty", "it bends the chances of tokens", 0.0, form="number"),
     _bends("presence_penalty", "it bends the chances of tokens", 0.0, form="number"),

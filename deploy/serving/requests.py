@@ -24,6 +24,8 @@ USER_MAX = 200
 LENGTHS = {"max_tokens", "max_completion_tokens"}
 TOOL = "tool"
 ROLES = ("system", "user", "assistant", TOOL)
+TYPES_OF_TEXT = ("text", "message")
+"""What lm-eval and clients of other routes write beside a message that is one anyway."""
 ALIASES = {"developer": "system"}
 """Other names of roles, as OpenAI's newer models have them."""
 NO_TOOLS = "none"
@@ -199,6 +201,8 @@ def read_messages(value: Any, control: Sequence[str]) -> tuple[list[dict[str, An
             raise ApiError(400, f"messages[{number}]: the role {shortened(role)} is none of {known}")
         content = _content(message.get("content"))
         others = {name: one for name, one in message.items() if name not in ("role", "content") and one}
+        if others.get("type") in TYPES_OF_TEXT:
+            others.pop("type")
         messages.append({"role": role, "content": content, **others})
         if others or role == TOOL:
             untested = untested or f"messages[{number}] with {shortened(next(iter(others), TOOL))}"
