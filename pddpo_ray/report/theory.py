@@ -197,6 +197,8 @@ def _enough_labels(run: RunData) -> Assumption:
     answers = sum(labels.answers for labels in run.labels.values())
     if incomplete:
         return Assumption(name, "not met", f"{incomplete} of {answers} answers have another number")
+    if not answers and run.measured:
+        return Assumption(name, "not checkable", "the journal holds the limits' measured values, not single labels")
     if not answers:
         return Assumption(name, "not checkable", "there are no labels yet")
     return Assumption(name, "met", f"all {answers} answers")

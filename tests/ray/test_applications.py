@@ -10,7 +10,7 @@ import pytest
 from actors.session import free_port, ray_session
 from pddpo_ray.errors import UserError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 
 def says(word: str) -> Any:

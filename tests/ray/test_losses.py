@@ -60,11 +60,12 @@ class FrailEngine:
 
 
 @pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
+def two_places() -> Iterator[None]:
+    """A session of its own: a group that waits for places finds none of the two free."""
     yield from session(cpus=2)
 
 
-def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_running: None, tmp_path: Path) -> None:
+def test_losses_are_counted_by_question_and_every_new_process_is_verified(two_places: None, tmp_path: Path) -> None:
     deaths, verified = tmp_path / "deaths", []
     deaths.touch()
     engine = RolloutHandle("frail", lambda: FrailEngine(deaths), RolloutSettings(restarts=1))
@@ -88,7 +89,7 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_ru
 
 
 @pytest.mark.full
-def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_running: None, tmp_path: Path) -> None:
+def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(two_places: None, tmp_path: Path) -> None:
     """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
     from ray.util.state import list_actors
 
@@ -112,7 +113,7 @@ def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_
 
 
 def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
-    ray_running: None, tmp_path: Path
+    two_places: None, tmp_path: Path
 ) -> None:
     forgotten = ray.util.placement_group([{"CPU": 1}] * 2)
     ray.get(forgotten.ready(), timeout=60)
@@ -124,7 +125,7 @@ def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
         group.close()
 
 
-def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(ray_running: None) -> None:
+def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(two_places: None) -> None:
     from ray.util.state import list_actors
 
     def process() -> int:

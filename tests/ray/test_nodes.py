@@ -17,7 +17,7 @@ from pddpo_ray.plan.resources import Bundle
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.summing_backend import command, make
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
 from tests.answering_people import answering
-from tests.ray_session import session
 from tests.traces import trace, workers_by_round
 from tests.unit.loop.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 SMALL = (
     "rounds=2", "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}", "feedback.responses=16",
@@ -25,11 +23,6 @@ SMALL = (
     "trainer.threads=1", *[f"trainer.{stage}.steps=3" for stage in ("reward", "cost", "first_reward", "first_cost")],
     "report={html: false, tensorboard: false}",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 def measured(run: Path) -> list[tuple[int, str, object]]:

@@ -269,6 +269,7 @@ def test_a_seed_repeats_policy_and_answer(endpoint: Endpoint) -> None:
     assert about(first)["round"] == about(again)["round"]
 
 
+@pytest.mark.full
 def test_two_hundred_conversations_are_spread_evenly_and_each_keeps_its_policy(endpoint: Endpoint) -> None:
     client = endpoint.client()
 
@@ -289,6 +290,7 @@ def test_two_hundred_conversations_are_spread_evenly_and_each_keeps_its_policy(e
     assert chisquare([counts[k] for k in (1, 2, 3)]).pvalue > 1e-6  # the secret is another one in every run
 
 
+@pytest.mark.full
 def test_release_and_rollback_drop_no_request_of_twenty_clients(endpoint: Endpoint) -> None:
     stop = threading.Event()
     seen: list[int] = []
@@ -441,6 +443,7 @@ def test_a_key_made_on_the_command_line_works_until_it_is_revoked(endpoint: Endp
     until(lambda: not is_known(client))
 
 
+@pytest.mark.full
 def test_a_killed_vllm_is_followed_by_one_that_imports_nothing(endpoint: Endpoint) -> None:
     """Twelve clients who do as `Retry-After` says see no other error; readiness knows it; the replica stays."""
     root = endpoint.served.process.pid

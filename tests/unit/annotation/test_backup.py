@@ -98,6 +98,7 @@ def test_what_is_no_backup_a_driven_run_and_a_served_page_are_refused(
     assert ends("restore", str(out)).startswith(("0", "None"))
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_postgres_is_backed_up_and_restored(tmp_path: Path) -> None:
     with postgres_server() as url:

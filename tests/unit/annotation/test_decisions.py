@@ -211,6 +211,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.run
 def test_a_whole_run_finishes_on_an_accepted_round_and_says_what_is_missing(tmp_path: Path) -> None:
     config, folder = load("tabular", SETTINGS), tmp_path / "demo"
     with pytest.raises(ParkedError):

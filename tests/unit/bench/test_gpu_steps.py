@@ -90,6 +90,7 @@ def test_two_nodes_without_a_cluster_or_with_sqlite_on_their_share_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:

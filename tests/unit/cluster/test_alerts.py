@@ -12,7 +12,10 @@ import yaml
 
 ALERTS = Path(__file__).parents[3] / "deploy" / "monitoring" / "alerts.yaml"
 PROMTOOL = shutil.which("promtool")
-pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian package prometheus)")
+pytestmark = [
+    pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian package prometheus)"),
+    pytest.mark.run,
+]
 
 RUN = {"run": "demo"}
 SERVED = 'pddpo_serving_requests_total{run="demo",model="policy",round="1",status="%s"}'

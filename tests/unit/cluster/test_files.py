@@ -76,6 +76,7 @@ def test_every_node_of_a_cloud_has_an_image_of_its_own() -> None:
 # --- Slurm, container ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_the_slurm_script_parses_and_keeps_its_token_to_itself() -> None:
     checked = subprocess.run(["bash", "-n", str(SBATCH)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
@@ -253,6 +254,7 @@ def balanced(expression: str) -> bool:
     return depth == 0
 
 
+@pytest.mark.run
 def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) -> None:
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe

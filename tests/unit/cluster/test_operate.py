@@ -139,6 +139,7 @@ def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pyt
     assert (code, "--go-on needs the run folder" in err) == (2, True)
 
 
+@pytest.mark.run
 def test_a_run_that_is_driven_on_another_host_is_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_run_that_is_driven_on_another_host_is_said_so(
         engine.dispose()
 
 
+@pytest.mark.run
 def test_a_run_without_a_log_and_no_run_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe(load("tabular", [*SMALL, "rounds=1"]), tmp_path / "run")
     for verb, folder, message in (

@@ -113,6 +113,7 @@ def test_a_suite_on_real_text_needs_held_out_prompts(tmp_path: Path) -> None:
         compare(suite, tmp_path / "runs", run_here, lambda line: None)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_suite_runs_every_method_and_shares_reference_and_scorers(tmp_path: Path) -> None:
     suite, told = small(tmp_path / "cache"), list[str]()

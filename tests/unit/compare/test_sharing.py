@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pddpo_ray.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
@@ -145,6 +146,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_skipped(tmp_path: Path)
     assert Memory(path).recall("one", lambda: 3) == 1
 
 
+@pytest.mark.run
 def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
     """120 pairs with two labels each, 24 x 4 labels of answers, two fits; a table's answer is a token."""
     run_recipe(config_of("sacpo"), tmp_path / "run")
@@ -154,6 +156,7 @@ def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
     assert budget.tokens == 24
 
 
+@pytest.mark.run
 def test_labels_that_were_withheld_are_not_counted(tmp_path: Path) -> None:
     run_recipe(config_of("sacpo", "offline.reward_share=0.1"), tmp_path / "run")
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:

@@ -123,6 +123,7 @@ def test_every_arm_of_a_shipped_suite_can_start_at_its_multiplier(name: str) -> 
         assert constraint.multiplier <= constraint.upper
 
 
+@pytest.mark.slow
 def test_an_arm_that_cannot_start_leaves_the_others_alone(tmp_path: Path) -> None:
     broken = SMALL.replace("algorithm=pd-dpo]", "algorithm=pd-dpo, dual.first=99.0]")
     suite = load_suite(suite_file(tmp_path, broken))

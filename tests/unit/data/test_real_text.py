@@ -147,6 +147,7 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     assert all(answer.id.startswith("0-scorecard") for answer in shown)  # none out of the files
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_takes_a_tied_checkpoint_of_several_bfloat16_files(tmp_path: Path) -> None:
     """Its reference is one float32 file; every version is delivered, and the last one merged, in that type."""
@@ -172,6 +173,7 @@ def test_a_run_takes_a_tied_checkpoint_of_several_bfloat16_files(tmp_path: Path)
     assert "lm_head.weight" not in kept[0]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_another_method_runs_on_the_same_texts_by_its_name(tmp_path: Path) -> None:
     result = run_recipe(
@@ -188,6 +190,7 @@ def asked_of(example: Example) -> str:
     return json.dumps({"messages": [{"role": one.role, "content": one.content} for one in example.prompt]}) + "\n"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_then_once(tmp_path: Path) -> None:
     """Canaries: ten prompts of the pairs that the run would have learned from."""

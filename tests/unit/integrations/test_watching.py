@@ -64,6 +64,7 @@ def test_every_look_is_in_the_log_and_in_the_journal_and_the_training_is_the_sam
         assert torch.equal(one, other)
 
 
+@pytest.mark.full
 def test_an_interval_beyond_a_limit_ends_the_training_with_a_checkpoint(tmp_path: Path) -> None:
     strict = {"length": {**LENGTH["length"], "at_most": 1, "bounds": [0, 12]}}
     watch = LimitWatch(strict, PROMPTS, every=1, draws=Draws(each=4, max_tokens=12), stop=True)
@@ -73,6 +74,7 @@ def test_an_interval_beyond_a_limit_ends_the_training_with_a_checkpoint(tmp_path
     assert watch.checked["length"].kept is False
 
 
+@pytest.mark.full
 def test_conversations_are_written_by_the_template_and_sets_belong_to_their_limits(tmp_path: Path) -> None:
     limits = {
         "asked": {"rate": {"regex": str(tmp_path / "any.txt")}, "over": "red", "at_most": "90 %"},
@@ -90,6 +92,7 @@ def test_conversations_are_written_by_the_template_and_sets_belong_to_their_limi
     assert (watch.checked["asked"].n, watch.checked["said"].n) == (4, 10)
 
 
+@pytest.mark.full
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 

@@ -112,6 +112,7 @@ def test_answers_of_one_prompt_are_one_observation(tmp_path: Path) -> None:
     assert (found["n"], found["prompts"], found["kept"]) == (200, 1, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "failed", "reason"),
     [("raises", 100, "ZeroDivisionError"), ("nan", 100, "nan"), ("text", 100, "no number"),

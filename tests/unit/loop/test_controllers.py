@@ -91,6 +91,7 @@ def test_independent_draws_are_uniform_whatever_was_drawn_before_and_a_restart_s
     np.testing.assert_allclose(pairs / 3999, 1 / 16, atol=4 * np.sqrt(1 / 16 / 3999))
 
 
+@pytest.mark.slow
 def test_independent_draws_of_sets_have_equally_many_of_each_in_every_round(journal: Journal) -> None:
     """Shares 75 and 25 % of 8 prompts a round: 6 and 2 of them; p0 stands twice in its list."""
     sets = prompt_sets({"often": [0, 0, 1], "seldom": [2, 3]}, {"often": 0.75, "seldom": 0.25})

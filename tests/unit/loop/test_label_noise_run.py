@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pddpo_ray.config import load
 from pddpo_ray.journal.identity import open_folder
@@ -36,6 +37,7 @@ def world_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.run
 def test_a_step_divides_by_the_covariance_with_what_its_policy_had_learned(tmp_path: Path) -> None:
     """Cov(label, beta log reward policy / policy) / lambda within prompts; neither the labels' variance nor its end."""
     config = load("tabular", [f"world={{kind: tabular, path: {world_file(tmp_path)}}}", *SETTINGS])

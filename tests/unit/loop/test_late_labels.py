@@ -172,6 +172,7 @@ def test_a_worlds_labels_come_exactly_so_late_and_all_by_the_end(tmp_path: Path)
     assert steps[4].multiplier_before == steps[1].multiplier_after
 
 
+@pytest.mark.run
 def test_labels_of_a_run_that_waits_are_the_same_when_nothing_is_late(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         slowed(patch, 0)
@@ -222,6 +223,7 @@ KILLS = [
 """(round, phase) before which the run dies, one after another."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) -> None:
     config = small("feedback.rounds_late=2", NEWTON, "certificate.mixtures=[1]", rounds=4)
@@ -242,6 +244,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) 
     assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
 
 
+@pytest.mark.run
 def test_certificates_have_the_draws_of_every_round_in_order(tmp_path: Path) -> None:
     config = small("feedback.rounds_late=2", NEWTON, "certificate.mixtures=[1]", rounds=4)
     finish(config, tmp_path / "run")
@@ -275,6 +278,7 @@ PEOPLE = [
 RATE = ["feedback.signal=unsafe_rate", "dual.threshold=0.5"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_with_people_goes_on_without_them_until_the_bound(tmp_path: Path) -> None:
     config = small(*PEOPLE, *RATE, NEWTON, "feedback.park_after_s=0", rounds=3)

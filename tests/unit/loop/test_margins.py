@@ -71,6 +71,7 @@ def test_a_step_with_a_margin_is_the_step_under_the_lower_limit(rule: Rule) -> N
     assert after.multiplier > 1.0
 
 
+@pytest.mark.run
 def test_a_run_aims_below_its_limit_says_so_and_ends_with_a_higher_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -72,6 +72,7 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.mark.run
 def test_a_run_that_is_killed_in_its_own_certification_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """A limit so close to the truth that 1,280 draws do not decide it."""
     run, whole = tmp_path / "run", tmp_path / "whole"

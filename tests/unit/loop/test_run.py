@@ -27,6 +27,8 @@ from pddpo_ray.worlds.tabular_parts import TabularEngine
 from tests.method_modules import METHODS
 from tests.unit.loop.small_run import finish, small, story
 
+pytestmark = pytest.mark.run
+
 RESULT_KEYS = {
     "f_reference", "g_reference", "f_offline", "g_offline", "f_mixture", "g_mixture", "f_last", "g_last", "f_optimum",
     "g_optimum", "multiplier", "multiplier_optimum", "gap_offline", "gap_covered_only", "gap_last",

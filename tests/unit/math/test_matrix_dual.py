@@ -105,6 +105,7 @@ def misses(method, duals: list[LagrangianDual], rounds: int = 150) -> int:  # ty
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", STRENGTHS)
 def test_two_correlated_limits_one_often_slack_end_at_the_optimum_in_all_worlds(strength: float) -> None:
     duals = [correlated(seed, strength) for seed in range(60)]

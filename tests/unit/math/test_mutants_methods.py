@@ -38,6 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", NEEDS)
 def test_a_method_returns_the_policies_of_its_rounds(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +55,7 @@ def test_a_method_returns_the_policies_of_its_rounds(
     assert returned[0].policies == (policies[-1:] if last else policies)
 
 
+@pytest.mark.run
 def test_a_merged_policys_cost_is_journalled_at_the_share_of_the_multiplier(tmp_path: Path) -> None:
     run_recipe(config_of("p-sacpo", "method.share=0.25"), tmp_path / "run")
     with journal_of(tmp_path / "run") as journal:
@@ -80,6 +82,7 @@ def test_estimates_come_back_with_each_constraints_variance_within_prompts(journ
     assert sorted(found, key=str) == [(1, "a", 0.5), (1, "b", None), (2, "a", 1.0), (2, "b", None)]
 
 
+@pytest.mark.run
 def test_a_run_that_keeps_some_pairs_says_how_many_there_were(tmp_path: Path) -> None:
     told = finish(small("explore.keep=3", "explore.keep_random=0.5", rounds=1), tmp_path / "run")
     assert told["exact"][-1]["explore/found"] >= told["exact"][-1]["explore/pairs"] == 3.0

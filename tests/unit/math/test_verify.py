@@ -377,6 +377,7 @@ def test_every_method_is_in_a_picture_and_no_two_curves_of_one_look_alike(world:
         assert len({look for look, _ in legend}) == len(legend), legend
 
 
+@pytest.mark.slow
 def test_every_symbol_of_the_page_is_explained_on_it(world: TabularWorld) -> None:
     """Greek letters and their names, single capitals, names with _ or *, abbreviations."""
     claims = [check(world) for check in FORMULAS] + interval_claims()

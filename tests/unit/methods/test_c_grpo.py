@@ -110,6 +110,7 @@ def tabular(*overrides: str) -> object:
     return load("tabular", ["algorithm=c-grpo", *SMALL, RULE, PPO, *given, *overrides])
 
 
+@pytest.mark.run
 def test_a_run_samples_groups_and_one_that_was_broken_off_equals_the_unbroken(tmp_path: Path) -> None:
     class PowerCut(BaseException):
         pass

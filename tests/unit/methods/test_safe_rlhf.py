@@ -134,6 +134,7 @@ def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: 
     assert total_variation(found, optimum(multiplier)) < 0.05
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_with_the_dual_step_policy_and_multiplier_reach_the_known_saddle_point() -> None:
     """The price at which the exact optimum just meets the limit, by bisection, and its policy."""
@@ -222,6 +223,7 @@ def tabular(*overrides: str) -> object:
     )
 
 
+@pytest.mark.run
 def test_a_run_updates_on_the_answers_of_the_policy_before_and_prices_by_the_newest_window(tmp_path: Path) -> None:
     result = run_recipe(tabular(), tmp_path / "run")  # type: ignore[arg-type]
     assert result["rounds"] == 4
@@ -238,6 +240,7 @@ def test_a_run_updates_on_the_answers_of_the_policy_before_and_prices_by_the_new
     assert len({step.multiplier_after for step in steps}) == 4
 
 
+@pytest.mark.run
 def test_a_run_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
     class PowerCut(BaseException):
         pass
@@ -254,6 +257,7 @@ def test_a_run_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
     assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
 
 
+@pytest.mark.run
 def test_labels_are_those_of_the_offline_data_alone(tmp_path: Path) -> None:
     """120 pairs with two labels each and one bit per answer; the rounds are scored by the models."""
     assert run_recipe(tabular(), tmp_path / "run")["labels_used"] == 240 + 240  # type: ignore[arg-type]

@@ -134,6 +134,7 @@ def test_lines_for_a_reader_say_ok_or_failed(tmp_path: Path) -> None:
     assert "there is no such folder, and a hub name reads owner/model" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_tied_model_goes_the_whole_way_with_vllm(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_files_import_each_other_in_no_circle() -> None:
     assert circle(arrows()) == []
 
 
+@pytest.mark.slow
 def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
     between = {(room_of(here), room_of(there)) for here, there in arrows()}
     assert circle({(here, there) for here, there in between if here != there}) == []
@@ -206,6 +207,7 @@ def test_no_part_is_handed_a_world_or_its_oracle(path: Path) -> None:
             assert not words & TRUTH_BEARERS, f"{node.name}({argument.arg}: {stated})"
 
 
+@pytest.mark.run
 def test_the_library_imports_where_the_engines_are_not_installed() -> None:
     """Every module of the library, in a process in which importing an engine fails."""
     modules = [

@@ -97,6 +97,7 @@ def test_the_licence_is_apache_2() -> None:
     assert (ROOT / "NOTICE").is_file()
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "fast", "lint", "chaos", "compare", "bench", "clean"])
 def test_make_knows_its_targets(target: str) -> None:
     done = subprocess.run(
@@ -105,6 +106,7 @@ def test_make_knows_its_targets(target: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.run
 def test_make_test_runs_formatter_linter_types_and_tests() -> None:
     done = subprocess.run(
         ["make", "--dry-run", "test"], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
@@ -116,6 +118,7 @@ def test_make_test_runs_formatter_linter_types_and_tests() -> None:
     assert order == sorted(order)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("version", ["311", "312", "313"])
 def test_set_up_takes_the_lock_of_the_interpreter(version: str, tmp_path: Path) -> None:
     python = tmp_path / "python"
@@ -129,6 +132,7 @@ def test_set_up_takes_the_lock_of_the_interpreter(version: str, tmp_path: Path) 
     assert (check.returncode, check.stdout.count("3.11 and 3.12")) == ((1, 1) if version == "313" else (0, 0))
 
 
+@pytest.mark.run
 def test_another_torch_index_is_used_for_torch_alone() -> None:
     arguments = ["make", "--dry-run", "--always-make", "setup", "TORCH_INDEX=https://cpu.example"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)

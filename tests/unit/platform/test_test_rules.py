@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.run
+
 ROOT = Path(__file__).parents[3]
 SAMPLE = """
 import gc

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from pddpo_ray.cli.main import app, main
+from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
@@ -86,3 +87,16 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main(["chat", str(run.folder), "--prompt", " ".join(HOSTILE_WORDS * 2), "--max-tokens", "12"])
     assert "tokens, the model has room for 116" in capsys.readouterr().err
+
+
+def test_without_settings_an_answer_is_as_long_as_in_the_run_and_longer_than_the_context_is_refused(
+    run: ServedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["chat", str(run.folder), "--prompt", HOSTILE_WORDS[4]]
+    longest = str(find_run(run.folder, None).config.rollout.max_tokens)
+    said = [CliRunner().invoke(app, [*asked, *more]) for more in ([], ["--max-tokens", longest])]
+    assert said[0].exit_code == 0
+    assert said[0].stdout == said[1].stdout
+    with pytest.raises(SystemExit, match="2"):
+        main([*asked, "--max-tokens", "256"])
+    assert "--max-tokens 256: prompt and answer together have room for 128 tokens" in capsys.readouterr().err

