@@ -205,6 +205,17 @@ def test_other_decoding_of_a_certified_policy_is_refused_where_that_is_configure
     assert caller.chat().status_code == 200
     assert "temperature=0.7 is other decoding" in error_of(caller.chat(temperature=0.7))
     assert caller.chat(model="round-2", temperature=0.7).status_code == 200
+    respond = caller.engine.respond
+
+    async def in_little_room(*asked: Any) -> AsyncGenerator[Piece, None]:
+        async for piece in respond(*asked):
+            yield {**piece, "room": 2} if isinstance(piece, dict) else piece
+
+    caller.engine.respond = in_little_room  # type: ignore[method-assign]
+    for stream in (False, True):
+        reply = caller.chat(stream=stream)
+        assert (reply.status_code, "at most 2 tokens" in error_of(reply)) == (400, True)
+    assert caller.endpoint.traffic.ongoing == 0
     caller.close()
 
 

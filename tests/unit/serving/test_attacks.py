@@ -197,6 +197,49 @@ def test_what_is_broken_off_is_paid_marked_and_worth_nothing(attacker: Attacker,
     assert 'pddpo_serving_errors_total{run="demo"} 0.0' in text, "a client who leaves is no error of the service"
 
 
+def test_a_left_stream_of_several_answers_pays_for_all_of_them(
+    attacker: Attacker, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """As vLLM counts: each chunk has the prompt's 7 tokens and its own answer's so far. 7 + 3 + 2."""
+
+    async def counting(kind: Any, policy: Any, body: dict[str, Any], trace: str = "") -> Any:
+        yield {"status": 200, "room": 50}
+        for index, drawn in ((0, 1), (1, 1), (1, 2), (0, 2), (0, 3)):
+            usage = {"prompt_tokens": 7, "completion_tokens": drawn, "total_tokens": 7 + drawn}
+            chunk = {"id": "a", "choices": [{"index": index, "delta": {"content": "x"}}], "usage": usage}
+            yield f"data: {json.dumps(chunk)}\n\n"
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(attacker.caller.engine, "respond", counting)
+    with caplog.at_level("INFO", "deploy.serving"):
+        attacker.leave(events=5, max_tokens=50, n=2)
+    (line,) = [json.loads(one.message) for one in caplog.records if one.message.startswith("{")]
+    assert (line["status"], line["tokens"]) == (LEFT, 12)
+
+
+def test_a_whole_answer_that_nobody_waits_for_is_paid_as_reserved(attacker: Attacker, caplog: Any) -> None:
+    """The server cancels a request whose client has gone; nobody counted what was drawn of it."""
+
+    async def story() -> None:
+        async def hang() -> None:
+            asked.set()
+            await asyncio.sleep(30)
+
+        asked = asyncio.Event()
+        attacker.caller.engine.fault = hang
+        request = asyncio.create_task(attacker._leave(1, {**CHAT, "max_tokens": 50}))
+        await asked.wait()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+    with caplog.at_level("INFO", "deploy.serving"):
+        asyncio.run(story())
+    (line,) = [json.loads(one.message) for one in caplog.records if one.message.startswith("{")]
+    assert (line["status"], line["cut_off"], line["tokens"]) == (LEFT, True, round(50 + len("hello") / 3))
+    assert attacker.offered == [], "50 tokens are not the tested length"
+    assert attacker.caller.endpoint.traffic.ongoing == 0
+
+
 @attack("Leave the answer no room")
 def test_an_answer_cut_by_a_long_prompt_is_not_measured(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     respond = attacker.caller.engine.respond
