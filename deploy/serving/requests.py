@@ -217,9 +217,10 @@ def _content(value: Any) -> str:
     """One text; parts are joined as vLLM joins them."""
     parts = value if isinstance(value, list) else [{"text": "" if value is None else value}]
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+    words = [text for text in texts if isinstance(text, str)]
+    if len(words) < len(parts):
         raise ApiError(400, "messages: this model reads text alone; a part of a message is something else")
-    return "\n".join(texts)
+    return "\n".join(words)
 
 
 def _opening(asked: Mapping[str, Any], question: str) -> str:

@@ -40,7 +40,7 @@ from tests.tiny_language_model import word_tokenizer
 
 pytestmark = pytest.mark.slow
 
-CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+CHAT: dict[str, Any] = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
 
 class Echo:
@@ -211,7 +211,7 @@ def test_other_decoding_of_a_certified_policy_is_refused_where_that_is_configure
         async for piece in respond(*asked):
             yield {**piece, "room": 2} if isinstance(piece, dict) else piece
 
-    caller.engine.respond = in_little_room  # type: ignore[method-assign]
+    caller.engine.respond = in_little_room  # type: ignore[method-assign, assignment]
     for stream in (False, True):
         reply = caller.chat(stream=stream)
         assert (reply.status_code, "at most 2 tokens" in error_of(reply)) == (400, True)

@@ -106,7 +106,7 @@ def test_what_is_no_truth_value_is_refused_by_name(caller: Caller, value: Any) -
 
 def test_a_field_that_nobody_knows_is_refused_by_name(caller: Caller) -> None:
     for name in ("guided_choice", "regex", "Temperature", "x" * 500):
-        reply = caller.chat(**{name: ["left"]})
+        reply = caller.post("/v1/chat/completions", {**CHAT, name: ["left"]})
         assert reply.status_code == 400
         assert error_of(reply).startswith(f"{name[:60]} is not a field of /v1/chat/completions")
     assert caller.chat(guided_choice=None).status_code == 200
@@ -154,7 +154,7 @@ def test_what_a_header_repeats_is_short_and_ascii(caller: Caller) -> None:
 
 def test_messages_reach_engine_source_and_training_as_one_text(caller: Caller) -> None:
     parts = [{"type": "text", "text": "two"}, {"text": "parts", "cache_control": {"type": "ephemeral"}}]
-    empty = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "audio": None}
+    empty: Any = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "audio": None}
     asked = [{"role": "developer", "content": "be brief", "type": "text"}, empty, {"role": "user", "content": parts}]
     reply = caller.chat(messages=asked)
     assert reply.headers["x-pddpo-certificate"].startswith("certified")
