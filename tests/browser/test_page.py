@@ -271,6 +271,9 @@ def test_a_phone_shows_one_answer_at_a_time_and_everything_is_touchable(service:
         ".map(b => b.textContent)"
     )
     assert small == []
+    shown = "[...document.querySelectorAll('.bar button')].filter(b => b.offsetParent)"
+    tops = page.evaluate(f"{shown}.map(b => b.offsetTop)")
+    assert len(set(tops)) == 1  # one row: the questions keep the screen
     assert screen.clean()
 
 
@@ -291,7 +294,7 @@ def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen
         ".map(e => e.textContent.trim())"
     )
     assert page.evaluate(HEADINGS) == ["Question"]
-    assert order[:3] == ["Somebody asked", "Left answer", "Right answer"]
+    assert order[:3] == ["Prompt", "Left answer", "Right answer"]
     assert order[3:5] == ["Which is MORE HELPFUL?", "Which is MORE HARMFUL?"]
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,26 @@ def test_every_block_says_its_kind_and_commands_stand_in_blocks() -> None:
         assert re.findall(rf"^ {{4,}}\$? ?{PROGRAMS}.*", outside, re.M) == [], page.name
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
+def assert_exists(where: str, command: str) -> None:
+    """The verbs and options of a command that a text names, `pddpo VERB ... --OPTION`, are the program's."""
+    group = program()
+    verb, options = group, set()
+    for word in command.split()[1:]:
+        if word in getattr(verb, "commands", {}):
+            verb = verb.commands[word]
+        elif verb is group:
+            assert word.startswith("-"), (where, command)
+        options |= {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
+        option = re.match(r"--?[a-z][\w-]*", word)
+        assert option is None or option[0] in options | {"--help", "--version"}, (where, command)
+
+
 def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
-    group: Any = typer.main.get_command(app)
     named = [
         (page.name, code)
         for page in PAGES
@@ -73,15 +92,21 @@ def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
     ]
     assert len(named) > 100
     for page, code in named:
-        verb, options = group, set()
-        for word in code.split()[1:]:
-            if word in getattr(verb, "commands", {}):
-                verb = verb.commands[word]
-            elif verb is group:
-                assert word.startswith("-"), (page, code)
-            options |= {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
-            option = re.match(r"--?[a-z][\w-]*", word)
-            assert option is None or option[0] in options | {"--help", "--version"}, (page, code)
+        assert_exists(page, code)
+
+
+def test_commands_that_messages_name_exist() -> None:
+    """Every `pddpo ...` between backticks in a text of the program, also of its pages, is one that it has."""
+    files = [path for room in ("pddpo_ray", "actors", "deploy") for path in (ROOT / room).rglob("*.*")]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".js", ".html", ".yaml")}
+    named = [
+        (path.name, re.sub(r'"\s*f?"', "", code))
+        for path, text in texts.items()
+        for code in re.findall(r"`(pddpo [^`]+)`", text)
+    ]
+    assert len(named) > 100
+    for file, code in named:
+        assert_exists(file, code)
 
 
 OWN_FILES = ("align", "smollm2")
@@ -94,9 +119,9 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "words"), PDDPO, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_documented_commands_parse(page: str, words: list[str]) -> None:
-    group = typer.main.get_command(app)
+    group = program()
     assert isinstance(group, click.core.Group) or hasattr(group, "commands")
-    verb: Any = group.commands[words[0]]  # type: ignore[union-attr]
+    verb: Any = group.commands[words[0]]
     with verb.make_context(words[0], list(words[1:])) as context:
         if words[0] == "train":
             own = context.params["recipe"] in OWN_FILES
