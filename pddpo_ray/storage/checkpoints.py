@@ -235,6 +235,14 @@ def _last_token(file: Path) -> int | None:
     return max(ids, default=None)
 
 
+def control_tokens(folder: Path) -> tuple[str, ...]:
+    """Texts of the special tokens of a model folder's tokenizer.json, without loading the tokenizer: in a message they
+    would begin or end a turn. Empty where there is no such file."""
+    file = folder / "tokenizer.json"
+    tokens = (_json(file).get("added_tokens") or []) if file.is_file() else []
+    return tuple(str(token["content"]) for token in tokens if token.get("special"))
+
+
 def _json(file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
