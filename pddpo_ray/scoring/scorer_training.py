@@ -42,6 +42,7 @@ from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, wri
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
 from pddpo_ray.theory.intervals import clopper_pearson
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 
@@ -89,8 +90,7 @@ def make_scorer(
     """
     if not rows.fit:
         raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if ways.device == "auto" else ways.device
-    model = score_model_of(folder, kind, bias=bias).to(device)
+    model = score_model_of(folder, kind, bias=bias).to(device_for(ways.device))
     score: Score = partial(text_scores, model, batch=_together(ways))
     if ways.parameters == "head":
         metrics, score = _fit_head(model, rows, ways, work, say)

@@ -200,10 +200,10 @@ def test_the_moved_share_counts_what_is_published(
 
 def test_a_large_model_is_sampled_evenly() -> None:
     weights = {"a": torch.arange(3 * 2**20, dtype=torch.float32), "b": torch.zeros(2**20)}
-    before = sampled(weights, torch.float32)
+    before = sampled(weights.items(), 2**22, torch.float32)
     assert len(before) == 2**20
     weights["a"][: 3 * 2**19] += 1
-    assert moved_share(before, sampled(weights, torch.float32)) == pytest.approx(3 / 8, abs=1e-3)
+    assert moved_share(before, sampled(weights.items(), 2**22, torch.float32)) == pytest.approx(3 / 8, abs=1e-3)
 
 
 def test_adapters_of_a_bfloat16_model_are_float32_and_move(store: ArtifactStore, reference: PolicyVersion) -> None:
