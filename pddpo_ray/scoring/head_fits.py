@@ -14,34 +14,32 @@ from pddpo_ray.records import Array
 from pddpo_ray.scoring.held_out import ScoreRow, Text, by_length
 from pddpo_ray.scoring.score_fits import cost_loss, sign_loss
 from pddpo_ray.storage.whole_files import written_aside
-from pddpo_ray.training.batches import collate
+from pddpo_ray.training.batches import collate, padded_passes
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.memory import PASS_TOKENS
 from pddpo_ray.training.score_model import ScoreModel
 
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Weights of the squared norm that are tried; the calibration rows choose."""
 FURTHEST = (1e-6, 1e6)
 """Where the best one is at an end, ten times beyond it is tried too, as long as that is better, up to these."""
-CHUNK = 64
-"""Texts whose features are kept in one file."""
 
 
 def features_of(
-    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int, say: Callable[[str], None]
+    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int | None, say: Callable[[str], None]
 ) -> dict[Text, Array]:
-    """What the head reads of each text, [h]; chunks that `folder` holds are read back."""
-    ordered = by_length(texts)
+    """What the head reads of each text, [h]; passes that `folder` holds are read back."""
+    ordered, device = by_length(texts), device_of(model)
     known: dict[Text, Array] = {}
-    for start in range(0, len(ordered), CHUNK):
-        part = ordered[start : start + CHUNK]
-        path = folder / f"features-{start // CHUNK:05d}.npy"
+    for cut in padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type], micro):
+        part = ordered[cut]
+        path = folder / f"features-{cut.start:06d}-{cut.stop:06d}.npy"
         if not path.exists():
-            passes = [part[i : i + micro] for i in range(0, len(part), micro)]
             with torch.no_grad():
-                read = [model.last_hidden(collate(one).to(device_of(model))).float().cpu() for one in passes]
+                read = model.last_hidden(collate(part).to(device)).float().cpu()
             with written_aside(path) as aside, aside.open("wb") as file:
-                np.save(file, torch.cat(read).numpy())
-            say(f"features of {start + len(part)} of {len(ordered)} texts")
+                np.save(file, read.numpy())
+            say(f"features of {cut.stop} of {len(ordered)} texts")
         known.update(zip(part, np.load(path), strict=True))
     return known
 

@@ -9,7 +9,7 @@ A sum runs over the response tokens including end-of-sequence, in float32 or bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.batches import Text, TextBatch, collate
+from pddpo_ray.training.batches import Text, TextBatch, collate, padded_passes
 from pddpo_ray.training.memory import PACKED_FROM, PASS_TOKENS, Sizes, chunk_rows
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.progress import PROGRESS
@@ -314,36 +314,43 @@ def _plausible_words(
     tokens, counts, words = [], [], []
     for begin in range(0, len(target), size):
         log_softmax = torch.log_softmax(scorer.logits(hidden[begin : begin + size]).float(), dim=-1)
-        tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double().cpu().numpy())
-        plausible = (log_softmax >= floor).cpu().numpy()
-        counts.append(plausible.sum(axis=1))
-        words.append(np.nonzero(plausible)[1].astype(np.int32))
-    return np.concatenate(tokens), np.concatenate(counts), np.concatenate(words)
+        tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double())
+        # Found where the model is: the whole matrix of all words would be a hundred times as much to read.
+        plausible = log_softmax >= floor
+        counts.append(plausible.sum(dim=1))
+        words.append(plausible.nonzero()[:, 1].int())
+    found, count, word = (torch.cat(parts).cpu().numpy() for parts in (tokens, counts, words))
+    return found, count, word
 
 
 def passes(scorer: ResponseScorer, texts: Sequence[Text]) -> Iterator[np.ndarray]:
     """Indices in passes of similar length that hold as many tokens as suits the device; in a packed row texts with the
     same prompt are side by side and share it, in a padded batch all texts are as long as the longest."""
     budget = PASS_TOKENS[device_of(scorer).type]
-    packed = scorer.layout == "packed"
-    keys = [(len(p), p, len(r)) if packed else (len(p) + len(r),) for p, r in texts]
-    part: list[int] = []
-    tokens = 0
-    for index in sorted(range(len(texts)), key=keys.__getitem__):
-        prompt, response = texts[index]
-        if packed:
-            shared = bool(part) and texts[part[-1]][0] == prompt
-            tokens += len(response) + (0 if shared else len(prompt))
-        else:
-            tokens = (len(part) + 1) * (len(prompt) + len(response))
-        if part and tokens > budget:
-            yield np.array(part)
-            PROGRESS.advance()
-            part, tokens = [], len(prompt) + len(response)
-        part.append(index)
-    if part:
-        yield np.array(part)
+    if scorer.layout == "plain":
+        lengths = np.array([len(prompt) + len(response) for prompt, response in texts], dtype=np.int64)
+        order = np.argsort(lengths, kind="stable")
+        cut: Iterable[slice] = padded_passes(lengths[order].tolist(), budget)
+    else:
+        keys = [(len(prompt), prompt, len(response)) for prompt, response in texts]
+        order = np.array(sorted(range(len(texts)), key=keys.__getitem__), dtype=np.int64)
+        cut = _packed_passes([texts[index] for index in order], budget)
+    for part in cut:
+        yield order[part]
         PROGRESS.advance()
+
+
+def _packed_passes(texts: Sequence[Text], tokens: int) -> Iterator[slice]:
+    """Cuts texts in order into passes of at most so many tokens, a prompt counted once among those that have it."""
+    begin = held = 0
+    for index, (prompt, response) in enumerate(texts):
+        shared = index > begin and texts[index - 1][0] == prompt
+        held += len(response) + (0 if shared else len(prompt))
+        if index > begin and held > tokens:
+            yield slice(begin, index)
+            begin, held = index, len(prompt) + len(response)
+    if texts:
+        yield slice(begin, len(texts))
 
 
 def _support_index(batch: PackedBatch, supports: Sequence[Support]) -> SupportIndex:
