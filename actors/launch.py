@@ -174,7 +174,7 @@ class Groups:
         for engine in self.engines:
             engine.sleep()
 
-    def start_dual(self, state: DualState, warmup_rounds: int) -> DualVariableHandle:
+    def start_dual(self, state: DualState, *, warmup_rounds: int) -> DualVariableHandle:
         """The owner of one journal's multipliers; the offline comparison of a run has its own."""
         self._duals += 1
         name = f"pddpo/{self.run_dir.name}/dual" + (f"-{self._duals}" if self._duals > 1 else "")

@@ -59,11 +59,10 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ("ids", "positions", "slot", "predictor", "text", "target", "times", "copies")
-        own = [getattr(self, name) for name in names]
-        gather, line, column, *moved = in_one_copy(
-            [self.lines.gather, self.lines.line, self.lines.column, *own], device
-        )
-        return replace(self, lines=Lines(gather, line, column), **dict(zip(names, moved, strict=True)))
+        own = [self.lines.gather, self.lines.line, self.lines.column, *(getattr(self, name) for name in names)]
+        gather, line, column, *moved = in_one_copy(own, device)
+        others: dict[str, Any] = dict(zip(names, moved, strict=True))
+        return replace(self, lines=Lines(gather, line, column), **others)
 
     def __len__(self) -> int:
         return int(self.copies.shape[0])

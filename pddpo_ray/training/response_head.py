@@ -41,7 +41,8 @@ class SupportIndex:
         return cls(torch.from_numpy(rows), torch.from_numpy(words.astype(np.int64)), starts)
 
     def to(self, device: torch.device) -> SupportIndex:
-        return SupportIndex(*in_one_copy([self.row, self.word], device), self.starts)
+        row, word = in_one_copy([self.row, self.word], device)
+        return SupportIndex(row, word, self.starts)
 
     def part(self, begin: int, end: int) -> SupportIndex:
         """The entries of tokens begin to end, rows counted from begin."""

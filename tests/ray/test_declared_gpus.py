@@ -25,7 +25,7 @@ from pddpo_ray.plan.resources import Bundle, bundles
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.summing_backend import SummingBackend, command
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 GPUS = 4
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from pddpo_ray.records import CostEstimate
-from tests.ray_session import living_actors, session
+from tests.ray_session import living_actors
 from tests.traces import phases_done, trace, workers_by_round
 
 pytestmark = pytest.mark.ray
@@ -40,11 +39,6 @@ def unbroken(folder: Path) -> dict[str, Any]:
     """The same recipe in one process."""
     run.run_recipe(load(*RECIPE), folder / "local")
     return trace(folder / "local")
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 def test_ray_and_one_process_give_the_same_multipliers_labels_and_versions(

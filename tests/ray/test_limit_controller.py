@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,13 @@ import ray
 from actors.limit_controller import LimitControllerActor, SharedLimits
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, asked_for
-from tests.ray_session import living_actors, session
+from tests.ray_session import living_actors
 
 pytestmark = pytest.mark.ray
 
 LIMITS = "limits: {length: {mean: {rule: words}, at_most: 3, bounds: [0, 10]}}\n"
 STEP = [("a", "one two three four five six seven eight", 3.0), ("a", "one two", 1.0)]
 STEP += [("b", "one two three four five six", 7.0), ("b", "one two three four", 1.0)]
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 @pytest.fixture

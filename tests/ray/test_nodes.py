@@ -18,7 +18,7 @@ from tests.local_cluster import LocalCluster, local_cluster
 from tests.ray_session import living_actors
 from tests.summing_backend import command, make
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

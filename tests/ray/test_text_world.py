@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from actors import launch
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.ray_session import living_actors, session
+from tests.ray_session import living_actors
 from tests.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -25,11 +24,6 @@ SMALL = [
     *["feedback.responses=32", "feedback.labels_each=8", "explore.calibration=192"],
     *["explore.prompts=8", "explore.picks=2", "trainer.workers=2", "trainer.threads=1"],
 ]
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,12 @@ def test_one_version_for_several_engines_is_read_once_by_rank_0_and_not_kept(
     store, (policy, _) = versions(tmp_path)
     reads: list[str] = []
     read = ArtifactStore.read_torch
-    monkeypatch.setattr(ArtifactStore, "read_torch", lambda *arguments: reads.append(arguments[1]) or read(*arguments))
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments[1])
+        return read(*arguments)
+
+    monkeypatch.setattr(ArtifactStore, "read_torch", counted)
     senders = [WeightSender(0), WeightSender(1)]
     for number in range(3):
         engine = SimpleNamespace(_actor_id=bytes([number]))

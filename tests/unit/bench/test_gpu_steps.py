@@ -98,6 +98,7 @@ def test_two_nodes_without_a_cluster_or_with_sqlite_on_their_share_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr, done.stdout) == (2, said, "")
 
 
+@pytest.mark.run
 def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise RuntimeError("no memory\nand more")

@@ -98,6 +98,7 @@ def test_the_machines_of_the_cluster_hold_a_7b_run_on_all_of_their_gpus() -> Non
 # --- Slurm, container ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_the_slurm_script_parses_and_keeps_its_token_to_itself() -> None:
     checked = subprocess.run(["bash", "-n", str(SBATCH)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
@@ -251,6 +252,8 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
         ("EndpointAcceptsNothing", "pddpo_serving_accepting"),
         ("ReleaseIsUndelivered", "pddpo_serving_"),
         ("ServedAnswersDrift", "pddpo_serving_"),
+        ("ServedAnswersUnmeasured", 'as="none"'),
+        ("ServedAnswersBrokenOff", "pddpo_serving_cut_off_total"),
     ],
 )
 def test_silence_parked_undelivered_and_drift_have_alerts(alert: str, part: str) -> None:
@@ -275,6 +278,7 @@ def balanced(expression: str) -> bool:
     return depth == 0
 
 
+@pytest.mark.run
 def test_metrics_of_a_round_are_named_as_the_journal_names_them(tmp_path: Path) -> None:
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe

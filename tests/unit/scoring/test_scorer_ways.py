@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ def order(reference: PolicyVersion, ways: ScorerFit) -> ScorerOrder:
     return ScorerOrder("cost", reference, fit, 3, ridge=1e-3, held_out=0.25, by_prompt=True, ways=ways)
 
 
+@pytest.mark.run
 def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ class Cut(logging.Handler):
             raise PowerCut
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("ways", "line"),
     [
@@ -193,8 +196,14 @@ def test_a_head_is_fitted_without_a_look_at_its_rows_in_every_evaluation(
     rows = [ScoreRow((), (1, index), (2, index), 1 if index % 2 else -1, 0) for index in range(60)]
     rows += [ScoreRow((), (3, index), None, -1) for index in range(20)]
     features = {text: rng.normal(size=width) for text in texts_of(rows)}
-    gathered, of = [], head_fits._Table.of
-    monkeypatch.setattr(head_fits._Table, "of", lambda *arguments: gathered.append(1) or of(*arguments))
+    gathered: list[int] = []
+    of = head_fits._Table.of
+
+    def counted(*arguments: Any) -> Any:
+        gathered.append(1)
+        return of(*arguments)
+
+    monkeypatch.setattr(head_fits._Table, "of", counted)
     shown = fit_head(model, features, rows[:50] + rows[60:], rows[50:60])
     assert len(gathered) == 2
     scores = dict(zip(texts_of(rows), head_scores(model, features, texts_of(rows)), strict=True))
@@ -210,6 +219,7 @@ def test_a_head_is_fitted_without_a_look_at_its_rows_in_every_evaluation(
     assert shown["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
+@pytest.mark.run
 def test_a_head_that_learns_little_is_shrunk_as_far_as_its_calibration_rows_ask(tmp_path: Path) -> None:
     """Labels that hardly follow the features: with the decay of the grid's end it does worse than saying nothing."""
     model = score_model_of(save_policy(tmp_path / "base", 0), "reward", bias=True)

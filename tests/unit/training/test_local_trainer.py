@@ -54,6 +54,7 @@ def margin(trainer: LocalTrainer, policy: PolicyVersion, base: PolicyVersion) ->
     return float((ratios[:, 0] - ratios[:, 1]).mean())
 
 
+@pytest.mark.run
 def test_a_reward_fit_raises_what_was_preferred(trainer: LocalTrainer) -> None:
     result = trainer.execute(reward_command(trainer))
     assert margin(trainer, result.version, trainer.reference) > 0.5
@@ -62,6 +63,7 @@ def test_a_reward_fit_raises_what_was_preferred(trainer: LocalTrainer) -> None:
     assert (trainer.store.folder(result.version.path) / "tokenizer.json").exists()
 
 
+@pytest.mark.run
 def test_the_same_command_twice_gives_the_same_version(trainer: LocalTrainer) -> None:
     first = trainer.execute(reward_command(trainer))
     trainer.execute(replace(reward_command(trainer, 2), seed=8))
@@ -69,6 +71,7 @@ def test_the_same_command_twice_gives_the_same_version(trainer: LocalTrainer) ->
     assert again.version == first.version
 
 
+@pytest.mark.run
 def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_cheaper(trainer: LocalTrainer) -> None:
     reward_policy = trainer.execute(reward_command(trainer)).version
     objective = Objective("cost", reward_policy, temperature=0.5 / 0.8, multiplier=0.8)
@@ -87,6 +90,7 @@ def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_ch
     assert margin(trainer, policy, reward_policy) < -0.5
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("margin_of_all", [1.5, -0.7])
 def test_a_margin_is_part_of_the_logit_of_its_row(trainer: LocalTrainer, margin_of_all: float) -> None:
     """Before the first step the log ratios are equal, and softplus(-margin) is the loss."""
@@ -97,6 +101,7 @@ def test_a_margin_is_part_of_the_logit_of_its_row(trainer: LocalTrainer, margin_
     assert loss == pytest.approx(np.log1p(np.exp(-margin_of_all)), abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer) -> None:
     """A long fit at a high rate drives a small model off its language; the term holds it there."""
@@ -118,6 +123,7 @@ def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer)
     assert off[2.0] < 0.5 * off[0.0]
 
 
+@pytest.mark.run
 def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: LocalTrainer) -> None:
     one, two, three = ({"w": torch.tensor([float(value)])} for value in (1, 5, 3))
     assert carried(one, two, three, 0.5)["w"].item() == 1 + 0.5 * (5 - 3)
@@ -134,6 +140,7 @@ def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: Loc
     torch.testing.assert_close(made[name], parts[0][name] + 0.5 * (parts[1][name] - parts[2][name]))
 
 
+@pytest.mark.run
 def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
     whole = trainer.execute(reward_command(trainer))
     parts = trainer.execute(reward_command(trainer, settings=SETTINGS.model_copy(update={"micro_pairs": 2})))
@@ -142,6 +149,7 @@ def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
     np.testing.assert_allclose(trainer.score(parts.version, texts), trainer.score(whole.version, texts), atol=1e-2)
 
 
+@pytest.mark.run
 def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) -> None:
     """A second way: the loss written out with log_softmax, one AdamW step of torch."""
     # No answer is both chosen and rejected: its gradient would be rounding, which Adam's first step makes full size.
@@ -172,6 +180,7 @@ def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) ->
     assert np.abs(expected - trainer.score(trainer.reference, texts)).max() > 0.5
 
 
+@pytest.mark.run
 def test_features_and_log_probs_come_from_the_right_policy(trainer: LocalTrainer) -> None:
     prompt = Prompt("p", PROMPT, "")
     responses = [Response(f"a{i}", prompt, ids, "", 0, i) for i, ids in enumerate(ANSWERS)]
@@ -183,6 +192,7 @@ def test_features_and_log_probs_come_from_the_right_policy(trainer: LocalTrainer
     assert np.abs(trainer.log_probs(policy, responses) - fresh).max() > 0.1
 
 
+@pytest.mark.run
 def test_a_gradient_that_is_not_finite_stops_the_fit_with_a_reason(trainer: LocalTrainer) -> None:
     objective = Objective("reward", trainer.reference, temperature=0.5)
     columns = FrozenColumns({(PROMPT, answer): float("nan") for answer in ANSWERS}, {})
@@ -256,8 +266,14 @@ def test_a_carried_start_holds_a_few_tensors_at_a_time_and_a_fit_copies_its_weig
     one = trainer.execute(reward_command(trainer)).version
     two = trainer.execute(replace(reward_command(trainer, 2), seed=9)).version
     largest = max(p.nbytes for p in trainer.engine.scorer.model.parameters())
-    copies, alive, weights = [], Alive(), trainer.engine.weights
-    monkeypatch.setattr(trainer.engine, "weights", lambda: copies.append(1) or weights())
+    copies: list[int] = []
+    alive, weights = Alive(), trainer.engine.weights
+
+    def counted() -> dict[str, torch.Tensor]:
+        copies.append(1)
+        return weights()
+
+    monkeypatch.setattr(trainer.engine, "weights", counted)
     read = stored_mapping
     monkeypatch.setattr(
         artifacts,

@@ -60,6 +60,7 @@ def test_the_budget_decides_how_many_layers_are_computed_again() -> None:
     assert tokens_within(whole, SIZES) == 100
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("way", ["plain", "packed"])
 def test_a_small_budget_gives_the_same_fit(way: str) -> None:
     results = []
@@ -103,6 +104,7 @@ def test_layers_are_really_computed_again_and_let_go_of(model: nn.Module, inside
         assert len(calls) == expected
 
 
+@pytest.mark.run
 def test_the_fused_optimiser_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for fused_from in (10**9, 0):
@@ -118,6 +120,7 @@ def test_the_fused_optimiser_takes_the_same_steps(monkeypatch: pytest.MonkeyPatc
         assert made[1][name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
+@pytest.mark.run
 def test_a_weighted_row_counts_as_often_as_its_copies() -> None:
     """One whole-batch step on a row of weight 3 is the step on three copies of it."""
     made = []

@@ -34,7 +34,7 @@ LAYERS = 2
 def rows(count: int) -> list[PairRow]:
     rng = np.random.default_rng([count])
     words = [tuple(rng.integers(3, 90, size).tolist()) for size in rng.integers(3, 20, 3 * count)]
-    return [PairRow(f"r{i}", *words[3 * i : 3 * i + 3]) for i in range(count)]
+    return [PairRow(f"r{i}", words[3 * i], words[3 * i + 1], words[3 * i + 2]) for i in range(count)]
 
 
 def on_card(kind: str) -> ResponseScorer:
