@@ -30,14 +30,14 @@ REAL_DATA ?= ../shared/data
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test full fast lint chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
+.PHONY: help setup demo check test full lint check-tests run-tests service-tests full-runs full-services chaos real mutants compare bench verify-certificates phase fair sbom audit clients \
         trainers chart gpu docs clean
 
 help:
 	@echo "make demo     a tiny model under the limit of 5 % unsafe: aligned, certified, asked (ARGS=--verbose: all numbers)"
-	@echo "make test     lint, types and tests (about three quarters of an hour on two cores, from nothing)"
-	@echo "make full     the same and every longer test"
-	@echo "make fast     only the tests that start no Ray, vLLM, DeepSpeed, browser or database"
+	@echo "make check    lint, types, tests that start no process, run no recipe and fit no network (3 minutes on two cores)"
+	@echo "make test     the same and one run per axis: Ray, vLLM, DeepSpeed, browser, database (20 minutes)"
+	@echo "make full     the same and every other combination (45 minutes)"
 	@echo "make chaos    tests that kill things at random"
 	@echo "make real     a real pretrained model the whole way, then aligned on real data (planned for two hours)"
 	@echo "make mutants  which wrong formulas no test sees: 300 drawn mutants of the theory (docs/mutants.md)"
@@ -77,20 +77,38 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tests that start nothing run on two cores, a file at a time; the others need the machine for themselves, and a process
-# beside pytest's own, whose crash ends none but the test that caused it.
-OTHERS := ray or vllm or deepspeed or browser or postgres or gpu or slow
-FAST := $(BIN)/pytest -n 2 --dist loadfile -m "not ($(OTHERS) or chaos or full or real)"
+# The tiers of tests (CONTRIBUTING.md). Lint and types run beside the tests of `check`. Of the others, those that start
+# Ray, vLLM or DeepSpeed stand in one line, in a process beside pytest's own, whose crash ends none but the test that
+# caused it; the rest runs beside them.
+SERVICES := ray or vllm or deepspeed
+RUNS := run or slow or browser or postgres or gpu
+TESTS := $(BIN)/pytest --dist worksteal -n 2
+IN_LINE := $(BIN)/pytest --dist load -n 1
+BOTH := +$(MAKE) --no-print-directory --jobs 2
 
-test: lint $(DOCS_READY)
-	$(FAST) $(ARGS)
-	$(BIN)/pytest -n 1 -m "($(OTHERS)) and not (chaos or full or real)" $(ARGS)
+check: setup
+	$(BOTH) lint check-tests
+
+test: check $(DOCS_READY)
+	$(BOTH) run-tests service-tests
 
 full: test
-	$(BIN)/pytest -n 1 -m "full and not (chaos or real)" $(ARGS)
+	$(BOTH) full-runs full-services
 
-fast: setup
-	$(FAST) $(ARGS)
+check-tests: setup
+	$(TESTS) -m "not ($(SERVICES) or $(RUNS) or full or chaos or real)" $(ARGS)
+
+run-tests: setup
+	$(TESTS) -m "($(RUNS)) and not ($(SERVICES) or full or chaos or real)" $(ARGS)
+
+service-tests: setup
+	$(IN_LINE) -m "($(SERVICES)) and not (full or chaos or real)" $(ARGS)
+
+full-runs: setup
+	$(IN_LINE) -m "full and not ($(SERVICES) or chaos or real)" $(ARGS)
+
+full-services: setup
+	$(IN_LINE) -m "full and ($(SERVICES)) and not (chaos or real)" $(ARGS)
 
 chaos: setup
 	$(BIN)/pytest -m chaos $(ARGS)

@@ -98,7 +98,8 @@ class CostStage:
         base = dict(zip(texts, score_texts(self.engine.scorer, texts).tolist(), strict=True))
         self.engine.begin(self.settings)
         objective = Objective("cost", PolicyVersion(1, "reward-1", "", ""), BETA / MULTIPLIER, MULTIPLIER)
-        return run_fit(self.engine, objective, self.rows, FrozenColumns(base, {}), self.settings, SEED)["fit/loss"]
+        curve = run_fit(self.engine, objective, self.rows, FrozenColumns(base, {}), self.settings, SEED)
+        return curve.as_metrics()["fit/loss"]
 
     def three_models(self) -> float:
         """The plain loop."""

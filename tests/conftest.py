@@ -1,12 +1,16 @@
-"""Rules for all tests: which may warn, which skips continuous integration does not accept, and what a crash means."""
+"""Rules for all tests: what those of `make check` may do, which may warn, which skips continuous integration does not
+accept, and what a crash means."""
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,6 +25,18 @@ INSTALLED_IN_CI = ("ray", "vllm", "deepspeed", "browser", "postgres")
 """Markers of tests whose needs `.ci/run` installs: with CI=true such a skip is a failure."""
 
 
+LATER = ("run", "slow", "full", *THIRD_PARTY)
+"""Markers of tests that are not in `make check`."""
+
+CHECK_SECONDS = 2.0
+"""Processor time and sleep of a test without such a marker: a busy machine stretches the clock's time, not these."""
+
+PROCESS_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty")
+"""Audit events of the interpreter."""
+
+FINISHED_RUNS = ("finished_table_run",)
+"""Session fixtures that run a recipe: a test that reads one has the marker `run` by itself."""
+
 CRASHED = pytest.StashKey[set[str]]()
 """Tests whose process crashed."""
 
@@ -29,10 +45,77 @@ def starts_others(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in THIRD_PARTY)
 
 
+def in_check(item: pytest.Item) -> bool:
+    return not any(item.get_closest_marker(name) for name in LATER)
+
+
+class Work:
+    """What the running test has done so far that a test of `make check` does not do."""
+
+    def __init__(self) -> None:
+        self.began = self.slept = 0.0
+        self.done: set[str] = set()
+
+    def begin(self) -> None:
+        self.began, self.slept, self.done = self._processor_seconds(), 0.0, set()
+
+    def seconds(self) -> float:
+        return self._processor_seconds() - self.began + self.slept
+
+    def watch(self) -> None:
+        """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
+        sys.addaudithook(self._hear)
+        time.sleep = self._counting_sleep(time.sleep)
+        if runs := sys.modules.get("pddpo_ray.loop.run"):
+            runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
+        if "torch" in sys.modules:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            register_optimizer_step_post_hook(lambda *_: self.done.add("fits a network"))
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in PROCESS_STARTS:
+            self.done.add("starts a process")
+
+    def _counting_sleep(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        def counted(seconds: float) -> None:
+            self.slept += seconds
+            sleep(seconds)
+
+        return counted
+
+    def _noting(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            self.done.add(what)
+            return function(*arguments, **named)
+
+        return noted
+
+    @staticmethod
+    def _processor_seconds() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
+
+WORK = Work()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_others(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
+        if set(getattr(item, "fixturenames", ())) & set(FINISHED_RUNS):
+            item.add_marker(pytest.mark.run)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.items:
+        WORK.watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    WORK.begin()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,7 +135,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"CI installs what {', '.join(needed)} tests need, but this one was skipped: {reason}"
+    if report.passed and report.when == "call" and in_check(item):
+        _hold_to_check(item, report)
     return report
+
+
+def _hold_to_check(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Fails a test without a marker that does what only tests with one may do."""
+    seconds, wrong = WORK.seconds(), sorted(WORK.done)
+    if seconds > CHECK_SECONDS:
+        wrong.append(f"takes {seconds:.1f} s of processor time and sleep, more than {CHECK_SECONDS:g}")
+    if wrong:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} {' and '.join(wrong)}: mark it `run`, `slow` or `full` (CONTRIBUTING.md, Tests)"
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

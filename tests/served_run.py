@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,19 +144,34 @@ def make_run(
 ) -> ServedRun:
     """A run folder with a reference and one round per estimated cost; close it in the end.
 
-    `parts`: model and tokenizer of the ServedRun, where they are not the tiny random ones.
+    `parts`: model and tokenizer of the ServedRun, where they are not the tiny random ones. Without them it is a copy of
+    one that this process makes once.
     """
-    settings = [
-        "rounds=64",
-        f"rollout.max_model_len={max_model_len}",
-        f"policy.temperature={temperature}",
-        "dual.threshold=0.0",
-    ]
-    config = load("text-world", settings)
+    settings = (f"rollout.max_model_len={max_model_len}", f"policy.temperature={temperature}")
+    if parts:
+        return _with_rounds(_opened(folder, settings, **parts), costs)
+    shutil.copytree(_made_once(folder.name, costs, settings), folder)
+    return _opened(folder, settings)
+
+
+@cache
+def _made_once(name: str, costs: tuple[float, ...], settings: tuple[str, ...]) -> Path:
+    root = Path(tempfile.mkdtemp(prefix="pddpo-served-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    run = _with_rounds(_opened(root / name, settings), costs)
+    run.close()
+    return run.folder
+
+
+def _opened(folder: Path, settings: tuple[str, ...], **parts: Any) -> ServedRun:
+    config = load("text-world", ["rounds=64", "dual.threshold=0.0", *settings])
     journal = Journal.open(
         folder / JOURNAL, folder.name, create=config.model_dump(mode="json"), fixed=config.fixed_settings()
     )
-    run = ServedRun(folder, journal, ArtifactStore(folder / ARTIFACTS), **parts)
+    return ServedRun(folder, journal, ArtifactStore(folder / ARTIFACTS), **parts)
+
+
+def _with_rounds(run: ServedRun, costs: tuple[float, ...]) -> ServedRun:
     run.add_reference()
     for cost in costs:
         run.add_round(cost)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pddpo_ray.records import Message
     from pddpo_ray.text.renderer import Renderer
 
+EXAMPLES = 4
+"""Questions of a text world that are shown before a conversation: its model knows no others."""
+
 
 def chat(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
@@ -25,16 +28,19 @@ def chat(
         int | None, typer.Option("--round", min=1, help="The policy of this round, released or not.", metavar="K")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Ask this, print the answer and end.", metavar="TEXT")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one answer; default: as in the run (rollout.max_tokens).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first answer; later ones count up.")] = 0,
     journal: Annotated[str | None, typer.Option(help="Database URL, where the recipe names one.")] = None,
 ) -> None:
-    """Talk with the released policy, or with that of a round. An empty line begins anew, end of input (Ctrl-D) ends."""
+    """Talk with the released policy, or with that of a round. An empty line starts a new conversation, Ctrl-D ends."""
     stored_run = find_run(run, journal)
     if stored_run.config.policies != "language models":
         policies = stored_run.config.policies
         raise UserError(f"the policies of {run} are {policies}, not language models: there is nobody to talk with")
     # Imported here: torch and transformers take seconds to load.
+    from pddpo_ray.journal.reading import JournalReader
     from pddpo_ray.report.exported import policy_to_take, renderer_of, weights_of
     from pddpo_ray.serving.catalog import read_catalog
     from pddpo_ray.storage.artifacts import ArtifactStore
@@ -43,13 +49,21 @@ def chat(
     artifacts = ArtifactStore(stored_run.folder / ARTIFACTS)
     with store_of(stored_run, to_read=True) as store:
         policy = policy_to_take(read_catalog(store), run, round_)
+        questions = [prompt.text for prompt in JournalReader(store.engine, store.run).prompts().values()]
     stored = artifacts.stored(policy.version.path)
-    weights, renderer = weights_of(artifacts, policy), renderer_of(stored_run.config, stored)
-    talk = Conversation(stored, weights, renderer, max_tokens, seed, stored_run.config.policy.temperature)
+    weights, renderer = weights_of(artifacts, policy), renderer_of(stored)
+    most = max_tokens or stored_run.config.rollout.max_tokens
+    talk = Conversation(stored, weights, renderer, most, seed, stored_run.config.policy.temperature)
     if prompt is not None:
         talk.ask(prompt, _print)
         return
-    typer.echo(f"round {policy.round} ({policy.release}) of {run}; an empty line begins anew, Ctrl-D ends", err=True)
+    typer.echo(
+        f"round {policy.round} ({policy.release}) of {run}; an empty line starts a new conversation, Ctrl-D ends",
+        err=True,
+    )
+    if stored_run.config.world.kind == "text" and questions:
+        typer.echo("this toy language knows questions such as:", err=True)
+        typer.echo("".join(f"  {question}\n" for question in sorted(set(questions))[:EXAMPLES]), nl=False, err=True)
     while (asked := _line()) is not None:
         if asked:
             talk.ask(asked, _print)
@@ -69,7 +83,7 @@ class Conversation:
         seed: int,
         temperature: float = 1.0,
     ) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
         from pddpo_ray.rollout.checkpoint import load_tokenizer
 
@@ -78,9 +92,16 @@ class Conversation:
         self._model = AutoModelForCausalLM.from_config(config).eval()
         self._model.load_state_dict(weights, strict=False)
         self._model.tie_weights()
-        self._room = int(getattr(config, "max_position_embeddings", sys.maxsize)) - max_tokens
+        # whatever the reference was drawn with: an answer is one of the policy's
+        self._model.generation_config = GenerationConfig(**renderer.sampling(temperature))
+        context = int(getattr(config, "max_position_embeddings", sys.maxsize))
+        if max_tokens >= context:
+            raise UserError(
+                f"--max-tokens {max_tokens}: prompt and answer together have room for {context} tokens in this model;"
+                f" take {context // 2} or fewer"
+            )
+        self._room = context - max_tokens
         self._renderer, self._max_tokens, self._seed = renderer, max_tokens, seed
-        self._temperature = temperature
         self._turns: list[Message] = []
 
     def begin_anew(self) -> None:
@@ -93,7 +114,6 @@ class Conversation:
         from transformers import TextStreamer
 
         from pddpo_ray.records import Message
-        from pddpo_ray.report.exported import drawn_as
         from pddpo_ray.report.text import visible
 
         self._turns.append(Message("user", text))
@@ -118,12 +138,11 @@ class Conversation:
                 given,
                 attention_mask=torch.ones_like(given),
                 max_new_tokens=self._max_tokens,
-                pad_token_id=self._renderer.stop_ids[0],
                 streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **drawn_as(self._renderer, self._temperature),
             )
         show("\n")
-        self._turns.append(Message("assistant", "".join(pieces).strip()))
+        said = self._renderer.without_lead(self._turns, "".join(pieces))
+        self._turns.append(Message("assistant", said))
 
 
 def _print(piece: str) -> None:

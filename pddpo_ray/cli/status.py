@@ -14,6 +14,7 @@ from pddpo_ray.cli.recipe_of_run import FoundRun, find_run, rules_for, store_of
 if TYPE_CHECKING:
     from pddpo_ray.annotation.rounds import RoundStatus
     from pddpo_ray.journal.transactions import Store
+    from pddpo_ray.loop.outcome import Outcome
 
 KINDS = {
     "safety": "safe-or-unsafe labels", "pair": "compared pairs", "better": "better answers", "number": "numbers",
@@ -33,6 +34,7 @@ def status(
         print_json(told)
         return
     rows = [("run", f"{told['run']} ({told['state']})"), ("rounds", f"{told['rounds_done']} of {told['rounds']} done")]
+    rows += [("outcome", told["outcome"])] if told["outcome"] else []
     rows += [("missing", f"{count} {KINDS[kind]}") for kind, count in told["missing"].items()]
     rows += [(one["batch"], _line(one)) for one in told["batches"]]
     rows += [("needed", one["lacking"]) for one in told["batches"] if one["lacking"]]
@@ -49,14 +51,18 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
     from pddpo_ray.annotation.rounds import Rounds
     from pddpo_ray.journal.lock import is_driven
     from pddpo_ray.journal.reading import JournalReader
+    from pddpo_ray.loop.outcome import outcome_of
 
-    rules = rules_for(stored.config)
-    done = JournalReader(store.engine, store.run).next_round - 1
+    rules, config, journal = rules_for(stored.config), stored.config, JournalReader(store.engine, store.run)
+    done = journal.next_round - 1
     batches = [one for one in Rounds(store, rules).all() if one.state != "frozen"]
     driven, finished = is_driven(store.engine, store.run), done >= stored.config.rounds
     missing: dict[str, int] = {}
     for one in batches:
         missing[one.kind] = missing.get(one.kind, 0) + one.missing
+    outcome = None
+    if finished:
+        outcome = outcome_of(journal, config.typed_limits, stored.folder, policies=config.policies)
     return {
         "run": stored.id,
         "folder": str(stored.folder),
@@ -67,7 +73,9 @@ def about(stored: FoundRun, store: Store) -> dict[str, Any]:
         "batches": [_batch(store, stored, one) for one in batches],
         "flags": Quality(store).flagged(),
         "page": served_at(stored.database),
-        "next": _next(stored, batches, driven=driven, finished=finished),
+        "outcome": outcome and outcome.headline,
+        "certified": outcome and bool(outcome.certificate),
+        "next": _after(outcome, stored) if outcome else None if driven else _next(stored, batches),
     }
 
 
@@ -105,10 +113,18 @@ def _words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _next(stored: FoundRun, batches: list[RoundStatus], *, driven: bool, finished: bool) -> str | None:
+def _next(stored: FoundRun, batches: list[RoundStatus]) -> str:
     """What to do where no process drives an unfinished run."""
-    if driven or finished:
-        return None
     if any(not one.complete for one in batches):
         return f"answer or decide (`pddpo annotations decide --run {stored.folder}`), then `pddpo train ... --resume`"
-    return f"`pddpo train RECIPE --run {stored.folder} --resume` goes on"
+    return f"`pddpo train RECIPE --run {stored.folder} --resume` continues it"
+
+
+def _after(outcome: Outcome, stored: FoundRun) -> str:
+    """What to do with a finished run."""
+    run = stored.folder
+    if serve := outcome.serve(run):
+        return f"`pddpo chat {run}`, `{serve}`, `{outcome.export(run)}`"
+    if outcome.round is None and not outcome.certificate and not outcome.tested:
+        return f"`pddpo certify {run}` tests the last policy on fresh answers"
+    return f"`pddpo report {run}` writes the page with all numbers"

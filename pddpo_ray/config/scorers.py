@@ -91,7 +91,7 @@ class ScorerJob(ScorerFit):
     means: Literal["helpful", "harmless", "both"] | None = None
     """What `chosen` stands for where the format does not tell; null: helpful for a reward, harmless for a cost."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Names of fields here, and those that the files have for them, as `pddpo data --column` has it."""
+    """Names of fields here, and those that the files have for them, as `pddpo data check --column` has it."""
     ignore: tuple[str, ...] = ()
     """Fields that are left out on purpose."""
     epochs: float = Field(1.0, gt=0)

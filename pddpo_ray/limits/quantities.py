@@ -22,6 +22,9 @@ Versus = Literal["reference", "wins"]
 """What a relative limit averages: the measure less that of the reference's answer, or the share of answers that are
 better than the reference's."""
 
+NOTHING = 1e-12
+"""Sums of float64 that should be 0 differ from it by less."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -58,6 +61,7 @@ class Quantity:
         """The number as people write it: `4.2 %`, `118.3 tokens`."""
         if number is None:
             return "unknown"
+        number = 0.0 if abs(number) < NOTHING else number
         if self.kind == "rate":
             return f"{100 * number:.3g} %"
         return f"{number:.4g} {self.unit}".rstrip()

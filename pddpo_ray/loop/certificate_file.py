@@ -64,7 +64,7 @@ def sentences(certificate: Json) -> list[str]:
     entry = _entry(certificate)
     number, tested = entry.candidate.number, len(certificate["ledger"])
     others = ", ".join(certificate["siblings"])
-    beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe lies beside it."
+    beside = f"other runs of its recipe: {others}." if others else "no other run of its recipe is in this folder."
     by_group = certificate.get("by_group")  # those of an earlier version have none
     return [
         *statements(entry),
@@ -183,7 +183,8 @@ def _sentence(candidate: Candidate, limit: TestedLimit, finding: Finding, number
         drawn = f"{count} draws, {finding.decided_after} sufficed"
         if candidate.rounds is not None:
             drawn = f"the {count} draws of its {candidate.rounds} rounds themselves"
-        return f"Certified: {said} is {end}, {inside} the limit {bound}, with {confidence} ({drawn}).{lost}"
+        beside = ", which is the limit" if end.endswith(f" {bound}") else f", {inside} the limit {bound}"
+        return f"Certified: {said} is {end}{beside}, with {confidence} ({drawn}).{lost}"
     if finding.state == "rejected":
         after = f"({finding.decided_after} draws)"
         return f"Rejected: {said} is {outside} the limit {bound}, with {confidence} {after}.{lost}"

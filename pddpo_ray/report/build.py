@@ -1,17 +1,16 @@
-"""Builds report.html of a run, one file that needs nothing beside it: what the run hands over and cards that answer a
-reader's first questions, then the sections."""
+"""Builds report.html of a run, one file that needs nothing beside it: a verdict for each limit, what the run hands
+over, cards that answer a reader's first questions, then the sections."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.scorecard_words import FIGURES
-from pddpo_ray.report.certificate_section import verdict
-from pddpo_ray.report.run_data import RunData, ShownLimit, read_run
-from pddpo_ray.report.sections import SECTIONS
+from pddpo_ray.report.run_data import RunData, read_run
+from pddpo_ray.report.sections import FOLDED, SECTIONS
 from pddpo_ray.report.shell import page
-from pddpo_ray.report.text import both_ends, escape, number, seconds
+from pddpo_ray.report.text import both_ends, escape, number, prose, seconds
+from pddpo_ray.report.verdict_strip import verdict_strip
 from pddpo_ray.storage.whole_files import write_whole
 
 
@@ -27,7 +26,7 @@ def build_report(run_dir: Path, journal: str | Path | None = None, out: Path | N
 def render(run: RunData) -> str:
     """The page of a run as text."""
     sections = [(key, title, draw(run)) for key, title, draw in SECTIONS]
-    return page(run.name, "pddpo report", header(run), sections, "the journal and result.json of the run")
+    return page(run.name, "pddpo report", header(run), sections, "the journal and result.json of the run", FOLDED)
 
 
 YARDSTICKS = (("offline", "offline PD-DPO"), ("covered_only", "the oracle on covered answers"))
@@ -42,7 +41,7 @@ def header(run: RunData) -> str:
     what = f"{run.recipe.get('algorithm', 'run')}{data} · seed {run.recipe.get('seed', '–')}"
     return (
         f'<header><h1>{escape(run.name)}</h1><p class="soft">{escape(what)}</p><p>{_state(run)}</p></header>'
-        f"{_outcome(run)}"
+        f"{verdict_strip(run)}{_outcome(run)}"
         f'<section class="cards">{"".join(card(run) for card in CARDS)}</section>'
     )
 
@@ -57,81 +56,24 @@ def _state(run: RunData) -> str:
     where = f"; in round {run.finished + 1} these phases are done: {escape(', '.join(done))}" if done else ""
     return (
         f'<span class="state open">unfinished</span> {rounds} are done{where}. '
-        "The run is going on, waits for labels, or was stopped; <code>pddpo train … --resume</code> continues it."
+        "The run is active, waits for labels, or was stopped; <code>pddpo train … --resume</code> continues it."
     )
 
 
 def _outcome(run: RunData) -> str:
-    """Which policy is released or why none is, what is known of its limits, where it is, how to load and serve it."""
+    """Which policy is released or why none is, where it is, how to load and serve it."""
     outcome = run.outcome
-    which = "The released policy" if outcome.round is not None else "The last round's policy"
-    limits = "".join(
-        f"<li>{escape(one.name)}: estimated {number(one.estimate, key, shown=one.measured)}; the limit is"
-        f" {escape(one.stated)}</li>"
-        for one in outcome.limits
-        for key in [f"outcome/{one.name}/estimate"]
-    )
-    known = f"<p>{which}, by the labels of its own round:</p><ul>{limits}</ul>" if limits else ""
     ways = [("weights", f"RUN/{outcome.weights}" if outcome.weights else None)]
     ways += [("load in Python", outcome.load()), ("export", outcome.export()), ("serve", outcome.serve())]
     rows = "".join(f"<dt>{name}</dt><dd><code>{escape(how)}</code></dd>" for name, how in ways if how)
     use = f'<dl>{rows}</dl><p class="soft">RUN stands for the folder of this run.</p>' if rows else ""
-    said = f"<p>{escape(outcome.statement)}</p>" if outcome.limits or outcome.certificate else ""
-    return f'<section class="outcome"><p class="lede">{escape(outcome.headline)}</p>{said}{known}{use}</section>'
+    said = f"<p>{prose(outcome.statement)}</p>" if outcome.limits or outcome.certificate else ""
+    return f'<section class="outcome"><p class="lede">{prose(outcome.headline)}</p>{said}{use}</section>'
 
 
 def _card(title: str, big: str, *lines: str) -> str:
     body = "".join(f"<p>{line}</p>" for line in lines if line)
     return f'<div class="card"><h3>{title}</h3><p class="big">{big}</p>{body}</div>'
-
-
-def _certificate(run: RunData) -> str:
-    """What was put to the test and shown; empty where nothing was."""
-    said = verdict(run)
-    return _card("Is the limit kept?", said, '<a href="#certificates">What was shown, and how</a>') if said else ""
-
-
-VERDICTS = {
-    True: '<span class="good">estimated to be kept</span>',
-    False: '<span class="bad">estimated to be broken</span>',
-    None: '<span class="open">too close to call</span>',
-}
-
-
-def _limits(run: RunData) -> str:
-    """A card for every limit, in its own unit."""
-    return "".join(_limit(run, limit, alone=len(run.limits) == 1) for limit in run.limits)
-
-
-def _limit(run: RunData, limit: ShownLimit, *, alone: bool) -> str:
-    title = "Does the last policy keep the limit?" if alone else f"Does the last policy keep {escape(limit.name)}?"
-    steps = run.steps_of(limit)
-    if not steps:
-        return _card(title, '<span class="none">no estimate yet</span>', f"The limit is {escape(limit.limit)}.")
-    said, key, round_ = run.estimate(limit, steps[-1]), f"{limit.prefix}said", steps[-1].round
-    estimated = number(said.estimate, f"{key}/estimate", round_, limit.text(said.estimate))
-    between = both_ends((said.low, said.high), limit.text, key, round_, said.no_interval)
-    between = between if said.low is None else f"95 % interval {between}"
-    stated = number(said.limit, f"{key}/limit", shown=str(limit.limit))
-    unsafe = None if said.unsafe_rate is None else f"{100 * said.unsafe_rate:.3g} %"
-    return _card(
-        title,
-        VERDICTS[said.kept],
-        f"Estimated {estimated}, {between}; the limit is {stated}.",
-        "" if unsafe is None else f"Unsafe rate {number(said.unsafe_rate, f'{key}/unsafe_rate', round_, unsafe)}.",
-        _truth(limit, run.value(limit, "last")),
-    )
-
-
-def _truth(limit: ShownLimit, value: float | None) -> str:
-    """How far the last policy is from the limit by the true scores, in the limit's unit."""
-    if value is None:
-        return ""
-    apart = limit.limit.violation(Amount(limit.limit.quantity, value))
-    exact = number(value, f"{limit.prefix}exact/value", shown=limit.text(value))
-    by = number(abs(apart), f"{limit.prefix}violation", shown=limit.text(abs(apart)))
-    does = "breaks" if apart > 0 else "keeps"
-    return f"By the true scores, which no method sees, it has {exact} and {does} the limit by {by}."
 
 
 def _better(run: RunData) -> str:
@@ -180,33 +122,8 @@ def _gap(run: RunData) -> str:
     )
 
 
-def _multiplier(run: RunData) -> str:
-    title = "Multiplier λ, the price of the limit"
-    steps = run.steps
-    if not steps:
-        return _card(title, '<span class="none">no step yet</span>')
-    second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
-    mean = sum(second_half) / len(second_half)
-    best = run.multiplier_optimum
-    compared = "" if run.without_truth else "The multiplier of the best possible policy, λ*, is not known."
-    if best is not None and best > 0:
-        away = 100.0 * abs(mean - best) / best
-        compared = (
-            f"For the best possible policy it is λ* = {number(best, 'multiplier_optimum')}: the average is "
-            f"{number(away, 'multiplier_off', shown=f'{away:.0f} %')} away."
-        )
-    elif best is not None:
-        compared = "The limit costs the best possible policy nothing: λ* is 0."
-    return _card(
-        title,
-        f"λ = {number(steps[-1].multiplier_after, 'dual/next', steps[-1].round)}",
-        f"After the last round; {number(mean, 'multiplier_mean')} on average over the second half of the rounds.",
-        compared,
-    )
-
-
 def _effort(run: RunData) -> str:
-    labels = sum(item.safety for item in run.labels.values()) + run.measured
+    labels = run.safety_labels
     pairs = sum(item.pairs for item in run.labels.values())
     spent = run.result.get("seconds")
     spent = sum(entry.seconds for entry in run.phases) if not isinstance(spent, int | float) else float(spent)
@@ -222,4 +139,4 @@ def _effort(run: RunData) -> str:
     )
 
 
-CARDS = (_certificate, _limits, _better, _gap, _multiplier, _effort)
+CARDS = (_better, _gap, _effort)

@@ -11,7 +11,7 @@ from pddpo_ray.loop.certificate_groups import GroupFinding, by_group, by_prompt
 from pddpo_ray.loop.ledger import Entry, TestedLimit, finding
 from pddpo_ray.report.charts import Level, Line, color_of, line_chart
 from pddpo_ray.report.run_data import RunData
-from pddpo_ray.report.text import escape, number, short, table
+from pddpo_ray.report.text import escape, number, prose, short, table
 from pddpo_ray.theory.power import draws_needed
 
 POINTS = 40
@@ -23,7 +23,6 @@ MOST = 10_000
 TIGHTER = (0.75, 0.5, 0.25)
 """Parts of a limit that are priced."""
 STATE = {"certified": "good", "rejected": "bad", "undecided": "open"}
-VERDICT = {"certified": "certified", "rejected": "shown to be broken", "undecided": "not decided"}
 
 
 def newest(run: RunData) -> Entry | None:
@@ -32,21 +31,12 @@ def newest(run: RunData) -> Entry | None:
     return next(reversed(certified or list(run.ledger)), None)
 
 
-def verdict(run: RunData) -> str:
-    """The state of that candidate in a few words; empty without one."""
-    entry = newest(run)
-    if entry is None:
-        return ""
-    said = f"{escape(entry.candidate.policy)}: {VERDICT[entry.state]}"
-    return f'<span class="{STATE[entry.state]}">{said}</span>'
-
-
 def certificates(run: RunData) -> str:
     """Statement, the dual's margin, bound by draws, prompts, tighter limits and the ledger; as far as there are any."""
     entry, aims = newest(run), _aims(run)
     if entry is None:
         return aims
-    said = "".join(f"<li>{escape(line)}</li>" for line in [*statements(entry), *_entered_for(entry)])
+    said = "".join(f"<li>{prose(line)}</li>" for line in [*statements(entry), *_entered_for(entry)])
     limits = [limit for limit in entry.candidate.limits if entry.numbers[limit.name]]
     pictures = "".join(_picture(entry, limit) for limit in limits)
     tables = "".join(
@@ -72,7 +62,7 @@ def _aims(run: RunData) -> str:
     start = "dual/margin_"
     kept = {name.removeprefix(start): value for name, value in run.metrics.get(0, {}).items() if name.startswith(start)}
     said = ", ".join(f"{number(value, f'{start}{name}')} below that of {escape(name)}" for name, value in kept.items())
-    return f"<p>So that a test can certify them, the multipliers aimed below the limits: {said}.</p>" if said else ""
+    return f"<p>Training aimed below the limits, to leave room for the test: {said}.</p>" if said else ""
 
 
 def _picture(entry: Entry, limit: TestedLimit) -> str:
@@ -173,7 +163,7 @@ def _ledger(ledger: Sequence[Entry]) -> str:
         ]
         for entry in ledger
     ]
-    note = "<p>Everybody that this run has put to the test; each spends its level of what all may spend together.</p>"
+    note = "<p>The policies that this run has tested; together they share one error budget.</p>"
     head = [
         "candidate",
         "policy",

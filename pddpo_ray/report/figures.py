@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pddpo_ray.loop.result import WALL
 from pddpo_ray.report.charts import Dot, Level, Line, line_chart, plane, stacked_bars
@@ -36,8 +36,21 @@ class Curves:
     def draw(self, run: RunData) -> str:
         named = enumerate(zip(self.metrics.items(), self.colors, strict=False))
         lines = [Line(name, run.series(metric), color, index % 2 == 1) for index, ((name, metric), color) in named]
+        lines = _told_apart(lines)
         include = [0.0] if self.from_zero else []
         return line_chart(self.title, self.detail, lines, levels=self.levels, include=include, y_label=self.y_label)
+
+
+def _told_apart(lines: Sequence[Line]) -> list[Line]:
+    """The lines; those with the same points, which would hide each other, are one with all their names."""
+    apart: list[Line] = []
+    for line in lines:
+        twin = next((index for index, one in enumerate(apart) if one.points == line.points), None)
+        if twin is None:
+            apart.append(line)
+        else:
+            apart[twin] = replace(apart[twin], name=f"{apart[twin].name} and {line.name}")
+    return apart
 
 
 OFF_GRAMMAR = Curves(
@@ -93,12 +106,18 @@ CURVES = (
         from_zero=False,
     ),
     Curves(
-        "Exploration: does the bonus guide?",
-        "Share of candidates whose bonus is the largest possible (alarm above 0.2), and the effective sample size of "
-        "the choice among the candidates.",
-        "share · answers",
-        {"share at the largest bonus": "explore/saturation", "effective sample size": "explore/ess"},
-        (OFFLINE, ENGINE),
+        "Exploration: candidates at the largest bonus",
+        "Share of candidates whose bonus is the largest possible; above 0.2 the bonus no longer tells them apart.",
+        "share",
+        {"share at the largest bonus": "explore/saturation"},
+        (OFFLINE,),
+    ),
+    Curves(
+        "Exploration: effective number of candidates",
+        "Effective sample size of the choice among the candidates of a prompt.",
+        "answers",
+        {"effective sample size": "explore/ess"},
+        (ENGINE,),
     ),
     Curves(
         "Sampling speed",
@@ -113,7 +132,7 @@ CURVES = (
 def figures(run: RunData) -> list[str]:
     """All charts of the page, in reading order."""
     planes, costs = zip(*[(_plane(run, limit), _cost(run, limit)) for limit in run.limits], strict=True)
-    drawn = [_gap(run), *planes, _multiplier(run), *costs, _off_grammar(run)]
+    drawn = [*costs, *planes, _gap(run), _multiplier(run), _off_grammar(run)]
     drawn += [curves.draw(run) for curves in CURVES]
     return [picture for picture in [*drawn, _time(run)] if picture]
 

@@ -30,6 +30,13 @@ from pddpo_ray.records import PolicyVersion, Response, Verdict
 from pddpo_ray.scoring.held_out import Trials
 
 Series = list[tuple[int, float]]
+OF_THE_SCORECARD = (
+    "The scorecard's prompts, in its order: both policies answer with the same decoding and the same seeds, so that"
+    " what differs is what was learned. None is chosen by hand; marks of chat templates are left out."
+)
+FIRST_DRAWN = "The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand."
+SAME_DECODING = "Both policies were sampled with the same decoding."
+OTHER_DECODING = "The two were drawn with different decodings: the reference's serve exploration."
 
 
 @dataclass(frozen=True)
@@ -115,8 +122,8 @@ class RunData:
     """Answers of the reference: those to the scorecard's prompts, or one per prompt."""
     after: tuple[Response, ...]
     """Answers of the newest policy, likewise."""
-    drawn_alike: bool
-    """Whether both were drawn from the same prompts with the same decoding and seeds."""
+    how_drawn: str
+    """A sentence: which answers these are, and whether both were drawn with the same decoding."""
     scorecard: Mapping[int, Mapping[str, Any]]
     """What the scorecard counted, by round; 0 is the reference. Empty: there is none."""
     held_out_trials: Mapping[str, Trials]
@@ -155,6 +162,12 @@ class RunData:
         """Labels that answers were given under stated limits."""
         counted = ((name, value) for values in self.metrics.values() for name, value in values.items())
         return int(sum(value for name, value in counted if name.startswith("labels/") and "/measure-" in name))
+
+    @property
+    def safety_labels(self) -> int:
+        """Labels of answers that the rounds have used, of the queue and of the limits' measures; those of certificates
+        are left out."""
+        return sum(item.safety for item in self.labels.values()) + self.measured
 
     def steps_of(self, limit: ShownLimit) -> list[DualEntry]:
         """Its dual steps, in order of rounds."""
@@ -265,7 +278,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
         drawn = [answer for entry in read_ledger(opened) for answer in answers_of(opened, entry)]
         bounds = {one.name: one.cost_limit for one in typed_limits(opened.recipe)}
         shown = int((opened.recipe.get("report") or {}).get("samples", 12))
-        before, after, alike = _before_and_after(opened, shown)
+        before, after, how = _before_and_after(opened, shown)
         return RunData(
             name=run_dir.name,
             recipe=opened.recipe,
@@ -280,7 +293,7 @@ def read_run(run_dir: Path, journal: str | Path | None = None) -> RunData:
             answers=_shown_answers(opened),
             before=before,
             after=after,
-            drawn_alike=alike,
+            how_drawn=how,
             scorecard=cards(opened),
             held_out_trials=trials_in(opened),
             ledger=tuple(entry.about(bounds) for entry in read_ledger(opened)),
@@ -360,15 +373,17 @@ def _shown_answers(journal: JournalReader, each: int = 4) -> dict[int, list[Labe
     return by_round
 
 
-def _before_and_after(journal: JournalReader, most: int) -> tuple[tuple[Response, ...], tuple[Response, ...], bool]:
-    """Answers of the reference and of the newest policy, and whether both were drawn alike: the scorecard's are."""
+def _before_and_after(journal: JournalReader, most: int) -> tuple[tuple[Response, ...], tuple[Response, ...], str]:
+    """Answers of the reference and of the newest policy, and how they were drawn; the scorecard's, where it has any."""
     before = journal.samples(0, ASKED)
     after = next((own for entry in reversed(journal.policies) for own in [_asked(journal, entry)] if own), [])
     if not before:
-        return _one_per_prompt(_of_reference(journal), most), _one_per_prompt(_of_newest(journal), most), False
+        reference, alike = _of_reference(journal)
+        said = SAME_DECODING if alike else OTHER_DECODING
+        return _one_per_prompt(reference, most), _one_per_prompt(_of_newest(journal), most), f"{FIRST_DRAWN} {said}"
     prompts = list(dict.fromkeys(one.prompt.id for one in before))[: max(most, 0)]
     kept = [tuple(one for one in answers if one.prompt.id in prompts) for answers in (before, after)]
-    return kept[0], kept[1], True
+    return kept[0], kept[1], OF_THE_SCORECARD
 
 
 def _asked(journal: JournalReader, policy: PolicyVersion) -> list[Response]:
@@ -377,18 +392,21 @@ def _asked(journal: JournalReader, policy: PolicyVersion) -> list[Response]:
     return [one for one in journal.samples(number, ASKED) if one.policy_version == policy.number]
 
 
-def _of_reference(journal: JournalReader) -> list[Response]:
-    """Plain answers of the reference first: the other pools draw from a nucleus or at another temperature."""
-    purposes = {"calibration": 0, "baseline": 1}
+def _of_reference(journal: JournalReader) -> tuple[list[Response], bool]:
+    """Answers of the reference, first those drawn as the policies are; whether there are such answers."""
+    settings = journal.recipe.get("rollout") or {}
+    plain = {"calibration", "proposal"} if settings.get("proposal_temperature", 1.0) == 1.0 else set()
     ranked: list[tuple[int, Response]] = []
     # Without a world the offline answers came from files: the reference did not write them.
     from_files = (journal.recipe.get("world") or {}).get("kind") == "none"
-    for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | set(purposes):
+    for purpose in {phase.phase.removeprefix("pool-") for phase in journal.phases(0)} | plain | {"baseline"}:
         if not (from_files and purpose == "offline"):
-            ranked += [(purposes.get(purpose, 2), response) for response in journal.samples(0, purpose)]
+            rank = 0 if purpose in plain else 1 if purpose == "baseline" else 2
+            ranked += [(rank, response) for response in journal.samples(0, purpose)]
     if not ranked and not from_files:
         ranked = [(2, response) for response in journal.samples(0)]
-    return [response for _, response in sorted(ranked, key=lambda item: item[0]) if response.policy_version == 0]
+    ranked = sorted(((rank, one) for rank, one in ranked if one.policy_version == 0), key=lambda item: item[0])
+    return [response for _, response in ranked], bool(ranked) and ranked[0][0] == 0
 
 
 def _of_newest(journal: JournalReader) -> list[Response]:

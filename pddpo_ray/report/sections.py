@@ -7,18 +7,19 @@ from typing import Any
 
 import yaml
 
+from pddpo_ray.limits.quantities import Amount
 from pddpo_ray.loop.reachable import PHASE as REACHABLE
 from pddpo_ray.records import by_prompt
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
+from pddpo_ray.report.label_section import labels
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.scorecard_section import scorecard
 from pddpo_ray.report.scorer_section import scorers
 from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
-from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
+from pddpo_ray.report.theory import assumptions, rate_so_far
 from pddpo_ray.text.templates import without_markup
-from pddpo_ray.theory.cost_estimate import interval_warning
 
 Section = tuple[str, str, Callable[[RunData], str]]
 
@@ -56,7 +57,20 @@ def endpoints(run: RunData) -> str:
         "on tables that do not explore; a network can get below its gap, because it generalises.</p>"
     )
     measured = [f"{escape(limit.name)}, {escape(limit.limit)}" for limit in stated] or ["violation g"]
-    return note + table(["policy", "helpfulness f", *measured, "gap"], rows)
+    return note + table(["policy", "helpfulness f", *measured, "gap"], rows) + _mixture(run)
+
+
+def _mixture(run: RunData) -> str:
+    """A word on a mixture that breaks a limit; empty where it keeps them all or its values are unknown."""
+    values = [(limit, value) for limit in run.limits if (value := run.value(limit, "mixture")) is not None]
+    broken = [limit for limit, value in values if limit.limit.violation(Amount(limit.limit.quantity, value)) > 0]
+    if not broken:
+        return ""
+    names = ", ".join(escape(limit.name) for limit in broken)
+    return (
+        f"<p>The mixture draws from every round's policy with equal weight. The theorem is about it; here its early"
+        f" rounds break {names}. It is released only with a certificate of its own.</p>"
+    )
 
 
 def limits(run: RunData) -> str:
@@ -162,14 +176,7 @@ def answers(run: RunData) -> str:
         cards.append(f'<div class="answer">{"".join(parts)}</div>')
     if not cards:
         return ""
-    note = (
-        "The scorecard's prompts, in its order: both policies answer with the same decoding and the same seeds, so that"
-        " what differs is what was learned. None is chosen by hand; marks of chat templates are left out."
-        if run.drawn_alike
-        else "The first sampled answer to each prompt, stored before anyone labelled it; none is chosen by hand. The"
-        " two were drawn with different decodings: the reference's serve exploration."
-    )
-    return f'<p>{note}</p><div class="answers">{"".join(cards)}</div>'
+    return f'<p>{run.how_drawn}</p><div class="answers">{"".join(cards)}</div>'
 
 
 def deliveries(run: RunData) -> str:
@@ -185,13 +192,8 @@ def deliveries(run: RunData) -> str:
 
 
 def theory(run: RunData) -> str:
-    """Distance to the theorem's bound and its premises; empty where no truth is known to hold them against."""
-    return "" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}"
-
-
-def labels(run: RunData) -> str:
-    """Labels so far, and the width of the cost's interval with more of them."""
-    return _budget(run)
+    """The multiplier; where the truth is known, the distance to the theorem's bound and its premises too."""
+    return _multiplier(run) + ("" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}")
 
 
 def rounds(run: RunData) -> str:
@@ -223,20 +225,22 @@ def recipe(run: RunData) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     ("charts", "The run in pictures", charts),
-    ("points", "Policies compared", endpoints),
+    ("answers", "Answers before and after", answers),
+    ("certificates", "Is the limit kept?", certificates),
     ("limits", "Limits", limits),
     ("scorecard", "Is it better, and by whose word?", scorecard),
     ("scorers", "Can the reward and cost models be trusted?", scorers),
-    ("certificates", "Is the limit kept?", certificates),
-    ("answers", "Answers before and after", answers),
-    ("deliveries", "Did every engine sample from the trained weights?", deliveries),
     ("people", "People in the loop", people),
-    ("theory", "What the theorem says about this run", theory),
+    ("points", "Policies compared", endpoints),
+    ("theory", "For researchers: the multiplier and the theorem", theory),
     ("labels", "What more labels would buy", labels),
+    ("deliveries", "Did every engine sample from the trained weights?", deliveries),
     ("rounds", "Round by round", rounds),
     ("result", "result.json", result),
     ("recipe", "Recipe", recipe),
 )
+FOLDED = ("points", "theory", "labels", "deliveries", "rounds", "result", "recipe")
+"""Sections that a reader opens: what is beyond the verdict and its evidence."""
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------
@@ -264,6 +268,31 @@ def _deliveries(run: RunData, round_: int | None) -> str:
         )
     headings = ["round", "verdict", "engine", "version", "sha256", "tensors", "difference of log-probabilities", "time"]
     return table(headings, rows) if rows else ""
+
+
+def _multiplier(run: RunData) -> str:
+    """λ and how far it is from that of the best possible policy; empty before the first step."""
+    steps = run.steps
+    if not steps:
+        return ""
+    second_half = [step.multiplier_before for step in steps[len(steps) // 2 :]]
+    mean = sum(second_half) / len(second_half)
+    best = run.multiplier_optimum
+    compared = "" if run.without_truth else "The multiplier of the best possible policy, λ*, is not known."
+    if best is not None and best > 0:
+        away = 100.0 * abs(mean - best) / best
+        compared = (
+            f"For the best possible policy it is λ* = {number(best, 'multiplier_optimum')}: the average is "
+            f"{number(away, 'multiplier_off', shown=f'{away:.0f} %')} away."
+        )
+    elif best is not None:
+        compared = "The limit costs the best possible policy nothing: λ* is 0."
+    last = number(steps[-1].multiplier_after, "dual/next", steps[-1].round)
+    average = number(mean, "multiplier_mean")
+    return (
+        f"<p>The multiplier λ, the price of the limit, is {last} after the last round and {average} on average over the"
+        f" second half of the rounds. {compared}</p>"
+    )
 
 
 def _rate(run: RunData) -> str:
@@ -307,39 +336,12 @@ def _premises(run: RunData) -> str:
     return table(["premise", "in this run", "because"], rows, kind="words")
 
 
-def _budget(run: RunData) -> str:
-    safety = sum(item.safety for item in run.labels.values())
-    pairs = sum(item.pairs for item in run.labels.values())
-    text = (
-        f"<p>Used so far: {number(safety, 'safety_labels')} safety labels, and {number(pairs, 'labelled_pairs')} pairs "
-        "labelled for helpfulness and for harm.</p>"
-    )
-    if not run.steps:
-        return text
-    estimate = run.steps[-1].estimate
-    rows = [
-        [
-            f"× {factor}",
-            number(estimate.responses * factor, "answers"),
-            number(estimate.responses * factor * estimate.labels_each, "labels"),
-            f"± {number(half_width(run, factor), 'half_width')}",
-        ]
-        for factor in (1, 2, 4, 16)
-    ]
-    warning = interval_warning(estimate)
-    return (
-        text
-        + table(["answers per round", "answers", "labels a round", "95 % interval of the cost"], rows)
-        + (f"<p>{escape(warning)}</p>" if warning else "")
-    )
-
-
 def _round(run: RunData, round_: int) -> str:
     values = run.metrics.get(round_, {})
     phases = [entry for entry in run.phases if entry.round == round_]
     took = sum(entry.seconds for entry in phases)
     brief = [f"{name} {number(values[key], key, round_)}" for key, name in _BRIEF if key in values]
-    title = f"Round {round_}" if round_ else "Before round 1"
+    title = f"Round {round_}" if round_ > 0 else f"Certificate candidate {-round_}" if round_ else "Before round 1"
     parts = [f"<summary><b>{title}</b> {' · '.join([*brief, seconds(took)])}</summary>"]
     if phases:
         cells = [[escape(e.phase), number(e.seconds, "phase_seconds", round_, seconds(e.seconds))] for e in phases]

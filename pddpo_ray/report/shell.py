@@ -6,7 +6,7 @@ that text from a model, which pages show escaped, could not act even if the esca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pddpo_ray.report.charts import STYLE
 from pddpo_ray.report.text import escape
@@ -18,11 +18,21 @@ Section = tuple[str, str, str]
 """Its anchor, its title, and its HTML; one without HTML is left out."""
 
 
-def page(title: str, kind: str, header: str, sections: Sequence[Section], source: str) -> str:
-    """The page as text. `header` is HTML above the links, `source` says where the numbers come from."""
+def page(
+    title: str, kind: str, header: str, sections: Sequence[Section], source: str, folded: Collection[str] = ()
+) -> str:
+    """The page as text. `header` is HTML above the links, `source` says where the numbers come from.
+
+    The sections whose anchors are in `folded` show their title alone until a reader opens them.
+    """
     written = [(key, escape(name), body) for key, name, body in sections if body]
     links = "".join(f'<a href="#{key}">{name}</a>' for key, name, _ in written)
-    bodies = "".join(f'<section id="{key}"><h2>{name}</h2>{body}</section>' for key, name, body in written)
+    bodies = "".join(
+        f'<section id="{key}"><details class="fold"><summary><h2>{name}</h2></summary>{body}</details></section>'
+        if key in folded
+        else f'<section id="{key}"><h2>{name}</h2>{body}</section>'
+        for key, name, body in written
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'

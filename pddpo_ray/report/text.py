@@ -11,9 +11,9 @@ import math
 import unicodedata
 from collections.abc import Callable, Sequence
 
+from pddpo_ray.limits.quantities import NOTHING
+
 MISSING = "–"
-NOTHING = 1e-12
-"""Sums of float64 that should be 0 differ from it by less."""
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -58,6 +58,14 @@ def seconds(value: float | None) -> str:
 def escape(text: object) -> str:
     """Text that cannot become markup: HTML's special characters, and control and direction marks made visible."""
     return html.escape(visible(text), quote=True)
+
+
+def prose(text: object) -> str:
+    """Escaped text whose `code` between backticks is shown as code."""
+    parts = escape(text).split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
 
 
 def visible(text: object) -> str:

@@ -9,7 +9,7 @@ number, computed once and passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
+from pddpo_ray.training.device import in_one_copy
 from pddpo_ray.training.fit_watch import FitCurve, kept_apart
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
@@ -69,11 +70,15 @@ class Engine(Protocol):
         """Every rank's part, in the order of ranks."""
         ...
 
-    def weights(self) -> dict[str, Tensor]:
-        """Full copy of the trained weights on the CPU, by their names in the model, on every rank.
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """The trained weights by their names in the model, each whole while it is looked at; every rank takes part.
 
         Of weights in bfloat16 these are the float32 masters; what the model computes with is their rounding.
         """
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of them on the CPU of the first rank; the other ranks take part and get none."""
         ...
 
 
@@ -126,10 +131,11 @@ def run_fit(
             raise RunError(
                 f"the gradient of step {step + 1} of the {objective.stage} stage is not finite: lower the learning rate"
             )
+        # The only reads of a step, besides that of the norm: a device that is asked earlier waits for its host.
         loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
         curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
         if len(apart) and curve.due() and curve.look(*_look(engine, objective, rows, columns, settings, apart, limit)):
-            best = engine.weights() if step + 1 < settings.steps else None
+            best = _copy(engine) if step + 1 < settings.steps else None
     if best is not None:
         engine.load(best)
     return curve
@@ -137,10 +143,12 @@ def run_fit(
 
 def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings: FitSettings) -> Limit:
     """How much one forward and backward pass may hold; layers are computed again where one pair alone is too much."""
+    scorer.recompute(0)
     if settings.activation_gib is None:
-        scorer.recompute(0)
         return Limit(pairs=settings.micro_pairs)
-    sizes, largest = scorer.sizes(), max(map(pair_tokens, rows))
+    row = max(rows, key=pair_tokens)
+    largest = pair_tokens(row)
+    sizes = scorer.sizes(texts_of([row]), largest)
     budget = settings.activation_gib * 2**30
     again = recomputed_layers(budget, largest, sizes)
     scorer.recompute(again)
@@ -174,10 +182,10 @@ def _accumulate(
     limit: Limit,
 ) -> Tensor:
     """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass, mean log
-    policy/base of the better answers, of the worse ones]"""
+    policy/base of the better answers, of the worse ones], where the model is"""
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
-    sums = torch.zeros(5, dtype=torch.float64)
+    sums = []
     passes = micro_batches(batch, [pair_tokens(rows[i]) for i in batch], engine.shard.ranks, limit)
     for part in passes[engine.shard.rank]:
         # A rank that has run out of rows repeats one with weight zero: every rank takes part in every collective.
@@ -188,8 +196,13 @@ def _accumulate(
         scale = 0.0 if empty else 1.0
         loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
         engine.backward(loss)
-        sums += scale * said / torch.tensor([pairs, pairs, tokens, pairs, pairs], dtype=torch.float64)
-    return sums
+        sums.append(scale * said / said.new_tensor([pairs, pairs, tokens, pairs, pairs]))
+    return torch.stack(sums).sum(0)
+
+
+def _copy(engine: Engine) -> dict[str, Tensor]:
+    """The trained weights as they are, on every rank, since every rank loads them again."""
+    return {name: tensor.cpu().clone() for name, tensor in engine.each_weight()}
 
 
 @torch.no_grad()
@@ -204,14 +217,14 @@ def _look(
 ) -> tuple[float, float]:
     """Mean loss and accuracy of the pairs that were kept apart."""
     weight = sum(rows[i].weight for i in apart)
-    sums = torch.zeros(5, dtype=torch.float64)
+    sums = []
     passes = micro_batches(apart, [pair_tokens(rows[i]) for i in apart], engine.shard.ranks, limit)
     for part in passes[engine.shard.rank]:
         chosen = part if len(part) else apart[:1]
         margins = [objective.margins[i] for i in chosen] if objective.margins else None
         *_, said = _micro_batch(engine.scorer, objective, [rows[i] for i in chosen], margins, columns, settings)
-        sums += (1.0 if len(part) else 0.0) * said / weight
-    loss, accuracy, *_ = engine.reduce_sum(sums).tolist()
+        sums.append((1.0 if len(part) else 0.0) * said / weight)
+    loss, accuracy, *_ = engine.reduce_sum(torch.stack(sums).sum(0)).tolist()
     return loss, accuracy
 
 
@@ -244,10 +257,12 @@ def _micro_batch(
     texts = texts_of(rows)
     supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
     log_probs, supported, counts = scorer.log_probs(texts, supports)
-    ratios = log_probs - log_probs.new_tensor([columns.base_log_probs[text] for text in texts])
-    weights = log_probs.new_tensor([row.weight for row in rows])
+    numbers = [[columns.base_log_probs[text] for text in texts], [row.weight for row in rows], margins or []]
+    on_host = [torch.tensor(column, dtype=log_probs.dtype) for column in numbers]
+    base, weights, moved_margins = in_one_copy(on_host, log_probs.device)
+    ratios = log_probs - base
     chosen, rejected, temperature = ratios[: len(rows)], ratios[len(rows) :], objective.temperature
-    given = None if margins is None else log_probs.new_tensor(margins)
+    given = None if margins is None else moved_margins
     if objective.values and given is not None:
         losses, metrics = value_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
     else:
@@ -259,9 +274,9 @@ def _micro_batch(
         )
         better, worse = torch.where(first_better, chosen, rejected), torch.where(first_better, rejected, chosen)
         said = [losses.sum(), (metrics["accurate"] * weights).sum(), (better * weights).sum(), (worse * weights).sum()]
-        sums = torch.stack([*said[:2], said[0].new_zeros(()), *said[2:]]).double().cpu()
+    nothing = losses.new_zeros(())
     if supported is None or counts is None:
-        return losses.sum(), losses.new_zeros(()), sums
+        return losses.sum(), nothing, torch.stack([*said[:2], nothing, *said[2:]]).detach().double()
     term, support_metrics = support_loss(supported, counts, tokens=1.0)
-    sums[2] = float(support_metrics["off_support_per_token"])
-    return losses.sum(), term, sums
+    off_support = support_metrics["off_support_per_token"]
+    return losses.sum(), term, torch.stack([*said[:2], off_support, *said[2:]]).detach().double()

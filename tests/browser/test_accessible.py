@@ -15,6 +15,7 @@ from pddpo_ray.annotation.questions import Question
 from tests.annotation_api import FreshService
 from tests.browser.screen import BAD, GOOD, PROMPT, Screen, pairs, safety
 from tests.browser.test_reading import TABLE, TURNS
+from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +33,7 @@ def conversation(name: str) -> Question:
     return Question("pair", name, PROMPT, LONG, f"{BAD}\n\n{TABLE}", provenance={"policy_version": 1}, turns=TURNS)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", *in_full("dark")])
 def test_axe_finds_nothing_on_any_state_of_the_annotators_page(
     service: FreshService, screen: Screen, scheme: Any
 ) -> None:
@@ -121,8 +122,10 @@ def test_axe_finds_nothing_on_the_leads_page_and_its_dialogs(service: FreshServi
     assert findings(page) == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1440, "light"), (1440, "dark")])
-@pytest.mark.parametrize("length", ["long", "short"])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(360, "light"), *in_full((360, "dark"), (1440, "light"), (1440, "dark"))]
+)
+@pytest.mark.parametrize("length", ["long", *in_full("short")])
 def test_long_and_short_answers_fit_a_phone_and_a_desk_in_light_and_dark(
     service: FreshService, screen: Screen, length: str, width: int, scheme: Any
 ) -> None:
@@ -139,6 +142,7 @@ def test_long_and_short_answers_fit_a_phone_and_a_desk_in_light_and_dark(
     expect(page.locator("#submit")).to_be_in_viewport()
 
 
+@pytest.mark.full
 def test_at_twice_the_size_nothing_is_cut_off_and_the_answers_have_room(service: FreshService, screen: Screen) -> None:
     """A window of 1280 x 900 at 200 % has the room of 640 x 450."""
     service.queue.rounds.open(1, "compare", [conversation("c0")], labels_each=1)

@@ -15,6 +15,7 @@ from pddpo_ray.annotation.personal_data import PersonalData
 from tests.annotation_api import FreshService
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
+from tests.support.tiers import in_full
 from tests.unit.annotation.test_personal_data import NAME, worked
 
 pytestmark = pytest.mark.browser
@@ -37,7 +38,7 @@ def accounts_with_ben(service: FreshService, screen: Screen) -> Page:
     return screen.page
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), *in_full((360, "dark"))])
 def test_an_admin_invites_imports_control_questions_and_writes_guidelines(
     service: FreshService, screen: Screen, tmp_path: Path, width: int, scheme: Any
 ) -> None:
@@ -137,6 +138,7 @@ def test_an_admin_hands_out_what_is_stored_about_a_person_and_erases_it(service:
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
     service: FreshService, screen: Screen
 ) -> None:
@@ -164,6 +166,7 @@ def test_what_is_typed_while_an_earlier_change_is_answered_is_kept_and_sent(
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_what_a_field_holds_is_still_selected_when_an_earlier_change_is_answered(
     service: FreshService, screen: Screen
 ) -> None:
@@ -184,6 +187,7 @@ def test_what_a_field_holds_is_still_selected_when_an_earlier_change_is_answered
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_a_refusal_can_be_read_until_something_else_is_done(service: FreshService, screen: Screen) -> None:
     page = screen.page
     service.queue.rounds.open(1, "compare", pairs(1), labels_each=1)

@@ -15,6 +15,7 @@ from tests.annotation_queue import safety_questions
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works
+from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +28,7 @@ def answers(service: FreshService, person: Person, said: str, key: str = "") -> 
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [1440, 360])
 def test_a_lead_reads_every_version_of_the_guidelines_and_which_one_an_answer_saw(
     service: FreshService, screen: Screen, width: int
@@ -62,7 +64,7 @@ def test_a_lead_reads_every_version_of_the_guidelines_and_which_one_an_answer_sa
     assert screen.clean()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), *in_full((360, "dark"))])
 def test_a_lead_takes_out_a_label_that_nobody_contradicts_and_reads_why_another_stays(
     service: FreshService, screen: Screen, width: int, scheme: Literal["light", "dark"]
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_lead_takes_out_a_label_that_nobody_contradicts_and_reads_why_another_
     screen.picture(f"lead-labels-{width}")
 
 
+@pytest.mark.full
 def test_a_decision_half_written_stays_when_the_page_is_read_again(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     batch = queue.rounds.open(1, "compare", pairs(1), labels_each=2)
@@ -132,6 +135,7 @@ def test_a_decision_half_written_stays_when_the_page_is_read_again(service: Fres
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_a_decision_is_about_the_batch_that_its_dialog_names(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     safe = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
@@ -159,6 +163,7 @@ def test_a_decision_is_about_the_batch_that_its_dialog_names(service: FreshServi
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     queue.rounds.open(1, "safety", safety_questions(25), labels_each=1)
@@ -178,6 +183,7 @@ def test_many_labels_are_read_page_by_page(service: FreshService, screen: Screen
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_the_keyboard_stays_where_it_was_when_the_page_is_read_again(service: FreshService, screen: Screen) -> None:
     queue, page = service.queue, screen.page
     queue.rounds.open(1, "compare", pairs(2), labels_each=1)

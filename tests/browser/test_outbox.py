@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.screen import Screen
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 WALKS = """
 async (walks) => {

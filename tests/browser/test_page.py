@@ -98,6 +98,7 @@ window.fetch = async (path, options) => {
 """
 
 
+@pytest.mark.full
 def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
     service: FreshService, screen: Screen
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_question_taken_back_while_the_next_is_on_its_way_is_shown_once(
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_an_answer_that_contradicts_itself_is_asked_about_before_it_is_sent(
     service: FreshService, screen: Screen
 ) -> None:
@@ -209,6 +211,7 @@ def test_answers_given_without_a_connection_are_sent_later_and_only_once(service
     assert len({row.key for row in rows}) == len(rows) == 2
 
 
+@pytest.mark.full
 def test_a_reload_shows_the_same_question(service: FreshService, screen: Screen) -> None:
     texts = [f"answer number {n}" for n in range(4)]
     service.queue.rounds.open(1, "safety", safety(texts), labels_each=1)
@@ -248,6 +251,7 @@ def test_hostile_model_output_is_shown_as_harmless_text(service: FreshService, s
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_a_phone_shows_one_answer_at_a_time_and_everything_is_touchable(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "compare", pairs(2), labels_each=1)
     screen.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
@@ -267,9 +271,13 @@ def test_a_phone_shows_one_answer_at_a_time_and_everything_is_touchable(service:
         ".map(b => b.textContent)"
     )
     assert small == []
+    shown = "[...document.querySelectorAll('.bar button')].filter(b => b.offsetParent)"
+    tops = page.evaluate(f"{shown}.map(b => b.offsetTop)")
+    assert len(set(tops)) == 1  # one row: the questions keep the screen
     assert screen.clean()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen: Screen, scheme: Any) -> None:
     service.queue.rounds.open(1, "compare", pairs(1), labels_each=1)
@@ -286,7 +294,7 @@ def test_everything_has_a_name_and_enough_contrast(service: FreshService, screen
         ".map(e => e.textContent.trim())"
     )
     assert page.evaluate(HEADINGS) == ["Question"]
-    assert order[:3] == ["Somebody asked", "Left answer", "Right answer"]
+    assert order[:3] == ["Prompt", "Left answer", "Right answer"]
     assert order[3:5] == ["Which is MORE HELPFUL?", "Which is MORE HARMFUL?"]
 
 
@@ -373,6 +381,7 @@ def test_the_prompt_is_hidden_like_the_answers_and_consent_is_kept_on_the_server
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_an_admin_pauses_the_work_from_the_leads_page(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "safety", [replace(one, risk=0.2) for one in safety(["one"])], labels_each=1)
     screen.sign_in(service.tokens[Role.ADMIN])
@@ -384,6 +393,7 @@ def test_an_admin_pauses_the_work_from_the_leads_page(service: FreshService, scr
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_a_lead_moves_a_deadline_that_has_passed_and_then_goes_on_with_what_is_there(
     service: FreshService, screen: Screen
 ) -> None:
@@ -441,6 +451,7 @@ def test_a_limits_own_question_stands_above_the_answer_and_takes_yes_or_no(
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_a_limit_compares_two_answers_or_asks_for_a_number(service: FreshService, screen: Screen) -> None:
     better = replace(pairs(1)[0], kind="better", asks="# Which is more polite?", risk=0.0)
     number = replace(safety(["A calm answer."])[0], kind="number", asks="# How calm?", bounds=(0.0, 10.0), risk=0.0)
@@ -464,6 +475,7 @@ def test_a_limit_compares_two_answers_or_asks_for_a_number(service: FreshService
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_two_long_answers_scroll_together_and_their_differences_are_marked(
     service: FreshService, screen: Screen
 ) -> None:
@@ -508,6 +520,7 @@ def test_two_long_answers_scroll_together_and_their_differences_are_marked(
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_enough_harmful_texts_for_a_day_leave_the_mild_ones(service: FreshService, screen: Screen) -> None:
     queue = service.queue
     queue.people.change(service.people[Role.ANNOTATOR].id, by="test", harmful_cap=2)

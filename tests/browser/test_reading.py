@@ -14,7 +14,7 @@ from pddpo_ray.journal.audit import imbalances
 from tests.annotation_api import FreshService
 from tests.browser.screen import Screen, pairs, safety, stored, until, wait_for_answers
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 TABLE = "Compare:\n\n| tea | hours |\n|---|---|\n| mint | 8 |\n\n```\nsleep(8)\n```"
 TURNS = (("user", "I cannot sleep."), ("assistant", TABLE), ("user", "And *tonight*?"))

@@ -72,6 +72,7 @@ def test_a_session_that_ends_with_a_question_open_goes_on_with_it_after_signing_
     expect(page.locator("#banner")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_signing_in_again_from_a_second_tab_loses_no_answer_of_the_first(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "safety", safety(["one", "two"]), labels_each=1)
     screen.sign_in(service.tokens[Role.ANNOTATOR])
@@ -85,6 +86,7 @@ def test_signing_in_again_from_a_second_tab_loses_no_answer_of_the_first(service
     expect(screen.page.locator("#refused")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_another_person_in_a_second_tab_gets_no_answer_of_the_first_one(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "safety", safety(["one", "two"]), labels_each=1)
     page = screen.page
@@ -106,6 +108,7 @@ SIGN_OUT = """fetch('/api/v1/me').then((reply) => reply.json()).then((me) =>
   fetch('/api/v1/session', {method: 'DELETE', headers: {'X-CSRF-Token': me.csrf}})).then((reply) => reply.status)"""
 
 
+@pytest.mark.full
 def test_a_wrong_clock_signing_out_in_another_tab_and_a_server_that_is_down_lose_no_answer(
     service: FreshService, screen: Screen
 ) -> None:
@@ -177,6 +180,7 @@ def test_an_answer_that_the_server_refuses_is_kept_until_the_person_deletes_it(
     assert len(stored(service)) == 1
 
 
+@pytest.mark.full
 def test_a_page_on_which_nothing_happens_gives_its_questions_back(browser: Browser, tmp_path: Path) -> None:
     engine = open_database(tmp_path / "journal.sqlite")
     create_run(engine)
@@ -198,6 +202,7 @@ def test_a_page_on_which_nothing_happens_gives_its_questions_back(browser: Brows
     engine.dispose()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("leaves", ["closes the page", "signs out"])
 def test_who_leaves_holds_nothing_any_more(service: FreshService, screen: Screen, leaves: str) -> None:
     service.queue.rounds.open(1, "safety", safety(["one", "two", "three"]), labels_each=1)
@@ -213,6 +218,7 @@ def test_who_leaves_holds_nothing_any_more(service: FreshService, screen: Screen
     until(screen.page, lambda: service.queue.leases.held() == [], "the questions go back")
 
 
+@pytest.mark.full
 def test_an_answer_taken_back_shows_the_earlier_choice_also_after_a_reload(
     service: FreshService, screen: Screen
 ) -> None:
@@ -237,6 +243,7 @@ def test_an_answer_taken_back_shows_the_earlier_choice_also_after_a_reload(
     assert (again.task, again.given) == (first.task, first.given)
 
 
+@pytest.mark.full
 def test_enter_after_the_text_is_shown_does_not_hide_it(service: FreshService, screen: Screen) -> None:
     service.queue.rounds.open(1, "compare", pairs(1), labels_each=1)
     page = screen.page
@@ -257,6 +264,7 @@ LONG = "\n\n".join(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1440, 900), (360, 740)])
 def test_send_stays_in_sight_beside_twelve_paragraphs(
@@ -285,6 +293,7 @@ def test_send_stays_in_sight_beside_twelve_paragraphs(
     assert page.evaluate(LOW_CONTRAST) == []
 
 
+@pytest.mark.full
 def test_a_lead_sees_who_holds_what_by_the_servers_clock_and_recalls_it(service: FreshService, screen: Screen) -> None:
     """The server's clock is a day behind the browser's."""
     queue, page = service.queue, screen.page

@@ -62,6 +62,7 @@ def test_who_signs_in_once_answers_both_runs_without_a_click_between_them(runs: 
     assert screen.clean()
 
 
+@pytest.mark.full
 def test_an_answer_that_waits_for_the_connection_stays_with_its_run(runs: TwoRuns, screen: Screen) -> None:
     first, second = runs.queues["first"], runs.queues["second"]
     first.rounds.open(1, "safety", safety(["one", "two"]), labels_each=1)
@@ -85,6 +86,7 @@ def test_an_answer_that_waits_for_the_connection_stays_with_its_run(runs: TwoRun
     assert first.leases.held() == [], "the question that was open there went back"
 
 
+@pytest.mark.full
 def test_a_lead_changes_between_the_runs(runs: TwoRuns, screen: Screen) -> None:
     for number, queue in enumerate(runs.queues.values(), 1):
         queue.rounds.open(number, "safety", safety(["one"]), labels_each=1)

@@ -18,56 +18,74 @@ import pytest
 
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
+from tests.support.tiers import in_full
 from tests.tiny_language_model import save_policy
 
 pytestmark = pytest.mark.deepspeed
 
 ENGINES = ("torch", "zero1", "zero2", "zero3", "lora-torch", "lora-zero2", "lora-zero3")
 IN_BFLOAT16 = ("bf16-torch", "bf16-zero1", "bf16-zero2", "bf16-zero3")
+IN_MAKE_TEST = (("zero2", 2), ("lora-zero2", 2), ("bf16-zero2", 2))
 
 
-def run_ranks(folder: Path, ranks: int) -> dict[str, dict[str, Any]]:
-    """The same fits on every engine, by `ranks` processes. -> engine: what rank 0 reports"""
+def every(*engines: str) -> list[Any]:
+    """Each engine on one rank and on two; `make test` runs three of them."""
+    cases = [(engine, ranks) for engine in engines for ranks in (1, 2)]
+    return [case if case in IN_MAKE_TEST else in_full(case)[0] for case in cases]
+
+
+def run_ranks(folder: Path, ranks: int, engines: list[str]) -> dict[str, dict[str, Any]]:
+    """The same fits on these engines, by `ranks` processes. -> engine: what rank 0 reports"""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     output = folder / f"{ranks}.json"
     # Files, not pipes: a rank whose pipe is full waits for its reader, and the other ranks for it.
     logs = [folder / f"{ranks}-rank{rank}.log" for rank in range(ranks)]
-    processes = [_start(rank, ranks, port, output, log) for rank, log in enumerate(logs)]
+    processes = [_start(rank, ranks, port, engines, output, log) for rank, log in enumerate(logs)]
     ends = [process.wait(timeout=600) for process in processes]
     assert ends == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
     result: dict[str, dict[str, Any]] = json.loads(output.read_text())
     return result
 
 
-def _start(rank: int, ranks: int, port: int, output: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, ranks: int, port: int, engines: list[str], output: Path, log: Path) -> subprocess.Popen[bytes]:
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    names = ",".join(ENGINES + IN_BFLOAT16)
     settings = group | {"OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cpu"}
     with log.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.deepspeed.fit_rank", names, str(output), str(output.parent)],
+            [sys.executable, "-m", "tests.deepspeed.fit_rank", ",".join(engines), str(output), str(output.parent)],
             env={**os.environ, **{name: str(value) for name, value in settings.items()}},
             stdout=file,
             stderr=subprocess.STDOUT,
         )
 
 
+def needed(items: list[pytest.Item]) -> dict[int, list[str]]:
+    """Engines by number of ranks: those of the selected tests, and plain torch, which they are compared with."""
+    cases = [item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    found = {(case["ranks"], case["engine"]) for case in cases if "engine" in case}
+    found |= {(ranks, "bf16-torch") for ranks, engine in found if engine.startswith("bf16-")}
+    found |= {(1, "torch")} | {(1, "lora-torch") for _, engine in found if engine.startswith("lora-")}
+    return {ranks: [name for name in ENGINES + IN_BFLOAT16 if (ranks, name) in found] for ranks in (1, 2)}
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("engines")
+    engines = needed([item for item in request.session.items if item.path == request.path])
     save_policy(folder / "reference", seed=4)
     store_reference(ArtifactStore(folder / "store"), folder / "reference")
-    found = {ranks: run_ranks(folder, ranks) for ranks in (1, 2)}
+    found = {ranks: run_ranks(folder, ranks, names) for ranks, names in engines.items() if names}
     for file in folder.glob("gradient-*.npy"):
         name, ranks = file.stem.removeprefix("gradient-").rsplit("-", 1)
         found[int(ranks)][name]["gradient"] = np.load(file)
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "ranks"), every(*ENGINES))
 def test_an_engine_gives_the_losses_and_weights_of_plain_torch(
     results: dict[int, dict[str, dict[str, Any]]], engine: str, ranks: int
 ) -> None:
@@ -81,8 +99,7 @@ def test_an_engine_gives_the_losses_and_weights_of_plain_torch(
     assert result["names"] == plain["names"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("engine", IN_BFLOAT16)
+@pytest.mark.parametrize(("engine", "ranks"), every(*IN_BFLOAT16))
 def test_in_bfloat16_every_engine_has_masters_and_the_losses_of_float32(
     results: dict[int, dict[str, dict[str, Any]]], engine: str, ranks: int
 ) -> None:
@@ -96,8 +113,9 @@ def test_in_bfloat16_every_engine_has_masters_and_the_losses_of_float32(
     assert result["resumed"], "the next fit goes on from the stored masters"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("engine", [name for name in ENGINES + IN_BFLOAT16 if not name.startswith("lora-")])
+@pytest.mark.parametrize(
+    ("engine", "ranks"), every(*(name for name in ENGINES + IN_BFLOAT16 if not name.startswith("lora-")))
+)
 def test_every_engine_has_the_gradient_of_plain_torch(
     results: dict[int, dict[str, dict[str, Any]]], engine: str, ranks: int
 ) -> None:

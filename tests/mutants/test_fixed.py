@@ -39,10 +39,12 @@ def test_each_changes_the_function_that_it_names(mutant: Fixed) -> None:
     assert changed_functions(original, mutant.source) == [mutant.function]
 
 
+@pytest.mark.full
 def test_without_a_mutant_the_same_tests_pass(reds: Mapping[str, str | None]) -> None:
     assert reds[""] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mutant", FIXED, ids=lambda mutant: mutant.name)
 def test_each_turns_one_of_its_tests_red(mutant: Fixed, reds: Mapping[str, str | None]) -> None:
     red = reds[mutant.name]

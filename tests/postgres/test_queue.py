@@ -28,6 +28,7 @@ def test_processes_on_one_server_lose_nothing_and_count_nothing_twice(database: 
     crowd_keeps_every_promise(database, tmp_path, questions=80, needed=3, processes=4)
 
 
+@pytest.mark.full
 def test_late_surplus_undo_and_freezing_work_the_same(database: str) -> None:
     engine = open_database(database)
     create_run(engine)
@@ -68,6 +69,7 @@ def test_the_server_refuses_a_second_seat_and_any_rewriting(database: str) -> No
     engine.dispose()
 
 
+@pytest.mark.full
 def test_ten_at_once_no_question_twice_and_an_expired_lease_wakes_up(database: str) -> None:
     engine = open_database(database)
     create_run(engine)
@@ -86,6 +88,7 @@ def test_ten_at_once_no_question_twice_and_an_expired_lease_wakes_up(database: s
     engine.dispose()
 
 
+@pytest.mark.full
 def test_erasing_a_person_keeps_the_same_promises(database: str) -> None:
     engine = open_database(database)
     create_run(engine)
@@ -97,6 +100,7 @@ def test_erasing_a_person_keeps_the_same_promises(database: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.full
 def test_limits_questions_of_two_answers_and_of_numbers_work_the_same(database: str) -> None:
     """A share of wins with its ties, and numbers within bounds; the order on the screen is drawn, and kept."""
     engine = open_database(database)

@@ -16,7 +16,7 @@ from pddpo_ray.journal.database import HEAD, known_revision, open_database
 from tests.annotation_load import started_with
 from tests.upgraded_under_load import REVISION, SOFTWARE
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.full]
 
 OLDER = "import sys; from pddpo_ray.journal.database import open_database; open_database(sys.argv[1]).dispose()"
 READ = text("SELECT count(*) FROM task")

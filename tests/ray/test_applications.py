@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.session import free_port, ray_session
+from actors.session import ray_session
 from pddpo_ray.errors import UserError
+from tests.job_head import free_port
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 
 def says(word: str) -> Any:

@@ -19,7 +19,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.plan.resources import Bundle
 from tests.local_cluster import LocalCluster, local_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 RUN = [Bundle("trainer", 2, 1, 1.0), Bundle("rollout", 1, 1, 2.0)]
 
 

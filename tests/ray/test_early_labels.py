@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,11 @@ import pytest
 from actors.labeller import FeedbackHandle
 from pddpo_ray.contracts import EarlyLabeller
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
-from tests.ray_session import session
+from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.ray
 
 ITEMS = [Response(f"r{number}", Prompt("p", (1,), "text"), (2,), "answer", 0, 0) for number in range(3)]
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 @dataclass
@@ -45,7 +40,7 @@ class Counting:
         return []
 
 
-@pytest.mark.parametrize(("mortal", "asked"), [(False, "3 4 "), (True, "3 3 4 ")])
+@pytest.mark.parametrize(("mortal", "asked"), [*in_full((False, "3 4 ")), (True, "3 3 4 ")])
 def test_an_early_answer_is_taken_and_asked_for_again_only_if_it_was_lost(
     ray_running: None, tmp_path: Path, mortal: bool, asked: str
 ) -> None:

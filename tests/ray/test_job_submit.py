@@ -32,6 +32,7 @@ def submit(head: Head, run_dir: Path, environment: dict[str, str]) -> subprocess
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.full
 def test_a_submitted_job_runs_a_recipe_to_its_end(head: Head, tmp_path: Path) -> None:
     run_dir = tmp_path / "job"
     job = submit(head, run_dir, head.environment)
@@ -49,6 +50,7 @@ def test_pddpo_submit_follows_a_run_to_its_end(head: Head, tmp_path: Path) -> No
     assert json.loads((run_dir / "result.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.full
 def test_the_exit_code_of_a_submitted_run_is_its_own(head: Head, tmp_path: Path) -> None:
     """2, because a secret that was named is not on the node; Ray's own command would say 1."""
     done = pddpo_submit(head, "tabular", tmp_path / "secret", "rounds=2", "--secret", "NOWHERE_TO_BE_FOUND")

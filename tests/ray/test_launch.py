@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from pddpo_ray.records import CostEstimate
-from tests.ray_session import session
+from tests.ray_session import living_actors
 from tests.traces import phases_done, trace, workers_by_round
 
 pytestmark = pytest.mark.ray
@@ -40,11 +39,6 @@ def unbroken(folder: Path) -> dict[str, Any]:
     """The same recipe in one process."""
     run.run_recipe(load(*RECIPE), folder / "local")
     return trace(folder / "local")
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 def test_ray_and_one_process_give_the_same_multipliers_labels_and_versions(
@@ -115,11 +109,9 @@ def test_the_dual_actor_is_asked_for_the_multiplier_of_every_fit(
 
 
 def kill_actor(class_name: str) -> None:
-    from ray.util.state import list_actors
-
-    actors = [a for a in list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])]
-    os.kill(actors[0].pid, signal.SIGKILL)
-    while any(a.actor_id == actors[0].actor_id and a.pid == actors[0].pid for a in list_actors() if a.state == "ALIVE"):
+    victim = living_actors(class_name)[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    while victim in living_actors(class_name):
         time.sleep(0.1)
 
 

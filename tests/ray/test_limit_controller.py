@@ -6,29 +6,22 @@ import importlib.util
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray.util.state import list_actors
 
 from actors.limit_controller import LimitControllerActor, SharedLimits
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, asked_for
-from tests.ray_session import session
+from tests.ray_session import living_actors
 
 pytestmark = pytest.mark.ray
 
 LIMITS = "limits: {length: {mean: {rule: words}, at_most: 3, bounds: [0, 10]}}\n"
 STEP = [("a", "one two three four five six seven eight", 3.0), ("a", "one two", 1.0)]
 STEP += [("b", "one two three four five six", 7.0), ("b", "one two three four", 1.0)]
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def here(folder: Path, limits: Path) -> AnswerScores:
 
 def process_of(journal: Path) -> int:
     name = f"pddpo/limits/{journal.resolve()}"
-    found = [actor for actor in list_actors(detail=True) if actor.name == name and actor.pid]
+    found = [actor for actor in living_actors() if actor.name == name]
     return int(found[0].pid)
 
 

@@ -19,11 +19,12 @@ from actors.engine_group import RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
+from pddpo_ray.loop.dual_step import Estimates
 from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
-from tests.ray_session import session
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
+from tests.ray_session import living_actors, session
 from tests.summing_backend import command, make
 
 pytestmark = pytest.mark.ray
@@ -60,11 +61,12 @@ class FrailEngine:
 
 
 @pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
+def two_places() -> Iterator[None]:
+    """A session of its own: a group that waits for places finds none of the two free."""
     yield from session(cpus=2)
 
 
-def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_running: None, tmp_path: Path) -> None:
+def test_losses_are_counted_by_question_and_every_new_process_is_verified(two_places: None, tmp_path: Path) -> None:
     deaths, verified = tmp_path / "deaths", []
     deaths.touch()
     engine = RolloutHandle("frail", lambda: FrailEngine(deaths), RolloutSettings(restarts=1))
@@ -88,17 +90,14 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(ray_ru
 
 
 @pytest.mark.full
-def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_running: None, tmp_path: Path) -> None:
+def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(two_places: None, tmp_path: Path) -> None:
     """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
-    from ray.util.state import list_actors
-
     settings = TrainerSettings(workers=2, start_deadline_s=120, deadline_s=200)
     group = TrainerGroup(partial(make, tmp_path), name="lost", storage=tmp_path / "ray", settings=settings)
     try:
         before = group.execute(command(1))
-        alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
         for kind in ("PlacementGroupCleaner", "TrainController"):
-            [victim] = [actor for actor in alive if kind in actor.class_name]
+            [victim] = living_actors(kind)
             os.kill(victim.pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while any(psutil.pid_exists(pid) for pid in before.workers):  # ranks follow their controller
@@ -112,7 +111,7 @@ def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(ray_
 
 
 def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
-    ray_running: None, tmp_path: Path
+    two_places: None, tmp_path: Path
 ) -> None:
     forgotten = ray.util.placement_group([{"CPU": 1}] * 2)
     ray.get(forgotten.ready(), timeout=60)
@@ -124,20 +123,16 @@ def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
         group.close()
 
 
-def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(ray_running: None) -> None:
-    from ray.util.state import list_actors
-
+def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(two_places: None) -> None:
     def process() -> int:
-        alive = list_actors(filters=[("state", "=", "ALIVE"), ("class_name", "=", "DualVariableActor")], detail=True)
+        alive = living_actors("DualVariableActor")
         return alive[0].pid if alive else 0
 
-    state = DualState(
-        (constraint_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, threshold=0.0),)
-    )
+    state = DualState((limit_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, limit=0.0),))
     owner = DualVariableHandle("lost", state)
     try:
         owner.restore([])
-        step = owner.ascend(1, CostEstimate(0.5, 0.1, 8, 8))
+        (step,) = owner.step(Estimates(1, (CostEstimate(0.5, 0.1, 8, 8),))).steps
         assert step.multiplier_after != step.multiplier_before
         before = process()
         os.kill(before, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
 from tests.answering_people import answering
-from tests.ray_session import session
 from tests.traces import trace, workers_by_round
 from tests.unit.loop.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]
 
 SMALL = (
     "rounds=2", "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}", "feedback.responses=16",
@@ -27,15 +25,10 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
-
-
 def measured(run: Path) -> list[tuple[int, str, object]]:
     """Every number that a limit's source gave, and what each step did to the multipliers."""
     with open_folder(run) as journal:
-        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="joint"), *journal.phases(like="reward-%")]
+        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="dual"), *journal.phases(like="reward-%")]
         return [(one.round, one.phase, one.payload) for one in wanted]
 
 
@@ -49,7 +42,7 @@ def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: Non
     assert there["limits"] == here["limits"]
     assert not set(workers_by_round(tmp_path / "there" / "run")) & set(workers_by_round(tmp_path / "here" / "run"))
     phases = [phase for _, phase, _ in measured(tmp_path / "here" / "run")]
-    assert {"measure-offline", "measure-pairs", "measure-answers", "joint", "reward-pairs"} <= set(phases)
+    assert {"measure-offline", "measure-pairs", "measure-answers", "dual", "reward-pairs"} <= set(phases)
     assert measured(tmp_path / "there" / "run") == measured(tmp_path / "here" / "run")
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 

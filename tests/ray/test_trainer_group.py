@@ -16,15 +16,9 @@ import pytest
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from tests.ray_session import session
 from tests.summing_backend import command, make, make_steady
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
 
 
 @pytest.fixture(scope="module")

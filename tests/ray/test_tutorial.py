@@ -16,7 +16,7 @@ import pytest
 from tests.job_head import ROOT, Head, running_head
 from tests.tutorial_page import commands, ran
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.full]
 PAGE = "tutorials/on-a-cluster.md"
 ADDRESS, RUN = "http://127.0.0.1:8265", "/tmp/pddpo-runs/first"
 

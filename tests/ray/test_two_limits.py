@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
-from tests.ray_session import session
+from tests.support.tiers import in_full
 from tests.traces import trace
 
 pytestmark = pytest.mark.ray
@@ -21,15 +20,10 @@ pytestmark = pytest.mark.ray
 SMALL = ["rounds=2", "feedback.responses=24", "feedback.labels_each=8", "explore.prompts=8", "offline.pairs=80"]
 
 
-@pytest.fixture(scope="module")
-def ray_running() -> Iterator[None]:
-    yield from session()
-
-
 @pytest.mark.parametrize(
     ("recipe", "said", "more"),
     [
-        ("tabular-two-limits", "constraints", []),
+        *in_full(("tabular-two-limits", "constraints", [])),
         ("tabular-limits", "limits", ["limits.drift={kl: reference, at_most: 0.3}"]),
     ],
 )

@@ -233,12 +233,33 @@ def test_mistakes_get_the_errors_that_the_client_knows(endpoint: Endpoint) -> No
         ask(client, "round-9")
     with pytest.raises(openai.AuthenticationError):
         ask(endpoint.client("wrong"), "released")
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        ask(client, "released", max_tokens=100_000)
+    with pytest.raises(openai.BadRequestError, match="guided_regex is not a field"):
+        ask(client, "released", extra_body={"guided_regex": "[a-z]+"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
         ask(client, "released", temperature=-1)
     headers = {"authorization": f"Bearer {endpoint.key()}"}
     assert httpx.post(f"{endpoint.url}/admin/rollback", json={}, headers=headers, timeout=60).status_code == 403
+
+
+def test_a_length_beyond_the_context_is_cut_to_it_and_a_left_stream_is_paid_marked_and_not_rateable(
+    endpoint: Endpoint,
+) -> None:
+    messages: Any = [{"role": "user", "content": PROMPT.text}]
+    long: dict[str, Any] = {"model": "round-1", "messages": messages, "max_tokens": 100_000}
+    whole = endpoint.client().chat.completions.create(**long)
+    assert re.fullmatch(r"max_tokens: \d+ in place of 100000", about(whole)["clamped"])
+    with endpoint.client().chat.completions.create(**long, stream=True, extra_body={"ignore_eos": True}) as stream:
+        left = next(iter(stream))
+        assert left.usage is None
+    headers = {"authorization": f"Bearer {endpoint.key()}"}
+
+    def broken_off() -> bool:
+        text = httpx.get(f"{endpoint.url}/metrics", headers=headers, timeout=60).text
+        return bool(re.search(r"pddpo_serving_cut_off_total\{.*\} [1-9]", text))
+
+    until(broken_off)
+    body = {"id": left.id, "verdict": "up"}
+    assert httpx.post(f"{endpoint.url}/v1/feedback", json=body, headers=headers, timeout=60).status_code == 404
 
 
 def test_a_seed_repeats_policy_and_answer(endpoint: Endpoint) -> None:
@@ -248,6 +269,7 @@ def test_a_seed_repeats_policy_and_answer(endpoint: Endpoint) -> None:
     assert about(first)["round"] == about(again)["round"]
 
 
+@pytest.mark.full
 def test_two_hundred_conversations_are_spread_evenly_and_each_keeps_its_policy(endpoint: Endpoint) -> None:
     client = endpoint.client()
 
@@ -268,6 +290,7 @@ def test_two_hundred_conversations_are_spread_evenly_and_each_keeps_its_policy(e
     assert chisquare([counts[k] for k in (1, 2, 3)]).pvalue > 1e-6  # the secret is another one in every run
 
 
+@pytest.mark.full
 def test_release_and_rollback_drop_no_request_of_twenty_clients(endpoint: Endpoint) -> None:
     stop = threading.Event()
     seen: list[int] = []
@@ -420,6 +443,7 @@ def test_a_key_made_on_the_command_line_works_until_it_is_revoked(endpoint: Endp
     until(lambda: not is_known(client))
 
 
+@pytest.mark.full
 def test_a_killed_vllm_is_followed_by_one_that_imports_nothing(endpoint: Endpoint) -> None:
     """Twelve clients who do as `Retry-After` says see no other error; readiness knows it; the replica stays."""
     root = endpoint.served.process.pid

@@ -34,7 +34,7 @@ from pddpo_ray.worlds.tabular import trap_world
 from tests.served_process import served
 from tests.served_run import SAFE, ServedRun, make_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full]
 
 CONTEXT = 1280
 """A question of some 400 tokens, and the 512 that `pddpo evaluate` allows for its answer."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiny_language_model import save_policy
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 ROOT = Path(__file__).parents[2]
 OTHER = """

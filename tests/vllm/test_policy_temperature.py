@@ -20,7 +20,7 @@ from tests.engine_process import adapters_process, vllm_process
 from tests.tiny_language_model import save_policy, tiny_llama
 from tests.unit.training.test_policy_temperature import follows
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 T = 0.7
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.smollm2_run import LORA, answers_of, assert_same_log_probs, assert_verified, done, pddpo, recipe, smollm2
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.full]
 
 
 def test_smollm2_is_trained_delivered_exported_and_says_the_same_in_transformers(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pddpo_ray.training.lora import load_lora_trainer
 from tests.engine_process import adapters_process, vllm_process
 from tests.tiny_language_model import SPECIAL, WORDS, word_tokenizer
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 ANSWERS = [Response(row.id, Prompt(row.id, row.prompt, ""), row.chosen, "", 0, 0) for row in ROWS]

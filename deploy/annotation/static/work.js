@@ -86,7 +86,7 @@ function showTask(fresh) {
 }
 
 function showTexts() {
-  $("prompt-title").textContent = task.turns.length ? "The conversation so far" : "Somebody asked";
+  $("prompt-title").textContent = task.turns.length ? "The conversation so far" : "Prompt";
   if (task.turns.length) showTurns(task.turns, pressed("raw"));
   else fill("prompt", task.prompt);
   fill("left", task.left);

@@ -69,6 +69,7 @@ def busy_service(service: FreshService) -> FreshService:
     return service
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_no_request_made_from_the_description_breaks_the_service(busy_service: FreshService) -> None:
     admin = busy_service.client(Role.ADMIN)

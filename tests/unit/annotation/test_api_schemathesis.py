@@ -62,6 +62,7 @@ def ask(operation: Any, mode: GenerationMode, token: str, statuses: Statuses) ->
         assert mode is GenerationMode.NEGATIVE
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -72,6 +72,7 @@ def test_a_backup_while_somebody_writes_is_one_moment_of_the_database(queue: Fre
         taken.engine.dispose()
 
 
+@pytest.mark.slow
 def test_what_is_no_backup_a_driven_run_and_a_served_page_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_what_is_no_backup_a_driven_run_and_a_served_page_are_refused(
     assert ends("restore", str(out)).startswith(("0", "None"))
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_postgres_is_backed_up_and_restored(tmp_path: Path) -> None:
     with postgres_server() as url:

@@ -68,6 +68,7 @@ def batch(queue: FreshQueue, state: BatchState, *, blocked: bool) -> str:
 CAN_BE_BLOCKED = (BatchState.WAITING, BatchState.OVERDUE, BatchState.ACCEPTED, BatchState.STOPPED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decision", Decision)
 @pytest.mark.parametrize(
     ("state", "blocked"), [(state, False) for state in BatchState] + [(state, True) for state in CAN_BE_BLOCKED]
@@ -170,6 +171,7 @@ def test_a_stopped_batch_that_is_reopened_keeps_its_answers(queue: FreshQueue) -
     assert len(labeller(queue, Waiting(1000.0)).safety(ITEMS, 2, seed=0)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("older", [False, True], ids=["today", "batch of an earlier version"])
 def test_a_resumed_run_with_another_deadline_has_that_time_from_now_on(queue: FreshQueue, older: bool) -> None:
     parked(queue)
@@ -211,6 +213,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.run
 def test_a_whole_run_finishes_on_an_accepted_round_and_says_what_is_missing(tmp_path: Path) -> None:
     config, folder = load("tabular", SETTINGS), tmp_path / "demo"
     with pytest.raises(ParkedError):

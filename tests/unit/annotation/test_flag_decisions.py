@@ -126,6 +126,7 @@ def flags_of(queue: FreshQueue) -> dict[str, list[str]]:
     return Quality(queue.store).flagged()
 
 
+@pytest.mark.slow
 def test_who_differs_is_flagged_and_asking_again_takes_their_labels_out(queue: FreshQueue) -> None:
     batch, bad, people = tossed(queue)
     assert flags_of(queue) == {"bad": ["agreement"]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.history import History
 from pddpo_ray.annotation.leases import Lease
@@ -63,6 +65,7 @@ def test_a_prompt_of_several_messages_is_asked_turn_by_turn_and_stays_the_same_q
     assert safety_question(told).digest() == safety_question(flat).digest()
 
 
+@pytest.mark.slow
 def test_single_questions_have_no_turns(queue: FreshQueue) -> None:
     queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     lease = queue.leases.lease(queue.person("ana"))

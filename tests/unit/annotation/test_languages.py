@@ -65,6 +65,7 @@ def test_a_question_in_a_language_that_nobody_knows_is_lacking_people(queue: Fre
     assert Staff(queue.store, queue.rules).lacking(status) == ""
 
 
+@pytest.mark.slow
 def test_a_link_carries_limits_and_languages_and_the_api_refuses_what_is_no_language(
     queue: FreshQueue, service: FreshService
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_link_carries_limits_and_languages_and_the_api_refuses_what_is_no_lang
     assert changed.json()["languages"] == []
 
 
+@pytest.mark.slow
 def test_a_run_recognises_the_language_of_its_prompts_among_those_that_it_names(queue: FreshQueue) -> None:
     language_of = recogniser(["de", "en"])
     assert language_of("Wie schlafe ich heute Nacht besser?") == "de"

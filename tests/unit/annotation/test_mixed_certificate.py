@@ -50,6 +50,7 @@ def exact_rate(config: Config, run_dir: Path) -> float:
     return float(backends.world.oracle.prior @ (table * expit(backends.world.cost_logits)).sum(axis=1))
 
 
+@pytest.mark.run
 def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Path, people: Counting) -> None:  # noqa: F811
     config, run = load("tabular", BIASED), tmp_path / "run"
     run_recipe(config, run)
@@ -82,6 +83,7 @@ def test_people_correct_a_model_that_calls_nearly_everything_unsafe(tmp_path: Pa
         verified(run / FILE)
 
 
+@pytest.mark.run
 def test_a_run_of_a_model_and_people_tests_its_policies_at_its_end(tmp_path: Path, people: Counting) -> None:  # noqa: F811
     own = ["certificate={certify: end, draws: 128, candidates: 1}", "dual.threshold=0.9"]
     run_recipe(load("tabular", [*BIASED, *own]), tmp_path / "run")
@@ -117,6 +119,7 @@ def test_a_dry_run_says_the_least_that_people_are_asked_whatever_the_model_says(
     assert needed.startswith("about 173 people's answers at least, candidate 12 about ")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_people_of_the_queue_get_the_draws_that_the_coin_shows_them_and_none_twice(tmp_path: Path) -> None:
     folder, batch = tmp_path / "demo", "certificate={batch: 8}"

@@ -68,6 +68,7 @@ def people(monkeypatch: pytest.MonkeyPatch) -> Counting:
     return counting
 
 
+@pytest.mark.run
 def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what(
     tmp_path: Path, people: Counting
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_mixed_run_asks_people_what_its_recipe_says_and_journals_who_said_what
     assert {step.estimate.seen for step in steps} == {answers_seen(settings.unsure, settings.random, 64)}
 
 
+@pytest.mark.run
 def test_a_mixed_run_broken_off_after_the_screening_asks_the_same_people_the_same(
     tmp_path: Path, people: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
     return estimate.value - float(expected), bool(ends[0] <= expected <= ends[1])
 
 
+@pytest.mark.slow
 def test_the_estimate_of_a_mixed_round_is_unbiased_though_the_model_is_wrong(tmp_path: Path, people: Counting) -> None:
     """30 rounds of the same 64 answers with other seeds; the model adds 1 to every cost."""
     world = tabular_world(load("tabular").world)  # type: ignore[arg-type]

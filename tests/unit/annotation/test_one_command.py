@@ -64,6 +64,7 @@ def test_one_command_runs_the_page_simulated_people_and_the_run_to_its_report(tm
         assert {values["people/safety_annotators"] for n, values in journal.metrics().items() if n} <= {3.0, 4.0, 5.0}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_parked_run_goes_on_by_itself_when_its_questions_are_answered(tmp_path: Path) -> None:
     run, port = tmp_path / "demo", free_port()
@@ -128,6 +129,7 @@ def test_the_page_is_refused_where_nobody_is_asked_or_the_port_is_taken(tmp_path
             pass
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_recipe_with_people_on_the_text_world_finishes_in_one_command(tmp_path: Path) -> None:
     """Its sizes made tiny and its parts in one process: what is tried is that people's words reach a language model."""

@@ -102,6 +102,7 @@ def exported(store: Path, out: Path, *options: str) -> Path:
     return out
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_two_people_answer_a_file_and_its_later_questions_and_all_labels_are_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -183,6 +183,7 @@ def test_undo_ends_with_its_window(queue: FreshQueue) -> None:
     assert problem(error) is Problem.TOO_LATE
 
 
+@pytest.mark.slow
 def test_who_cannot_tell_is_replaced_and_the_refusal_is_counted(queue: FreshQueue) -> None:
     round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     for number, kind in enumerate(("abstain", "skip", "flag")):

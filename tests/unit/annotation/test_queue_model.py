@@ -219,6 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert [entry.key for entry in snapshot.answers] == self.frozen
 
 
+@pytest.mark.slow
 def test_every_history_of_the_queue_agrees_with_the_model(empty_journal: Path) -> None:
     machine = type("Machine", (QueueMachine,), {"template": empty_journal})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]

@@ -87,6 +87,7 @@ def test_a_run_may_go_on_with_another_risk() -> None:
     assert people().digest() == people("feedback.risk_by_category={violence: 0.9}").digest()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_people_are_asked_about_a_prompt_with_the_risk_of_its_category(tmp_path: Path) -> None:
     file, kinds = tmp_path / "prompts.jsonl", ("violence", "cooking", "travel")
@@ -101,6 +102,7 @@ def test_people_are_asked_about_a_prompt_with_the_risk_of_its_category(tmp_path:
     assert risks_asked(tmp_path / "run")["safety"] == {0.9, 0.1, UNKNOWN_RISK}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_questions_of_a_limit_have_the_risk_of_their_prompt_set(tmp_path: Path) -> None:
     own = (

@@ -152,6 +152,7 @@ def test_a_new_token_ends_the_old_one_in_every_run(runs: TwoRuns) -> None:
         assert client.get(api(name, "/me")).status_code == 401
 
 
+@pytest.mark.slow
 def test_who_is_paused_in_one_run_is_not_brought_back_by_another(runs: TwoRuns) -> None:
     token = runs.token("first", "ana")
     me = signs_in(runs.client(), "first", token)
@@ -215,6 +216,7 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.run
 def test_the_command_serves_two_runs_with_one_admin_and_adds_people_to_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

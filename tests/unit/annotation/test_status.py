@@ -38,6 +38,7 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.run
 def test_a_parked_run_says_what_is_missing_who_is_needed_and_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_parked_run_says_what_is_missing_who_is_needed_and_where(
     assert "pddpo annotations decide" in printed
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_is_running_while_its_process_lives_and_waits_after_it_was_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -95,12 +97,15 @@ def test_a_run_is_running_while_its_process_lives_and_waits_after_it_was_killed(
     assert dead["missing"]["safety"] == alive["missing"]["safety"] == 24
 
 
+@pytest.mark.run
 def test_a_run_that_asks_nobody_and_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     settings = ["rounds=1", "feedback.responses=8", "feedback.labels_each=5", "report.tensorboard=false"]
     run_recipe(load("tabular", [*settings, "report.html=false"]), folder)
     found = told(folder, capsys)
-    assert (found["state"], found["missing"], found["batches"], found["next"]) == ("finished", {}, [], None)
+    assert (found["state"], found["missing"], found["batches"], found["certified"]) == ("finished", {}, [], False)
+    assert found["outcome"].startswith("No policy is certified, and none is released")
+    assert found["next"] == f"`pddpo certify {folder}` tests the last policy on fresh answers"
     with pytest.raises(SystemExit) as end:
         main(["status", str(tmp_path / "nothing")])
     assert end.value.code == 2

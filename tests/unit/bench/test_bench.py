@@ -36,6 +36,7 @@ from pddpo_ray.records import Prompt
 from tests.tiny_language_model import save_policy
 
 
+@pytest.mark.full
 def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--only", "C9-256", "--repeats", "2", "--json", "--out", str(tmp_path)]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -44,6 +45,7 @@ def test_one_benchmark_prints_json_and_keeps_a_table(tmp_path: Path, capsys: pyt
     assert "| C9-256 |" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_cost_stage_equals_the_plain_three_model_loop() -> None:
     """The benchmark itself compares the losses and stops when they differ."""
     result = cost_stage.run(512, repeats=1, pairs=3)
@@ -87,6 +89,7 @@ def test_batches_of_similar_length_hold_every_row_once() -> None:
     assert [length[index] for batch in batches for index in batch] == sorted(length)
 
 
+@pytest.mark.slow
 def test_the_peak_is_the_largest_sum_of_tensors_alive_at_once() -> None:
     """By hand: 1,000 weights with gradients, and 10 MB that are gone before another 4 MB come."""
     model = torch.nn.Linear(1000, 1, bias=False)
@@ -100,6 +103,7 @@ def test_the_peak_is_the_largest_sum_of_tensors_alive_at_once() -> None:
     assert most == pytest.approx(1e7, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_cost_step_takes_less_memory_than_one_over_three_models() -> None:
     """The benchmark compares the losses of both and stops when they differ."""
     result = peak_memory.against_three_models(peak_memory.Setting(2048, pairs=2, hidden=64, layers=2))
@@ -123,6 +127,7 @@ def test_one_more_policy_is_stored_as_its_adapter_alone() -> None:
 TINY = rollout.Setting(Shape(512, 64, 2, 2, 2, 128), tokens=8)
 
 
+@pytest.mark.full
 @pytest.mark.vllm
 def test_the_engine_and_generate_make_the_same_number_of_tokens() -> None:
     """The benchmark compares the log-probabilities that the engine states with the model's own."""
@@ -131,6 +136,7 @@ def test_the_engine_and_generate_make_the_same_number_of_tokens() -> None:
     assert found.details["ours tokens/CPU-s"] > 0
 
 
+@pytest.mark.slow
 def test_the_fallback_engine_and_generate_make_the_same_number_of_tokens(tmp_path: Path) -> None:
     """The benchmark compares the log-probabilities that the engine states with the model's own."""
     folder = save_policy(tmp_path / "model", 0)
@@ -225,6 +231,7 @@ def test_the_shares_are_read_from_a_run_that_the_benchmark_starts() -> None:
     assert all(result.ratio > 1 for result in found)
 
 
+@pytest.mark.slow
 def test_simulated_people_take_at_least_as_long_as_the_ideal() -> None:
     small = annotators.Round(people=4, answers=3, labels_each=3, pairs=6)
     ideal, complete = annotators.simulated(small, seed=0)
@@ -233,6 +240,7 @@ def test_simulated_people_take_at_least_as_long_as_the_ideal() -> None:
     assert annotators.simulated(small, seed=0) == (ideal, complete)
 
 
+@pytest.mark.full
 def test_claims_are_measured_singly_in_tens_and_by_many_clients() -> None:
     """The benchmark stops when the queue hands out less than was asked for."""
     singly, in_tens = queue_claims.run(1, small=400, large=800, claims=20)
@@ -242,6 +250,7 @@ def test_claims_are_measured_singly_in_tens_and_by_many_clients() -> None:
     assert in_tens.details["claims/s"] == pytest.approx(10_000 / in_tens.details["ms with 800"])
 
 
+@pytest.mark.full
 def test_data_commands_are_measured_each_in_a_process_of_its_own() -> None:
     """The benchmark stops when a command counts other rows or repeats than there are."""
     found = data_memory.run("jsonl.gz", sizes=(1000, 2000))
@@ -270,6 +279,7 @@ def test_a_floor_is_missed_only_when_the_upper_quartile_is_below_it() -> None:
     assert not of_pairs("x", "", pairs, floor=3.3).met
 
 
+@pytest.mark.slow
 def test_a_ratio_is_peer_over_ours() -> None:
     def work(amount: int) -> int:
         return sum(number * number for number in range(amount))

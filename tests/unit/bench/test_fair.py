@@ -117,6 +117,7 @@ def test_two_policies_cost_has_its_zero_where_labels_of_the_reference_put_it(gro
     assert np.ptp(anchored(answers)[0]) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.usefixtures("small")
 def test_a_method_stays_within_the_labels_and_offers_policies(name: str, ground: Ground) -> None:
@@ -131,6 +132,7 @@ def test_a_method_stays_within_the_labels_and_offers_policies(name: str, ground:
     assert all(np.array_equal(one, other) for one, other in zip(made.tables, again.tables, strict=True))
 
 
+@pytest.mark.slow
 def test_models_label_what_they_learned_and_the_truth_measures(ground: Ground) -> None:
     """With more pairs their scores are nearer to the truth's, weighed by the reference; the gap stays the truth's."""
 

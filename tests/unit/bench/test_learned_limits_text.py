@@ -65,6 +65,7 @@ def test_the_problem_that_a_run_sees_has_its_learned_reward(tmp_path: Path) -> N
     assert np.abs(learned.reward - view.oracle.reward).max() > 0.1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_learning_a_rate_from_values_spends_no_more_labels_in_the_rounds_than_comparisons_do(tmp_path: Path) -> None:
     quiet = ["report.html=false", "report.tensorboard=false", "rounds=2"]

@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder / "journal.sqlite", told
 
 
+@pytest.mark.run
 def test_versions_and_multipliers_are_those_of_the_journal_to_the_last_digit(run: tuple[Path, dict[str, Any]]) -> None:
     journal, told = run
     found = numbers_of(journal)
@@ -53,6 +54,7 @@ def test_versions_and_multipliers_are_those_of_the_journal_to_the_last_digit(run
     ]
 
 
+@pytest.mark.run
 def test_one_changed_label_or_text_changes_the_hash_of_its_round_alone(
     run: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_one_changed_label_or_text_changes_the_hash_of_its_round_alone(
         assert [name for name in before[what] if before[what][name] != after[what][name]] == [which]
 
 
+@pytest.mark.run
 def test_a_renamed_table_or_column_is_read_once_its_name_is_listed(
     run: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +91,7 @@ def test_a_renamed_table_or_column_is_read_once_its_name_is_listed(
     assert questions_of(renamed) == []
 
 
+@pytest.mark.run
 def test_a_difference_is_named_with_both_values() -> None:
     before = recording(table=RECORDED, text=RECORDED)
     assert compare(before, before)[1] == []
@@ -100,6 +104,7 @@ def test_a_difference_is_named_with_both_values() -> None:
     ]
 
 
+@pytest.mark.run
 def test_a_version_too_many_and_a_run_that_failed_are_differences_and_a_new_run_is_none() -> None:
     more = copy.deepcopy(RECORDED)
     more["versions"]["policy-2"] = "ee"
@@ -146,6 +151,7 @@ def test_what_people_say_follows_from_their_name_and_the_texts() -> None:
     assert {answer(who, safety)["is_safe"] for who in ("ana", "ben", "cem", "dee", "eve")} == {True, False}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_recording_of_this_checkout_equals_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tmp_path / name) for name in ("before.json", "after.json")]

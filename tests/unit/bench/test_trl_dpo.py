@@ -33,6 +33,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_trained_by_trl_is_scored(tmp_path: Path) -> None:
     """Fewer steps, at a higher rate. DPO on pairs of harmlessness makes the policy cheaper, away from the reference."""

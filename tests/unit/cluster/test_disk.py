@@ -52,6 +52,7 @@ def fill_up(place: Path) -> None:
                     file.write(bytes(size))
 
 
+@pytest.mark.run
 def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
     config = load("tabular", SMALL)
     run_recipe(config, tmp_path / "run")
@@ -96,6 +97,7 @@ def one_line(capsys: pytest.CaptureFixture[str], run_dir: Path, *more: str) -> t
     return ended.value.code, lines[-1]
 
 
+@pytest.mark.run
 def test_to_resume_on_a_full_disk_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where no room is left for SQLite's own index, of which it says "disk I/O error"."""
     run_recipe(load("tabular", SHORT), small_disk / "run")
@@ -118,6 +120,7 @@ main(arguments)
 """`pddpo` in a process of its own, whose disk is full once it opens the file of the report."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(small_disk: Path) -> None:
     run_dir = small_disk / "run"
@@ -134,6 +137,7 @@ def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(small_disk: 
     assert (run_dir / "report.html").exists()
 
 
+@pytest.mark.run
 def test_a_run_folder_that_cannot_be_written_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe(load("tabular", SHORT), small_disk / "run")
     assert mount("-o", "remount,ro", str(small_disk))
@@ -145,6 +149,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(small_disk: Path, capsy
         assert (code, problem in said) == (2, True), said
 
 
+@pytest.mark.run
 def test_status_stop_and_logs_need_no_right_to_write(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = small_disk / "run"
     with pytest.raises(SystemExit):

@@ -131,6 +131,7 @@ def test_what_a_library_makes_of_the_signal_is_a_stop_as_well(tmp_path: Path) ->
         translated()
 
 
+@pytest.mark.run
 def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path / "run", *SMALL)[3:]
     assert said(capsys, *arguments)[2].splitlines()[0].endswith(": begins")
@@ -139,6 +140,7 @@ def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pyt
     assert (code, "--go-on needs the run folder" in err) == (2, True)
 
 
+@pytest.mark.run
 def test_a_run_that_is_driven_on_another_host_is_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_run_that_is_driven_on_another_host_is_said_so(
         engine.dispose()
 
 
+@pytest.mark.run
 def test_a_run_without_a_log_and_no_run_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe(load("tabular", [*SMALL, "rounds=1"]), tmp_path / "run")
     for verb, folder, message in (

@@ -81,6 +81,7 @@ def jobs_of(api: Api, folder: Path, token: str = "of-the-account") -> Jobs:
     return Jobs(TEMPLATE, f"http://127.0.0.1:{api.server_port}", folder)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_begins_parks_and_begins_again_when_its_labels_are_in(api: Api, tmp_path: Path) -> None:
     folder, jobs = tmp_path / "first", jobs_of(api, tmp_path)

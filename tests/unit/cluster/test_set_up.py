@@ -109,6 +109,7 @@ def test_the_lock_installs_into_a_clean_home(home: Path) -> None:
     assert subprocess.run(command, env=environment(home), check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.run
 def test_a_share_that_is_not_mounted_is_said_so(home: Path, tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "deploy" / "cluster" / "share.sh")]
     missing = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False)
@@ -116,6 +117,7 @@ def test_a_share_that_is_not_mounted_is_said_so(home: Path, tmp_path: Path) -> N
     assert (missing.returncode, missing.stderr) == (1, said)
 
 
+@pytest.mark.run
 def test_a_fresh_share_that_belongs_to_root_is_given_to_an_ordinary_user() -> None:
     """A real file system of root's, a real user without rights, and a `sudo` that asks this process."""
     if os.geteuid() != 0:

@@ -90,6 +90,7 @@ def test_the_early_signal_stops_the_run_in_good_order_and_the_job_is_queued_agai
     assert second.returncode == 143
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_job_that_ends_by_itself_has_its_runs_exit_code_and_is_not_queued_again(
     scheduler: dict[str, str], tmp_path: Path

@@ -37,6 +37,7 @@ def test_extra_pairs_hold_answers_that_the_offline_data_never_show() -> None:
     assert share == pytest.approx((joint.sum(axis=1)[4:].sum()) / joint.sum(), abs=0.012)
 
 
+@pytest.mark.run
 def test_extra_pairs_are_added_to_the_offline_ones(tmp_path: Path) -> None:
     result = run_recipe(load("tabular", [*ONE_FIT, "offline.pairs=30", "offline.extra=12"]), tmp_path / "run")
     assert result["labels_pairs"] == 42

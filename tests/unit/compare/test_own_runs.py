@@ -14,6 +14,8 @@ from pddpo_ray.config import load
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.run_data import read_run
 
+pytestmark = pytest.mark.run
+
 TINY = ("rounds=2", "explore.bonus=off", "explore.picks=4", "rollout.candidates=4", "explore.calibration=96")
 LESS = ("feedback.responses=64", "offline.pairs=200", "certificate.certify=never", "report.tensorboard=false")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pddpo_ray.compare.runner import MemoryPeak, budget_of, run_arm
 from pddpo_ray.compare.sharing import SharedEngine, SharedTrainer, identity_of
@@ -145,6 +146,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_skipped(tmp_path: Path)
     assert Memory(path).recall("one", lambda: 3) == 1
 
 
+@pytest.mark.run
 def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
     """120 pairs with two labels each, 24 x 4 labels of answers, two fits; a table's answer is a token."""
     run_recipe(config_of("sacpo"), tmp_path / "run")
@@ -154,6 +156,7 @@ def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
     assert budget.tokens == 24
 
 
+@pytest.mark.run
 def test_labels_that_were_withheld_are_not_counted(tmp_path: Path) -> None:
     run_recipe(config_of("sacpo", "offline.reward_share=0.1"), tmp_path / "run")
     with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
@@ -169,6 +172,7 @@ def taken_for_a_block() -> float:
     return taken
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_what_was_taken_meanwhile() -> None:
     """In a fresh process: a long-lived one may give memory back in the same moment, and its peak is then an old one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -187,6 +191,7 @@ def first_runs_peak(folder: Path) -> float:
     return float(row["peak_mib"])
 
 
+@pytest.mark.slow
 def test_what_all_runs_share_is_in_no_runs_memory(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         assert process.submit(first_runs_peak, tmp_path).result(timeout=120) < 150

@@ -167,6 +167,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl"]
 
 
+@pytest.mark.run
 def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe

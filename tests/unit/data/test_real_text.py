@@ -57,6 +57,7 @@ def test_a_data_set_of_the_hub_that_cannot_be_had_is_named_and_no_length_is_blam
         prepare_real_text(load("real-text", ["world.helpful=[hf:nobody/nothing]"]))
 
 
+@pytest.mark.run
 def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(TEXTS, 320)
     rows = sequences(TEXTS, tokenizer, 64)
@@ -74,6 +75,7 @@ def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: 
     assert (first / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.run
 def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"world\.reference\.context"):
         cached_reference(TEXTS, ScratchSpec(context=16, steps=1), tmp_path)
@@ -82,6 +84,7 @@ def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
         prepare_real_text(tiny(tmp_path, "world.prompt_tokens=4"))
 
 
+@pytest.mark.run
 def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "pku.jsonl"
     file.write_bytes(lines(*(pku(n) for n in range(4)), b"{"))
@@ -147,6 +150,7 @@ def test_a_run_on_real_text_ends_with_policies_labels_and_proofs(tmp_path: Path)
     assert all(answer.id.startswith("0-scorecard") for answer in shown)  # none out of the files
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_takes_a_tied_checkpoint_of_several_bfloat16_files(tmp_path: Path) -> None:
     """Its reference is one float32 file; every version is delivered, and the last one merged, in that type."""
@@ -172,6 +176,7 @@ def test_a_run_takes_a_tied_checkpoint_of_several_bfloat16_files(tmp_path: Path)
     assert "lm_head.weight" not in kept[0]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_another_method_runs_on_the_same_texts_by_its_name(tmp_path: Path) -> None:
     result = run_recipe(
@@ -188,6 +193,7 @@ def asked_of(example: Example) -> str:
     return json.dumps({"messages": [{"role": one.role, "content": one.content} for one in example.prompt]}) + "\n"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_then_once(tmp_path: Path) -> None:
     """Canaries: ten prompts of the pairs that the run would have learned from."""

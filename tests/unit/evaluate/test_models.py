@@ -228,6 +228,7 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 # --- the paper's comparison ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_papers_comparison_evaluates_given_models_and_says_how_to_train_ours(tmp_path: Path) -> None:
     """Four policies, a Beaver reward and a Beaver cost model, all tiny; ours without a run are left out by name."""
     policies = {

@@ -27,6 +27,8 @@ from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from tests.exported_text_world import Exported, export_to
 from tests.tiny_language_model import save_policy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Exported:
@@ -178,6 +180,7 @@ def byte_level(texts: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
+@pytest.mark.full
 def test_another_tokenizers_answers_are_its_own_tokens(
     world: Exported, prepared: PreparedTextWorld, tmp_path: Path
 ) -> None:

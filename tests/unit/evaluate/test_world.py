@@ -17,6 +17,7 @@ from pddpo_ray.worlds.tabular import trap_world
 from tests.unit.methods.runs import config_of
 
 
+@pytest.mark.run
 def test_a_run_is_evaluated_to_the_numbers_of_its_result(tmp_path: Path) -> None:
     config = config_of("c-dpo")
     result = run_recipe(config, tmp_path / "run")

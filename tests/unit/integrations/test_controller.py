@@ -72,6 +72,7 @@ def drive(controller: LimitController, first: int, last: int) -> list[dict[str, 
     return told
 
 
+@pytest.mark.run
 def test_a_journal_gives_the_same_multipliers_after_a_torn_line_and_a_checkpoint(tmp_path: Path) -> None:
     limits = {"length": LIMITS["length"]}
     unbroken = drive(LimitController(limits), 0, 9)

@@ -50,6 +50,7 @@ def test_weights_move_with_every_step_and_a_checkpoint_goes_on_with_the_same(tmp
     assert steps_of(whole) == told
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_with_the_multipliers_of_an_unbroken_one(tmp_path: Path) -> None:
     """SIGKILL in the middle of step 5, two steps after the checkpoint; a new process does the rest."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -75,6 +76,7 @@ def test_a_killed_run_goes_on_with_the_multipliers_of_an_unbroken_one(tmp_path: 
     assert sorted(steps_of(killed)) == list(range(STEPS))
 
 
+@pytest.mark.full
 def test_what_grpo_saved_is_certified_checkpoint_by_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(out)
@@ -95,6 +97,7 @@ def tear(folder: Path, line: str) -> None:
         journal.write(line)
 
 
+@pytest.mark.full
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
@@ -123,6 +126,7 @@ def test_a_trainer_that_is_not_set_up_for_limits_is_refused(tmp_path: Path) -> N
         other.attach(trainer)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["rloo", "online_dpo"])
 def test_one_score_carries_the_limits_and_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     """RLOO and OnlineDPO: the journal of a run that went on from a checkpoint is that of the unbroken one."""

@@ -64,6 +64,7 @@ def test_every_look_is_in_the_log_and_in_the_journal_and_the_training_is_the_sam
         assert torch.equal(one, other)
 
 
+@pytest.mark.full
 def test_an_interval_beyond_a_limit_ends_the_training_with_a_checkpoint(tmp_path: Path) -> None:
     strict = {"length": {**LENGTH["length"], "at_most": 1, "bounds": [0, 12]}}
     watch = LimitWatch(strict, PROMPTS, every=1, draws=Draws(each=4, max_tokens=12), stop=True)
@@ -73,6 +74,7 @@ def test_an_interval_beyond_a_limit_ends_the_training_with_a_checkpoint(tmp_path
     assert watch.checked["length"].kept is False
 
 
+@pytest.mark.full
 def test_conversations_are_written_by_the_template_and_sets_belong_to_their_limits(tmp_path: Path) -> None:
     limits = {
         "asked": {"rate": {"regex": str(tmp_path / "any.txt")}, "over": "red", "at_most": "90 %"},
@@ -90,6 +92,7 @@ def test_conversations_are_written_by_the_template_and_sets_belong_to_their_limi
     assert (watch.checked["asked"].n, watch.checked["said"].n) == (4, 10)
 
 
+@pytest.mark.full
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
@@ -121,3 +124,18 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_cannot_be_asked_is_refused(prompts: list[Any], every: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         LimitWatch(LENGTH, prompts, every=every)
+
+
+def test_a_models_own_settings_bend_no_look(tmp_path: Path) -> None:
+    """`generate` fills in what it is not given; the trainer's own settings stay as they were."""
+    looks = {}
+    for name, settings in {"plain": {}, "bent": {"min_length": 60, "repetition_penalty": 9.0}}.items():
+        watch = LimitWatch(LENGTH, PROMPTS, every=1, draws=Draws(each=2, max_tokens=12))
+        trainer = trained(tmp_path / name, None, steps=1)
+        for key, value in settings.items():
+            setattr(trainer.model.generation_config, key, value)
+        watch.attach(trainer)
+        watch._look(1)
+        looks[name] = watch.checked["length"].estimate
+        assert all(getattr(trainer.model.generation_config, key) == value for key, value in settings.items())
+    assert looks["plain"] == looks["bent"]

@@ -134,6 +134,7 @@ def test_a_score_model_versus_the_reference_gives_the_share_of_wins(tmp_path: Pa
     assert (broken.estimate, broken.failed) == (None, 12), "a failed score is no tie"
 
 
+@pytest.mark.run
 def test_a_verdict_needs_a_zero_that_means_something(tmp_path: Path) -> None:
     rows = [{k: v for k, v in row.items() if not k.startswith("is_")} for row in rows_of_words(40, 3)]
     file = write_rows(tmp_path / "pairs.jsonl", rows)

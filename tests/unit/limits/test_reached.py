@@ -37,6 +37,7 @@ def numbers(line: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_dry_run_says_what_policies_of_a_text_world_reach_alone_and_together() -> None:
     config = twin()

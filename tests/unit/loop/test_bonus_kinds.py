@@ -15,6 +15,8 @@ from pddpo_ray.worlds.tabular import trap_world
 from tests.unit.loop.small_run import small
 from tests.unit.methods.runs import commands_of
 
+pytestmark = pytest.mark.run
+
 
 @pytest.mark.parametrize("kind", ["elliptical", "simhash", "thompson", "greedy", "proposals", "off"])
 def test_a_recipe_names_how_answers_are_chosen(kind: str, tmp_path: Path) -> None:

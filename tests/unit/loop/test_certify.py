@@ -29,6 +29,8 @@ from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
 from tests.unit.loop.small_run import SMALL, small
 
+pytestmark = pytest.mark.run
+
 RATE = ("feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.6")
 BATCH_DRAWS = small().certificate.batch
 MANY = 100 * BATCH_DRAWS

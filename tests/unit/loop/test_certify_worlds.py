@@ -42,6 +42,7 @@ def last_table(config: Config, run_dir: Path) -> Array:
         return backends.world.table(journal.policies[-1])
 
 
+@pytest.mark.run
 def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_confidence(tmp_path: Path) -> None:
     """Exact values of both limits from the world's own tables, by hand."""
     leaks = "limits.leaks={rate: {world: privacy}, over: private, at_most: 80 %, confidence: 80 %}"
@@ -83,6 +84,7 @@ def test_stated_limits_are_certified_each_on_its_own_prompts_and_at_its_own_conf
     assert "with 80 % confidence" in "".join(said)
 
 
+@pytest.mark.run
 def test_a_floor_is_certified_from_the_complement_and_said_as_a_floor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_floor_is_certified_from_the_complement_and_said_as_a_floor(
     assert "Computed again" in capsys.readouterr().out
 
 
+@pytest.mark.run
 def test_a_source_that_fails_counts_against_the_policy_at_both_ends_and_its_share_is_printed(tmp_path: Path) -> None:
     """Every fifth reply of a real server is an error: at most .2 at the truth 0, and never above."""
     with measuring_server() as server:
@@ -128,6 +131,7 @@ def test_a_source_that_fails_counts_against_the_policy_at_both_ends_and_its_shar
     assert f"{100 * lost / len(numbers):.3g} % of the draws have no number and count as the worst" in said
 
 
+@pytest.mark.run
 def test_a_judge_is_asked_for_every_draw_and_named_as_the_source(tmp_path: Path) -> None:
     """A real chat endpoint that finds nothing rude."""
     with measuring_server() as server:
@@ -166,6 +170,7 @@ def test_a_mean_without_bounds_is_named_as_estimated_only() -> None:
     assert reasons["short"] is None
 
 
+@pytest.mark.run
 def test_the_bound_of_a_policy_of_the_twin_lies_above_its_exact_rate_and_it_is_asked_on_later(tmp_path: Path) -> None:
     config = twin(*TINY, "rounds=2", *RATE)
     run = tmp_path / "run"
@@ -188,6 +193,7 @@ def test_the_bound_of_a_policy_of_the_twin_lies_above_its_exact_rate_and_it_is_a
     assert (run / ARTIFACTS).is_dir()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_network_is_certified_from_answers_that_its_engine_wrote(tmp_path: Path) -> None:
     config = tiny_text("rounds=1", "offline.compare_rounds=0", *RATE)
@@ -205,6 +211,7 @@ def test_a_network_is_certified_from_answers_that_its_engine_wrote(tmp_path: Pat
     assert {answer.policy_version for answer in answers} == {last.number}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_shipped_recipe_of_a_certified_release_ends_with_one_that_is_true(tmp_path: Path) -> None:
     """The recipe itself, shorter: three rounds, few pairs and no bonus."""
@@ -250,6 +257,7 @@ def test_the_shipped_recipe_of_the_network_ends_with_a_certificate_that_is_true(
     assert "labels in the journal" in verified(run / FILE)["verified"]
 
 
+@pytest.mark.run
 def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path: Path) -> None:
     """Two groups that share the prompts: their draws are all draws, and each exact rate lies within its own bounds."""
     own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
@@ -272,6 +280,7 @@ def test_groups_of_a_drawn_worlds_prompts_are_bounded_beside_the_total(tmp_path:
     assert "cost by prompt set or group" in build_report(run).read_text()
 
 
+@pytest.mark.run
 def test_a_group_that_gates_is_a_limit_of_its_own_with_draws_of_its_own(tmp_path: Path) -> None:
     """Exact rate of group 1 within the bounds of its own draws; a certificate needs the whole and the group."""
     own = ("rounds=1", "feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3")
@@ -306,6 +315,7 @@ def test_a_group_that_gates_is_a_limit_of_its_own_with_draws_of_its_own(tmp_path
     assert Entry(half, {**worst, part.name: []}, {**drawn, part.name: ()}).state == "undecided"
 
 
+@pytest.mark.run
 def test_a_group_that_no_prompt_is_in_cannot_gate(tmp_path: Path) -> None:
     config = load("tabular", [*SMALL, "rounds=1", "certificate.gate=[minors]"])
     with pytest.raises(UserError, match="no prompt that certificates draw is in 'minors'; they are in no group"):

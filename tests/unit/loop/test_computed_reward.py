@@ -66,6 +66,7 @@ def offline_columns(run: Path, prompt: int) -> list[int]:
     return sorted({one.token_ids[0] for one in answers if one.prompt.token_ids[0] == prompt})
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("algorithm", STATED_LIMITS)
 def test_the_first_fit_is_the_optimum_of_the_reward_on_what_was_measured(algorithm: str, tmp_path: Path) -> None:
     """The minimiser over all tables is reference * exp(r / beta): its log ratio, times beta, is r up to a constant."""
@@ -88,6 +89,7 @@ def test_the_first_fit_is_the_optimum_of_the_reward_on_what_was_measured(algorit
         np.testing.assert_allclose(ratio - ratio[0], (truth[x] - truth[x, columns[0]])[columns], atol=1e-9)
 
 
+@pytest.mark.run
 def test_explored_answers_teach_the_reward_of_later_rounds(tmp_path: Path) -> None:
     """What no offline pair holds has a reward after it was explored, and the run ends near the world's optimum."""
     result = run_recipe(on_table(tmp_path, LOGIT, "rounds=20"), tmp_path / "run")
@@ -112,6 +114,7 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("phase", ["reward-pairs", "fit-reward"])
 def test_a_run_that_breaks_off_in_mid_round_goes_on_as_if_it_had_not(phase: str, tmp_path: Path) -> None:
     config = on_table(tmp_path, {**RATES, "drift": {"kl": "reference", "at_most": 0.4}})
@@ -176,6 +179,7 @@ def test_a_changed_function_is_refused_when_a_run_goes_on(tmp_path: Path) -> Non
         run_recipe(config, tmp_path / "run", resume=True)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_on_files_nobody_is_asked_what_is_helpful_and_a_failed_score_is_no_number(tmp_path: Path) -> None:
     """No people, no judge, no reward model: the service's numbers are the reward, every fifth one it does not have."""
@@ -205,6 +209,7 @@ def test_on_files_nobody_is_asked_what_is_helpful_and_a_failed_score_is_no_numbe
     assert result["rounds"] == 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_source_that_never_answers_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with measuring_server() as server:
@@ -282,6 +287,7 @@ def test_methods_that_learn_from_comparisons_alone_refuse_a_computed_reward() ->
         load("sacpo", ["reward={world: reward}"])
 
 
+@pytest.mark.run
 def test_a_worlds_reward_beyond_the_recipes_bounds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the world's reward runs from"):
         run_recipe(on_table(tmp_path, RATES, "reward_max=0.5"), tmp_path / "run")

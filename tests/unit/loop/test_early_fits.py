@@ -62,6 +62,7 @@ class Noting:
 FEW = "rows: 8, per_new: 0.0"
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     "refit",
     ["kind: union", f"kind: budget, {FEW}", f"kind: geometric, {FEW}", f"kind: determinant, growth: 9.0, {FEW}"],

@@ -171,6 +171,7 @@ def test_a_reader_cannot_write(path: Path) -> None:
         connection.execute(delete(schema.run))
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("left", ["nothing", "log and index", "log alone"])
 def test_reading_leaves_the_folder_as_it_is_and_needs_no_right_to_write(
     left: str, path: Path, read_only: Callable[[Path], AbstractContextManager[None]]
@@ -266,6 +267,7 @@ def test_a_second_driver_is_refused_while_the_first_lives(path: Path) -> None:
     Journal.open(path, "demo", create=RECIPE).close()
 
 
+@pytest.mark.run
 def test_the_lock_of_a_killed_driver_is_taken_over_and_its_unfinished_phase_done_again(path: Path) -> None:
     program = f"""
         import os, signal

@@ -15,6 +15,8 @@ from pddpo_ray.plan.printed import make_plan
 from pddpo_ray.report.build import build_report
 from tests.unit.report.page import Page
 
+pytestmark = pytest.mark.run
+
 QUICK = ("report.tensorboard=false", "report.html=false", "offline.pairs=600", "feedback.responses=160")
 DRIFT = "{kl: reference, at_most: 0.3}"
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pddpo_ray.config import load
 from pddpo_ray.journal.identity import open_folder
@@ -36,6 +37,7 @@ def world_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.run
 def test_a_step_divides_by_the_covariance_with_what_its_policy_had_learned(tmp_path: Path) -> None:
     """Cov(label, beta log reward policy / policy) / lambda within prompts; neither the labels' variance nor its end."""
     config = load("tabular", [f"world={{kind: tabular, path: {world_file(tmp_path)}}}", *SETTINGS])
@@ -43,7 +45,7 @@ def test_a_step_divides_by_the_covariance_with_what_its_policy_had_learned(tmp_p
     store = ArtifactStore(tmp_path / "run" / ARTIFACTS)
     with open_folder(tmp_path / "run") as journal:
         versions = {(entry.round, entry.stage): entry.version for entry in journal.versions()}
-        taken = {entry.round: entry.payload for entry in journal.phases(like="joint")}
+        taken = {entry.round: entry.payload for entry in journal.phases(like="dual")}
         measured = {entry.round: entry.payload for entry in journal.phases(like=ANSWERS)}
         asked = {answer.id: answer for answer in journal.samples()}
         multipliers = {step.round: step.multiplier_before for step in journal.dual_steps()}

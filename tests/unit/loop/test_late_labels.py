@@ -23,10 +23,12 @@ from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, Safety
 from pddpo_ray.theory.dual import (
     DampedNewton,
     DualState,
+    LogMultiplier,
+    Pid,
     ProjectedAnytime,
     Rule,
     ascend,
-    constraint_state,
+    limit_state,
     stale_share,
 )
 from pddpo_ray.worlds.tabular import rare_world
@@ -45,7 +47,7 @@ def exact_trace(
     """Multipliers of a world whose fits and costs are exact and whose estimates come `late` rounds late (or, with
     `bursts`, all at every so manieth round); and the optimum."""
     oracle = rare_world(3).oracle
-    state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
+    state = DualState((limit_state("cost", rho=oracle.rho, rule=rule, limit=oracle.threshold),))
     made: list[float] = []
     taken = 0
     for k in range(rounds):
@@ -99,6 +101,19 @@ def test_gradient_steps_come_to_rest_with_labels_ten_rounds_late() -> None:
     made, optimum = exact_trace(rule, 10, 400)
     assert abs(made[-1] - optimum) < 0.05
     assert np.ptp(made[-40:]) < 0.05
+
+
+@pytest.mark.parametrize("late", [0, 10])
+@pytest.mark.parametrize("gains", [(0.0, 0.9), (0.3, 0.5), (0.5, 0.9)])
+def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: tuple[float, float], late: int) -> None:
+    """Steps of 0.5 and 0.9 of the curvature's inverse; ten rounds late as they are they would swing for ever."""
+    oracle = rare_world(3).oracle
+    optimum = oracle.optimum
+    curvature = oracle.cost_variance(optimum.policy) / oracle.beta
+    rules = [Pid(*(gain / curvature for gain in gains)), LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature))]
+    for rule in rules:
+        made, _ = exact_trace(rule, late, 800)
+        assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
 
 
 @pytest.mark.parametrize("late", [1, 2, 10])
@@ -172,6 +187,7 @@ def test_a_worlds_labels_come_exactly_so_late_and_all_by_the_end(tmp_path: Path)
     assert steps[4].multiplier_before == steps[1].multiplier_after
 
 
+@pytest.mark.run
 def test_labels_of_a_run_that_waits_are_the_same_when_nothing_is_late(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         slowed(patch, 0)
@@ -222,6 +238,7 @@ KILLS = [
 """(round, phase) before which the run dies, one after another."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) -> None:
     config = small("feedback.rounds_late=2", NEWTON, "certificate.mixtures=[1]", rounds=4)
@@ -242,6 +259,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) 
     assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
 
 
+@pytest.mark.run
 def test_certificates_have_the_draws_of_every_round_in_order(tmp_path: Path) -> None:
     config = small("feedback.rounds_late=2", NEWTON, "certificate.mixtures=[1]", rounds=4)
     finish(config, tmp_path / "run")
@@ -256,7 +274,6 @@ def test_certificates_have_the_draws_of_every_round_in_order(tmp_path: Path) -> 
     ("given", "said"),
     [
         (["algorithm=pd-dpo-fixed", "dual.rule={kind: fixed}", "dual.first=1.0"], "waits for its labels"),
-        (["dual.rule={kind: pid}"], "not made for late estimates"),
         (["feedback.rounds_late=-1"], "rounds_late"),
     ],
 )
@@ -275,6 +292,7 @@ PEOPLE = [
 RATE = ["feedback.signal=unsafe_rate", "dual.threshold=0.5"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_with_people_goes_on_without_them_until_the_bound(tmp_path: Path) -> None:
     config = small(*PEOPLE, *RATE, NEWTON, "feedback.park_after_s=0", rounds=3)

@@ -26,6 +26,7 @@ from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.measuring_server import measuring_server
 from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.tiers import in_full
 from tests.tiny_language_model import save_policy
 
 SAMPLES = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits"
@@ -58,6 +59,7 @@ RULES = {
 }
 
 
+@pytest.mark.run
 def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> None:
     """The prompt in both lists has .6 / 5 + .4 / 4 of all draws, each of the others .12 or .1."""
     prepared = prepare_real_text(recipe(tmp_path, RULES))
@@ -141,7 +143,7 @@ def test_a_run_measures_by_rule_and_endpoint_within_its_budget(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("right", [11, 20])
+@pytest.mark.parametrize("right", [11, *in_full(20)])
 def test_a_limit_moves_no_multiplier_on_a_score_model_at_chance(right: int, tmp_path: Path) -> None:
     """20 comparisons of its training: 11 right begin at .315, 20 at .832 (exact, 95 %). Costs as large as 60 stop
     nothing: no limit is on logits that the box would clip."""
@@ -179,6 +181,7 @@ def test_a_certification_set_is_in_no_prompt_set(tmp_path: Path) -> None:
         certify(config, tmp_path / "run", "last", {}, 8)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -200,6 +203,7 @@ def test_what_cannot_be_measured_on_files_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.run
 def test_a_round_with_an_answer_outside_the_bounds_of_a_mean_has_no_interval(tmp_path: Path) -> None:
     config = recipe(tmp_path, {"length": {"mean": {"rule": "words"}, "at_most": 0.5, "bounds": [0, 1]}})
     result = run_recipe(config, tmp_path / "run")
@@ -213,6 +217,7 @@ def test_a_round_with_an_answer_outside_the_bounds_of_a_mean_has_no_interval(tmp
     assert said.no_interval in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.run
 def test_an_answer_outside_the_bounds_of_a_mean_is_no_draw_of_a_certificate(tmp_path: Path) -> None:
     config = recipe(tmp_path, {"length": {"mean": {"rule": "words"}, "at_most": 2, "bounds": [0, 3]}})
     run_recipe(config, tmp_path / "run")

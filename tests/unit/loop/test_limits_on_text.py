@@ -71,6 +71,7 @@ def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_powe
     assert exact["policy-2"]["gap"] == pytest.approx(result["gap_last"], abs=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) -> None:
     config = network("limits.drift={kl: reference, at_most: 3}")
@@ -88,6 +89,7 @@ def test_a_network_under_limits_broken_off_in_mid_round_equals_the_unbroken_one(
     assert made == ["reward-2", "policy-2-1", "policy-2"]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -108,6 +110,7 @@ def test_what_a_text_world_cannot_hold_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.run
 def test_a_run_goes_on_with_the_sources_it_was_started_with_alone(tmp_path: Path) -> None:
     (tmp_path / "gloves.txt").write_text("gloves\n")
     limit = f"limits.gloves={{rate: {{regex: {tmp_path / 'gloves.txt'}}}, at_most: 95 %}}"
@@ -117,6 +120,7 @@ def test_a_run_goes_on_with_the_sources_it_was_started_with_alone(tmp_path: Path
         run_recipe(twin(limit), tmp_path / "run", resume=True)
 
 
+@pytest.mark.run
 def test_an_endpoint_measures_on_a_world_without_a_truth_and_its_failures_are_no_numbers(tmp_path: Path) -> None:
     """Every fifth reply is an error of the server. The estimate counts those answers as "yes"."""
     replies = count()

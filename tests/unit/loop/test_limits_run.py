@@ -94,6 +94,7 @@ def three_limits(*overrides: str, rounds: int = 3) -> Config:
 # --- the optimum ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("number", [5, 7, 10], ids=lambda number: ORACLE[number]["kind"])
 def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: int, tmp_path: Path) -> None:
     """Within 3 % of the measures' ranges; multipliers (mean of the late rounds) within 35 % and .2 per range."""
@@ -113,6 +114,7 @@ def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: in
     assert result["f_optimum"] == pytest.approx(ORACLE[number]["optimum"]["f"], abs=1e-8)
 
 
+@pytest.mark.run
 def test_each_limit_may_begin_with_a_multiplier_of_its_own(tmp_path: Path) -> None:
     """Per range of its measure: harm's costs lie in [-2, 2], leaks is a rate."""
     fixed = ["dual.first={harm: 2.0, leaks: 0.3}", "dual.rule={kind: fixed}", "rounds=2"]
@@ -142,6 +144,7 @@ def test_first_multipliers_by_name_are_those_of_the_limits(recipe: str, first: s
         load(recipe, [f"dual.first={first}", "dual.upper=4"])
 
 
+@pytest.mark.run
 def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
     result = run_recipe(load(str(recipe_of(8, tmp_path)), QUICK), tmp_path / "run")
     assert result["limits"]["also"]["multiplier_next"] == 0.0
@@ -153,10 +156,11 @@ def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
 # --- one run --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.joint_dual"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.dual_step"):
         result = run_recipe(three_limits(), tmp_path / "run")
     leaks = result["limits"]["leaks"]
     assert (leaks["limit"], leaks["unit"], leaks["bound"]) == ("at most 50 % over private", "share", 0.5)
@@ -169,6 +173,7 @@ def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_mult
     assert [entry.version.name for entry in versions] == ["policy-3-1", "policy-3"]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("more", [[], ["limits.drift={kl: reference, at_most: 0.3}"]], ids=["two", "and drift"])
 @pytest.mark.parametrize("algorithm", ["o-pd-dpo", "pd-dpo-adalag"])
 def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
@@ -180,7 +185,7 @@ def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
     once = Journal.once
 
     def broken(journal: Journal, phase: str, compute: Any) -> Any:
-        if journal.round == 3 and phase == "joint":
+        if journal.round == 3 and phase == "dual":
             raise RunError("the machine went away")
         return once(journal, phase, compute)
 
@@ -193,6 +198,7 @@ def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
     assert resumed["gap_mixture"] == whole["gap_mixture"]
 
 
+@pytest.mark.run
 def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
     config = three_limits("algorithm=pd-dpo-fixed", "dual.rule={kind: fixed}", "dual.first=0.8")
     result = run_recipe(config, tmp_path / "run")
@@ -202,6 +208,7 @@ def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
     assert result["limits"]["leaks"]["price"] is None
 
 
+@pytest.mark.run
 def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_path: Path) -> None:
     limit = "limits={leaks: {rate: {world: privacy}, at_most: 99 %}}"
     config = load("tabular-two-limits", ["constraints=[{name: cost}]", *QUICK, limit, "dual.rule.kind=newton",
@@ -216,6 +223,7 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -230,7 +238,6 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
         (["limits.leaks.rate={rule: refusal}"], "a table has none"),
         (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
-        (["dual.rule={kind: projected}"], "set it to newton"),
         (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
         (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
@@ -246,6 +253,7 @@ def test_what_cannot_be_held_is_refused_in_one_line(overrides: list[str], messag
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.run
 def test_limits_that_can_be_kept_alone_but_not_together_are_refused_with_what_is_reachable(tmp_path: Path) -> None:
     """Two measures of which one is the other's complement: 40 % and 40 % cannot both hold."""
     path = recipe_of(0, tmp_path)
@@ -269,9 +277,39 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
 
 
+@pytest.mark.parametrize(
+    ("rule", "step"),
+    [
+        # first / (C' sqrt K): 0.3 / ((0.5 + 0) sqrt 4)
+        ("{kind: projected, curvature_cap: false}", lambda number, price: 0.3),
+        ("{kind: anytime, first_step: 0.2, curvature_cap: false}", lambda number, price: 0.2 / np.sqrt(number)),
+        ("{kind: log, rate: 0.5}", None),
+        ("{kind: pid, proportional: 0.0, integral: 0.4}", lambda number, price: 0.4),
+    ],
+)
+def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:
+    """Prices and excesses per range of a measure: harm's costs lie in [-2, 2], leaks is a rate, both at the middle."""
+    config = load("tabular-limits", [*QUICK, "dual.first=0.3", f"dual.rule={rule}", "rounds=4"])
+    run_recipe(config, tmp_path / "run")
+    rho = tabular_view(tabular_world(config.world), ArtifactStore(tmp_path / "store"), config).oracle.rho
+    scales, limits, moved = {"harm": 4.0, "leaks": 1.0}, {"harm": 0.0, "leaks": 0.5}, 0
+    with open_folder(tmp_path / "run") as journal:
+        for one in journal.dual_steps():
+            scale = scales[one.constraint]
+            price, excess = one.multiplier_before * scale, (one.estimate.value - limits[one.constraint]) / scale
+            following = (
+                price * np.exp(0.5 * price * excess) if step is None else price + step(one.round, price) * excess
+            )
+            low, high = (0.05 if step is None else 0.0), 2.0 * rho
+            assert one.multiplier_after * scale == pytest.approx(min(max(following, low), high))
+            moved += one.multiplier_after != one.multiplier_before
+    assert moved >= 6
+
+
 # --- version 0.1 ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> None:
     """Its exact value is the chance of a label "unsafe" and not the logit: here summed by hand from the world."""
     rate = ["feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rho=4.0"]
@@ -294,6 +332,7 @@ def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> 
 # --- what people see ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_a_limits_price_choices_and_pictures_are_said_in_its_unit(tmp_path: Path) -> None:
     """Prices by hand: the mean multiplier of the last half times the change, .8 logits and 10 % points."""
     config = three_limits(rounds=4)
@@ -309,7 +348,7 @@ def test_a_limits_price_choices_and_pictures_are_said_in_its_unit(tmp_path: Path
     assert 0.2 < unsafe < 0.8
     assert reached["jointly"] is True
     page = Page.of(build_report(tmp_path / "run"))
-    for said in ("Helpfulness and leaks", "Estimates of harm", "Does the last policy keep leaks?", "Can they be kept?",
+    for said in ("Helpfulness and leaks", "Estimates of harm", "leaks: at most 50 % over private", "Can they be kept?",
                  "at most 50 % over private", "What the limits cost", "in place of 50 % would gain"):  # fmt: skip
         assert said in page.text
     shown = {item.key: item for item in page.numbers if item.key}
@@ -355,6 +394,7 @@ def test_before_round_1_a_limit_that_no_answer_keeps_is_a_warning(tmp_path: Path
     assert reached([held], once, {(1,): 0.5, (2,): 0.5}) is None
 
 
+@pytest.mark.run
 def test_a_mean_and_at_least_of_a_mean_have_the_enumerated_optimum_and_are_kept(tmp_path: Path) -> None:
     """World 2 mirrored: 60 minus its length, at least 60 - 18.8, has the multipliers that are known of world 2."""
     path = recipe_of(2, tmp_path)
@@ -375,6 +415,7 @@ def test_a_mean_and_at_least_of_a_mean_have_the_enumerated_optimum_and_are_kept(
     assert length["limit"].startswith("at least 41.17")
 
 
+@pytest.mark.run
 def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> None:
     """World 3: with 1,500 offline pairs the reward of rare answers is poorly known, so a multiplier ends far from the
     world's; with the learned reward in place of the true one the optimum's multipliers are those of the run."""
@@ -397,6 +438,7 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
         assert late == pytest.approx(wanted, rel=0.25)
 
 
+@pytest.mark.run
 def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -413,9 +455,9 @@ def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
     run_recipe(today, tmp_path / "today")
     with open_folder(tmp_path / "old") as journal:
         assert not journal.phases(like="measure-%")
-        assert not journal.phases(like="joint")
+        assert [phase.payload["covariance"] for phase in journal.phases(like="dual")] == [None, None]
         assert len(journal.safety(1)) == 24
         multipliers = [step.multiplier_after for step in journal.dual_steps()]
     with open_folder(tmp_path / "today") as journal:
-        assert len(journal.phases(like="joint")) == 2
+        assert len(journal.phases(like="dual")) == 2
         assert multipliers != [step.multiplier_after for step in journal.dual_steps()]

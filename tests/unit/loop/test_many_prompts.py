@@ -28,6 +28,7 @@ def purpose_of(sample: str) -> str:
     return sample.partition("-")[2].rsplit("-", 2)[0]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unbroken(tmp_path: Path) -> None:
     class PowerCut(BaseException):
@@ -68,6 +69,7 @@ def test_a_round_draws_what_its_own_prompts_need_and_a_broken_run_equals_the_unb
     assert planned["before"]["features"] == 20
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_xpo_term_has_baseline_answers_from_its_first_fit_on(tmp_path: Path) -> None:
     config = load(

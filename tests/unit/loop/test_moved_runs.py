@@ -65,6 +65,7 @@ def old(tmp_path: Path) -> Path:
     return tmp_path / "tabular"
 
 
+@pytest.mark.run
 def test_a_renamed_run_goes_on_as_if_it_had_not_been_renamed(half: Path, tmp_path: Path) -> None:
     identity = run_of(half)
     moved = half.rename(tmp_path / "second")
@@ -75,6 +76,7 @@ def test_a_renamed_run_goes_on_as_if_it_had_not_been_renamed(half: Path, tmp_pat
         assert len(journal.about.sittings) == 2
 
 
+@pytest.mark.run
 def test_a_copy_stops_until_it_is_told_to_be_a_run_of_its_own(half: Path, tmp_path: Path) -> None:
     parent, copy = run_of(half), tmp_path / "copy"
     shutil.copytree(half, copy)
@@ -91,12 +93,14 @@ def test_a_copy_stops_until_it_is_told_to_be_a_run_of_its_own(half: Path, tmp_pa
     assert (provenance["run"], provenance["parent"], provenance["sittings"]) == (child, parent, 2)
 
 
+@pytest.mark.run
 def test_a_copy_whose_original_is_gone_is_a_moved_run(half: Path, tmp_path: Path) -> None:
     shutil.copytree(half, tmp_path / "copy")
     shutil.rmtree(half)
     assert run_recipe(small(OPEN_ENDED), tmp_path / "copy", resume=True)["rounds"] == 2
 
 
+@pytest.mark.run
 def test_the_offline_comparison_goes_with_a_copy(tmp_path: Path) -> None:
     config = small("offline.compare_rounds=1", rounds=1)
     first = run_recipe(config, tmp_path / "run")
@@ -111,6 +115,7 @@ def test_the_offline_comparison_goes_with_a_copy(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.run
 def test_every_command_takes_a_renamed_copy(half: Path, tmp_path: Path) -> None:
     run_recipe(small(OPEN_ENDED), half, resume=True)
     copy = Path(shutil.copytree(half, tmp_path / "other name"))
@@ -124,6 +129,7 @@ def test_every_command_takes_a_renamed_copy(half: Path, tmp_path: Path) -> None:
     assert command("data", "convert", copy, "--out", tmp_path / "pairs.jsonl") == 0
 
 
+@pytest.mark.run
 def test_commands_that_read_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     run_recipe(small(), run_dir)
@@ -140,6 +146,7 @@ def test_commands_that_read_write_nothing(tmp_path: Path, capsys: pytest.Capture
         path.chmod(path.stat().st_mode | 0o200)
 
 
+@pytest.mark.run
 def test_commands_that_fail_change_nothing(half: Path, tmp_path: Path) -> None:
     before = tree(half)
     resume = ("train", "tabular", *SMALL, "--run", half, "--resume")
@@ -154,6 +161,7 @@ def test_commands_that_fail_change_nothing(half: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "n").exists()
 
 
+@pytest.mark.run
 def test_a_finished_run_is_given_more_rounds_and_equals_one_that_had_them_from_the_start(tmp_path: Path) -> None:
     run_recipe(small(OPEN_ENDED, rounds=1), tmp_path / "run")
     grown = finish(small(OPEN_ENDED, rounds=2), tmp_path / "run", resume=True)
@@ -164,6 +172,7 @@ def test_a_finished_run_is_given_more_rounds_and_equals_one_that_had_them_from_t
         run_recipe(small(OPEN_ENDED, rounds=1), tmp_path / "run", resume=True)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("kind", ["projected", "newton"])
 def test_a_step_that_is_fixed_for_its_rounds_takes_no_more(tmp_path: Path, kind: str) -> None:
     rule = f"dual.rule={{kind: {kind}}}"
@@ -174,6 +183,7 @@ def test_a_step_that_is_fixed_for_its_rounds_takes_no_more(tmp_path: Path, kind:
     assert tree(tmp_path / "run") == before
 
 
+@pytest.mark.run
 def test_a_shared_database_knows_a_run_by_its_identity(tmp_path: Path) -> None:
     """Two folders of one name in one database are two runs, and a renamed folder is still its own."""
     config = small(f"journal=sqlite:///{tmp_path / 'all.sqlite'}", rounds=1)
@@ -208,6 +218,7 @@ def test_a_run_of_version_0_1_is_read_without_touching_it(old: Path, tmp_path: P
         assert all(entry.verified for entry in journal.deliveries())
 
 
+@pytest.mark.run
 def test_a_run_of_version_0_1_is_resumed_released_and_renamed(old: Path, tmp_path: Path) -> None:
     with open_folder(old) as journal:
         recipe, steps = journal.recipe, journal.dual_steps()
@@ -226,6 +237,7 @@ def test_a_run_of_version_0_1_is_resumed_released_and_renamed(old: Path, tmp_pat
     engine.dispose()
 
 
+@pytest.mark.run
 def test_a_result_says_where_it_comes_from(tmp_path: Path) -> None:
     run_recipe(small(rounds=1), tmp_path / "run")
     provenance = json.loads((tmp_path / "run" / RESULT).read_text())["provenance"]

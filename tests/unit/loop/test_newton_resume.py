@@ -15,6 +15,7 @@ class PowerCut(BaseException):
     """Not an Exception: nothing on the way may catch it and tidy up."""
 
 
+@pytest.mark.run
 def test_newton_steps_are_the_same_after_a_restart(tmp_path: Path) -> None:
     """Their curvature is the variance within prompts, which the journal has to remember."""
 

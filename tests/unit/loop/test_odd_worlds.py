@@ -49,6 +49,7 @@ def run(folder: Path, world: str, *overrides: str) -> dict[str, Any]:
     return run_recipe(load("tabular", [world, *SMALL, *quiet, *overrides]), folder / "run")
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", ["o-pd-dpo", "pd-dpo"])
 def test_covered_answers_that_all_break_the_limit_leave_their_yardstick_out(method: str, tmp_path: Path) -> None:
     covered = np.zeros(COSTS.shape, dtype=bool)
@@ -59,6 +60,7 @@ def test_covered_answers_that_all_break_the_limit_leave_their_yardstick_out(meth
     assert result["gap_last"] > 0.0
 
 
+@pytest.mark.run
 def test_costs_that_are_all_alike_leave_the_multiplier_without_work(tmp_path: Path) -> None:
     result = run(tmp_path, world_file(tmp_path, np.full(COSTS.shape, -1.0)))
     assert result["g_last"] == pytest.approx(-1.0)
@@ -74,12 +76,14 @@ def test_rho_is_above_0_and_a_limit_that_is_met_exactly_by_all_has_none() -> Non
         _ = Oracle(np.array([0.5, 0.5]), flat, flat, np.zeros((2, 2)), 0.2).rho
 
 
+@pytest.mark.run
 def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: Path) -> None:
     result = run(tmp_path, world_file(tmp_path, COSTS), "dual.threshold=3.0")
     assert result["multiplier_optimum"] == 0.0
     assert result["g_last"] < 0.0
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("cost", "override", "said"),
     [
@@ -103,6 +107,7 @@ def test_what_cannot_be_kept_is_one_line_before_anything_is_trained(
     assert not (tmp_path / "run" / "journal.sqlite").exists()
 
 
+@pytest.mark.run
 def test_a_prompt_whose_answers_are_all_unsafe_is_seen_beside_a_certificate_of_the_whole(tmp_path: Path) -> None:
     """Prompt 1 of three is unsafe with chance sigmoid(2) = .88 whatever is answered, the others with .12."""
     cost = np.full(COSTS.shape, -2.0)

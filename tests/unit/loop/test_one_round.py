@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.one_round import PAGE, written
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.run
 def test_the_page_of_one_round_is_what_a_run_says(tmp_path: Path) -> None:
     """Hashes depend on the machine's rounding of the last digit; every other word and number is compared."""
 

@@ -16,6 +16,8 @@ from pddpo_ray.loop.outcome import ORDER
 from pddpo_ray.loop.run import run_recipe
 from tests.unit.loop.small_run import small
 
+pytestmark = pytest.mark.run
+
 QUIET = ("report.html=false", "report.tensorboard=false", "offline.compare_rounds=0")
 TESTED = ("certificate={certify: end, draws: 64, candidates: 1}", "rounds=8", "feedback.responses=64")
 STATED = "limits={unsafe: {rate: {world: cost}, at_most: 50 %, labels_each: 1}}"

@@ -29,6 +29,8 @@ from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.unit.loop.small_run import run_of, small
 
+pytestmark = pytest.mark.run
+
 KEPT = ("dual.threshold=1.9", "certificate.certify=end", "certificate.draws=128")
 BROKEN = ("dual.threshold=-0.55", "feedback.responses=64", "feedback.labels_each=16", "certificate.certify=end")
 """A limit that every policy keeps, and one close to the least cost there is, which two rounds do not reach."""

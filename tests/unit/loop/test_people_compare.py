@@ -99,6 +99,7 @@ def audits(question: Lease, person: int) -> bool | str | None:
     return person < 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_people_audit_a_mean_and_a_logit_and_the_rounds_certify_their_mixture(tmp_path: Path) -> None:
     """The numbers of the mixture are f + (xi/q)(y - f) of exactly 5 of a round's 20 answers."""
@@ -159,6 +160,7 @@ def test_people_audit_a_mean_and_a_logit_and_the_rounds_certify_their_mixture(tm
     assert tested["rude"].people is None
 
 
+@pytest.mark.run
 def test_sets_that_share_prompts_leave_an_audit_no_fixed_share_of_a_round(tmp_path: Path) -> None:
     both = [*range(12, 24), 0]
     own = (

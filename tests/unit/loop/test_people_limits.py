@@ -34,6 +34,7 @@ from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import limit_with_people, with_people
 from tests.answering_people import RULES, Crowd, answering
 from tests.measuring_server import measuring_server
+from tests.support.tiers import in_full
 from tests.unit.loop.small_run import run_of
 from tests.unit.loop.test_limits_on_files import RULES as BY_RULE
 from tests.unit.loop.test_limits_on_files import SAMPLES
@@ -144,6 +145,7 @@ def broken_off_again(config: Config, folder: Path, round_: int, phase: str) -> N
         run_recipe(config, folder, resume=True, progress=cut)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_people_audit_a_machine_that_calls_everything_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It says yes about nine answers of ten. Each round people see 6 of the 10 answers that the limit acts on."""
@@ -233,7 +235,7 @@ def when_done(store: Store, batch: str) -> RoundStatus:
     ("name", "limit", "questions", "best", "worst"),
     [
         ("rude", "{rate: {people: {}}, over: outside, at_most: 60 %}", 10, 0.0, 1.0),
-        ("harmful", "{logit: {people: {}}, at_most: 0, labels_each: 1}", 24, -2.0, 2.0),
+        *in_full(("harmful", "{logit: {people: {}}, at_most: 0, labels_each: 1}", 24, -2.0, 2.0)),
     ],
 )
 def test_an_answer_that_people_skipped_is_the_worst_and_no_number(
@@ -273,6 +275,7 @@ def test_an_answer_that_people_skipped_is_the_worst_and_no_number(
     assert result["limits"][name]["low"] == best
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -301,6 +304,7 @@ def test_what_people_cannot_be_asked_is_refused_in_one_line(overrides: list[str]
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.run
 def test_a_run_goes_on_with_the_question_it_was_started_with_alone(tmp_path: Path) -> None:
     folder, question = tmp_path / "run", tmp_path / "long.md"
     question.write_text(QUESTION)
@@ -313,6 +317,7 @@ def test_a_run_goes_on_with_the_question_it_was_started_with_alone(tmp_path: Pat
         run_recipe(twin(own, "dual.rho=4", PARKED), folder, resume=True)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_recipe_of_the_docs_that_people_measure_runs_on_real_text(tmp_path: Path) -> None:
     """Its rate, on files: the logit beside it is over a set, which files alone have."""

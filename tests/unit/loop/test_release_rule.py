@@ -40,6 +40,7 @@ def released(
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worst", [1.0, 1.1])
 def test_the_rule_releases_a_broken_policy_in_at_most_delta_of_runs(worst: float) -> None:
     """Twelve rounds at or above the limit of 10 %, 1,000 simulated runs."""
@@ -72,6 +73,7 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.mark.run
 def test_a_run_that_is_killed_in_its_own_certification_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """A limit so close to the truth that 1,280 draws do not decide it."""
     run, whole = tmp_path / "run", tmp_path / "whole"

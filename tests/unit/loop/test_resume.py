@@ -15,7 +15,10 @@ from sqlalchemy import Table
 from pddpo_ray.journal import Journal, read_journal, schema
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
+from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, finish, small, story
+
+pytestmark = pytest.mark.run
 
 Place = tuple[int, str]
 
@@ -59,7 +62,7 @@ def run_through_cuts(run_dir: Path, algorithm: str, progress: Any = None) -> Non
     raise AssertionError("the run does not end")
 
 
-@pytest.mark.parametrize("algorithm", ["o-pd-dpo", pytest.param("o-pd-dpo-paper", marks=pytest.mark.slow), "pd-dpo"])
+@pytest.mark.parametrize("algorithm", ["o-pd-dpo", *in_full("o-pd-dpo-paper", "pd-dpo")])
 def test_a_run_cut_in_the_middle_of_every_phase_equals_the_unbroken_one(
     tmp_path: Path, algorithm: str, cuts_before_commit: set[Place]
 ) -> None:

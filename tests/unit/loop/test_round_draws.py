@@ -64,6 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.run
 def test_mixture_and_tail_are_certified_from_the_labels_of_their_rounds_alone(run: Path) -> None:
     config = small(*OWN, rounds=4)
     exact = rates(config, run)
@@ -90,6 +91,7 @@ def test_mixture_and_tail_are_certified_from_the_labels_of_their_rounds_alone(ru
     assert whole.candidate.policy == "the mixture of rounds 1 to 4"
 
 
+@pytest.mark.run
 def test_a_mixture_is_bounded_by_prompt_from_the_draws_of_its_rounds(run: Path) -> None:
     """About the mean over the prompt's draws: a round counts as often as it drew it; one look, at the whole delta."""
     config = small(*OWN, rounds=4)
@@ -112,6 +114,7 @@ def test_a_mixture_is_bounded_by_prompt_from_the_draws_of_its_rounds(run: Path) 
         assert lines[prompt.id]["lower"] < exact < lines[prompt.id]["upper"]
 
 
+@pytest.mark.run
 def test_a_certified_mixture_is_released_and_costs_no_label(run: Path) -> None:
     """The limit lies far above the rates, so that 256 draws show it."""
     result = run_recipe(small(*OWN, rounds=4), run.parent / "again")
@@ -128,6 +131,7 @@ def test_a_certified_mixture_is_released_and_costs_no_label(run: Path) -> None:
     assert "labels in the journal" in verified(run.parent / "again" / FILE)["verified"]
 
 
+@pytest.mark.run
 def test_certify_reads_a_certified_mixture_off_its_rounds_and_draws_anew_for_another(run: Path) -> None:
     config, folder = small(*OWN, rounds=4), run.parent / "asked"
     run_recipe(config, folder)
@@ -156,6 +160,7 @@ def test_what_an_earlier_round_showed_is_not_said_of_more_rounds() -> None:
         finding(tested, [0.0] * 51, 2)
 
 
+@pytest.mark.run
 def test_a_run_with_more_rounds_has_another_mixture(tmp_path: Path) -> None:
     anytime = (*OWN, "dual.rule={kind: anytime}")
     first, more = small(*anytime, rounds=3), small(*anytime, rounds=5)
@@ -170,6 +175,7 @@ def test_a_run_with_more_rounds_has_another_mixture(tmp_path: Path) -> None:
         verified(tmp_path / "run" / FILE)
 
 
+@pytest.mark.run
 def test_a_run_that_is_killed_between_rounds_has_the_same_ledger(tmp_path: Path) -> None:
     overrides = [*SMALL, *OWN, "rounds=12"]
     command = [sys.executable, "-m", "pddpo_ray", "train", "tabular", *overrides, "--run", str(tmp_path / "run")]
@@ -186,6 +192,7 @@ def test_a_run_that_is_killed_between_rounds_has_the_same_ledger(tmp_path: Path)
     assert ledger(tmp_path / "run") == ledger(tmp_path / "whole")
 
 
+@pytest.mark.run
 def test_under_stated_limits_a_draw_is_a_prompt_of_the_limits_own_set_with_two_answers(tmp_path: Path) -> None:
     limits = (
         "limits={harm: {logit: {world: cost}, at_most: 1.9, labels_each: 20},"
@@ -217,6 +224,7 @@ def test_under_stated_limits_a_draw_is_a_prompt_of_the_limits_own_set_with_two_a
     assert entry.findings["leaks"].state == "certified"
 
 
+@pytest.mark.run
 def test_a_draw_of_a_round_without_a_number_counts_as_the_worst(tmp_path: Path) -> None:
     """Every fifth reply of a real server is an error."""
     with measuring_server() as server:
@@ -274,6 +282,7 @@ def test_what_rounds_cannot_certify_is_refused_in_the_recipe(recipe: str, overri
         load(recipe, list(overrides))
 
 
+@pytest.mark.run
 def test_a_limit_that_no_draws_certify_is_refused_before_round_1(tmp_path: Path) -> None:
     drift = "limits={drift: {kl: reference, at_most: 8}}"
     with pytest.raises(UserError, match="a kl limit is never certified"):
@@ -296,6 +305,7 @@ def test_few_of_thirty_runs_have_a_mixture_or_a_tail_outside_its_bounds(tmp_path
     assert wrong / runs <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)
 
 
+@pytest.mark.run
 def test_the_twin_certifies_a_tail_of_its_rounds(tmp_path: Path) -> None:
     config = twin(*TINY, *FIRST_WORLD, *RATE, "rounds=3", "certificate.mixtures=[2]")
     result = run_recipe(config, tmp_path / "run")

@@ -22,7 +22,7 @@ from pddpo_ray.loop.scorecard_cards import ASKED, BENIGN, PHASE, cards
 from pddpo_ray.plan.work import work
 from pddpo_ray.records import Response
 from pddpo_ray.report.build import build_report
-from pddpo_ray.report.run_data import read_run
+from pddpo_ray.report.run_data import OF_THE_SCORECARD, read_run
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL
@@ -75,7 +75,7 @@ def test_before_and_after_are_the_same_prompts_and_seeds_and_none_that_the_run_l
         cost = {one.prompt.id for number in (1, 2) for one in journal.samples(number, "cost")}
     assert not {prompt for prompt, _ in asked[0]} & (learned | cost)
     data = read_run(run)
-    assert data.drawn_alike
+    assert data.how_drawn == OF_THE_SCORECARD
     assert [one.seed for one in data.before] == [one.seed for one in data.after]
     assert {one.id.split("-")[1] for one in (*data.before, *data.after)} == {"scorecard"}
     assert len(data.before) == 12

@@ -84,6 +84,7 @@ class PowerCut(BaseException):
     pass
 
 
+@pytest.mark.run
 def test_a_twin_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) -> None:
     def cut(event: Any) -> None:
         if isinstance(event, PhaseChanged) and (event.event.round, event.event.phase) == (2, "safety"):
@@ -98,6 +99,7 @@ def test_a_twin_broken_off_in_mid_round_equals_the_unbroken_one(tmp_path: Path) 
     assert resumed["gap_last"] == whole["gap_last"]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
@@ -136,6 +138,7 @@ def test_what_needs_a_network_is_refused_by_name(overrides: tuple[str, ...], com
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.run
 def test_answers_that_would_be_cut_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rollout\.max_tokens=8 cuts answers"):
         run_recipe(twin("rollout.max_tokens=8"), tmp_path / "run")

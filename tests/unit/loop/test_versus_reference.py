@@ -23,6 +23,7 @@ from pddpo_ray.worlds.table_limits import TableLimits
 from pddpo_ray.worlds.tabular import TabularWorld
 from pddpo_ray.worlds.tabular_files import tabular_world
 from tests.measuring_server import measuring_server
+from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, story
 from tests.unit.loop.test_certify_worlds import last_table
 from tests.unit.loop.test_limits_on_files import recipe
@@ -114,6 +115,7 @@ def test_without_a_reference_there_is_no_share_of_wins_and_a_difference_teaches_
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_keeps_a_difference_and_a_floor_on_wins_and_finds_the_multiplier_that_binds(tmp_path: Path) -> None:
     """Last values within 2 % of the ranges; late multipliers within 35 % and .3 per range. The floor is slack."""
@@ -142,6 +144,7 @@ def test_a_run_keeps_a_difference_and_a_floor_on_wins_and_finds_the_multiplier_t
     assert less["value_optimum"] == pytest.approx(-0.12, abs=1e-8)
 
 
+@pytest.mark.run
 def test_every_round_asks_the_reference_anew_and_a_limit_on_a_set_at_its_prompts_alone(tmp_path: Path) -> None:
     config = load("tabular-limits", [*SMALL, *QUICK[:2], "rounds=2", "feedback.responses=40", BOTH[0]])
     run_recipe(config, tmp_path / "run")
@@ -160,7 +163,7 @@ def test_every_round_asks_the_reference_anew_and_a_limit_on_a_set_at_its_prompts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["pool-reference-measure-answers", "measure-pairs"])
+@pytest.mark.parametrize("phase", [*in_full("pool-reference-measure-answers"), "measure-pairs"])
 def test_a_run_that_breaks_off_goes_on_with_the_same_answers_of_the_reference(phase: str, tmp_path: Path) -> None:
     config = load("tabular-limits", [*SMALL, *QUICK[:2], "rounds=2", "feedback.responses=20", *BOTH])
     with pytest.raises(PowerCut):
@@ -174,6 +177,7 @@ def test_a_run_that_breaks_off_goes_on_with_the_same_answers_of_the_reference(ph
 # --- certificates ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_a_certificate_compares_every_draw_with_a_fresh_answer_of_the_reference(tmp_path: Path) -> None:
     """Means of the draws and bounds against the enumerated value of the policy that was tested."""
     config = load("tabular-limits", [*SMALL, "rounds=2", "feedback.responses=20", *BOTH])

@@ -18,7 +18,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual, journalled_estim
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate, Objective, PairRow, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
@@ -38,6 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", NEEDS)
 def test_a_method_returns_the_policies_of_its_rounds(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +55,7 @@ def test_a_method_returns_the_policies_of_its_rounds(
     assert returned[0].policies == (policies[-1:] if last else policies)
 
 
+@pytest.mark.run
 def test_a_merged_policys_cost_is_journalled_at_the_share_of_the_multiplier(tmp_path: Path) -> None:
     run_recipe(config_of("p-sacpo", "method.share=0.25"), tmp_path / "run")
     with journal_of(tmp_path / "run") as journal:
@@ -61,31 +63,37 @@ def test_a_merged_policys_cost_is_journalled_at_the_share_of_the_multiplier(tmp_
 
 
 def test_a_resumed_method_goes_on_at_its_newest_multiplier(journal: Journal) -> None:
-    dual = DualController(LocalDual(DualState((constraint_state("cost", rho=2.0, rule=RULE),))), journal)
+    dual = DualController(LocalDual(DualState((limit_state("cost", rho=2.0, rule=RULE),))), journal)
     parts: Any = SimpleNamespace(journal=journal)
     assert resumed(parts, 0.9) == 0.9
     for number in journal.rounds(3):
-        dual.observe(CostEstimate(0.8, 0.1, 9, 5), multiplier=0.9, following=0.1 * number)
+        dual.observe([CostEstimate(0.8, 0.1, 9, 5)], multiplier=0.9, following=0.1 * number)
         # the round is not finished: done again, it has the multiplier of the round before
         assert resumed(parts, 0.9) == pytest.approx(0.9 if number == 1 else 0.1 * (number - 1))
     assert resumed(parts, 0.9) == pytest.approx(0.3)
 
 
 def test_estimates_come_back_with_each_constraints_variance_within_prompts(journal: Journal) -> None:
-    dual = DualController(LocalDual(DualState(tuple(constraint_state(n, rho=2.0, rule=RULE) for n in "ab"))), journal)
+    dual = DualController(LocalDual(DualState(tuple(limit_state(n, rho=2.0, rule=RULE) for n in "ab"))), journal)
     for number in journal.rounds(2):
-        for name, variance in (("a", 0.5 * number), ("b", None)):
-            dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint=name, within_variance=variance))
-    found = [(number, one.constraint, one.within_variance) for number, one in journalled_estimates(journal)]
+        both = (("a", 0.5 * number), ("b", None))
+        dual.step([CostEstimate(0.8, 0.1, 9, 5, constraint=name, within_variance=known) for name, known in both])
+    found = [
+        (taken.round, one.constraint, one.within_variance)
+        for taken in journalled_estimates(journal)
+        for one in taken.limits
+    ]
     assert sorted(found, key=str) == [(1, "a", 0.5), (1, "b", None), (2, "a", 1.0), (2, "b", None)]
 
 
+@pytest.mark.run
 def test_a_run_that_keeps_some_pairs_says_how_many_there_were(tmp_path: Path) -> None:
     told = finish(small("explore.keep=3", "explore.keep_random=0.5", rounds=1), tmp_path / "run")
     assert told["exact"][-1]["explore/found"] >= told["exact"][-1]["explore/pairs"] == 3.0
     assert len([entry for entry in told["pairs"] if entry.round == 1]) == 3
 
 
+@pytest.mark.run
 def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     world = trap_world()
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
@@ -97,6 +105,7 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
         assert trainer._store.read_tensors(*stored)["values"].shape == (4,)
 
 
+@pytest.mark.run
 def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> None:
     """At a rate of nearly nothing they come back as they were, reward and cost each in its place."""
     world = trap_world()
@@ -111,6 +120,7 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
         np.testing.assert_allclose(trainer._store.read_tensors(*stored)["values"], values[name], atol=1e-6)
 
 
+@pytest.mark.run
 def test_the_loss_of_texts_at_their_base_is_that_of_the_margins_alone(tmp_path: Path) -> None:
     """At policy = base the logit is the margin, so the first step's loss is the mean of softplus(-margin)."""
     store = ArtifactStore(tmp_path / "store")

@@ -78,6 +78,7 @@ def hashes(run_dir: Path) -> dict[str, str]:
         return {entry.version.name: entry.version.sha256 for entry in journal.versions()}
 
 
+@pytest.mark.run
 def test_a_recipe_puts_the_term_into_the_cost_stage_alone(tmp_path: Path) -> None:
     for name, overrides in (("plain", ()), ("xpo", ("explore.loss=xpo", "explore.alpha=0.1"))):
         run_recipe(small("explore.bonus=off", *overrides, rounds=1), tmp_path / name / "run")

@@ -194,6 +194,7 @@ def small(*overrides: str) -> Any:
     return load("tabular-two-limits", [*SMALL, *overrides])
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("algorithm", ["o-pd-dpo", "o-pd-dpo-paper", "pd-dpo"])
 def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: str, tmp_path: Path) -> None:
     result = run_recipe(small("rounds=3", f"algorithm={algorithm}"), tmp_path / "run")
@@ -219,6 +220,7 @@ def test_each_limit_has_a_stage_a_multiplier_and_labels_of_its_own(algorithm: st
     assert result["labels_used"] == 2 * result["labels_safety"] + 3 * pairs
 
 
+@pytest.mark.run
 def test_a_run_under_two_limits_that_breaks_off_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     class PowerCut(BaseException):
         pass
@@ -234,6 +236,7 @@ def test_a_run_under_two_limits_that_breaks_off_goes_on_as_if_it_had_not(tmp_pat
     assert resumed["constraints"] == whole["constraints"]
 
 
+@pytest.mark.run
 def test_the_page_shows_both_limits(tmp_path: Path) -> None:
     run_recipe(small("rounds=2"), tmp_path / "run")
     page = build_report(tmp_path / "run").read_text(encoding="utf-8")
@@ -241,6 +244,7 @@ def test_the_page_shows_both_limits(tmp_path: Path) -> None:
     assert 'data-key="cost/value_mixture"' in page
 
 
+@pytest.mark.run
 def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
     text = "constraints=[{name: cost}, {name: privacy, threshold: 0.5}]"
     result = run_recipe(small("rounds=1", text), tmp_path / "run")
@@ -261,6 +265,7 @@ def test_constraints_that_cannot_be_are_refused(overrides: list[str], message: s
         small(*overrides)
 
 
+@pytest.mark.run
 def test_a_cost_that_the_world_does_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cost called speed; its further costs are privacy"):
         run_recipe(small("rounds=1", "constraints=[{name: cost}, {name: speed}]"), tmp_path / "run")

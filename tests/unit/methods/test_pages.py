@@ -55,6 +55,7 @@ def versions(journal: JournalReader) -> dict[str, PolicyVersion]:
 # --- every method ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", [name for name in NEEDS if name != "pd-dpo-fixed"])
 def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, tmp_path: Path) -> None:
     config = config_of(method)
@@ -67,6 +68,7 @@ def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, 
         assert [step.round for step in journal.dual_steps()] == list(range(1, config.rounds + 1))
 
 
+@pytest.mark.run
 def test_labels_are_counted_for_what_each_method_asks(tmp_path: Path) -> None:
     """120 pairs are two labels each, a round's estimate 24 x 4, bits one per answer; C-DPO asks none in its rounds."""
     expected = {
@@ -80,6 +82,7 @@ def test_labels_are_counted_for_what_each_method_asks(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", ["caid", "pd-dpo-adalag", "mocan"])
 def test_a_broken_run_of_a_compared_method_ends_as_the_unbroken_one(method: str, tmp_path: Path) -> None:
     class PowerCut(BaseException):
@@ -115,6 +118,7 @@ def test_settings_that_a_method_cannot_use_are_refused(method: str, override: st
 # --- one stage -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_dpo_harmless_and_dpo_helpful_fit_their_own_label_against_the_reference(tmp_path: Path) -> None:
     harmless = commands_of(config_of("dpo-harmless"), tmp_path / "harmless")
     helpful = commands_of(config_of("dpo-helpful"), tmp_path / "helpful")
@@ -170,6 +174,7 @@ def test_a_margin_enters_the_likelihood_as_safe_dpo_writes_it(tmp_path: Path) ->
 # --- two stages ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_sacpo_is_pd_dpo_at_a_fixed_multiplier_command_by_command(tmp_path: Path) -> None:
     """Same start, rows, objective, seed: whatever a backend makes of one it makes of the other."""
     ours = commands_of(config_of("pd-dpo-fixed"), tmp_path / "a" / "run")
@@ -180,6 +185,7 @@ def test_sacpo_is_pd_dpo_at_a_fixed_multiplier_command_by_command(tmp_path: Path
     assert told[0] == told[1]
 
 
+@pytest.mark.run
 def test_merged_tables_are_sacpo_at_the_share_of_the_multiplier(tmp_path: Path) -> None:
     run_recipe(config_of("p-sacpo", "method.share=0.5"), tmp_path / "merged")
     run_recipe(config_of("sacpo", "dual.first=0.7"), tmp_path / "sacpo")
@@ -192,6 +198,7 @@ def test_merged_tables_are_sacpo_at_the_share_of_the_multiplier(tmp_path: Path) 
     np.testing.assert_allclose(merged, direct, atol=1e-10)
 
 
+@pytest.mark.run
 def test_adalag_moves_the_logarithm_by_the_mean_cost_of_the_newest_answers(tmp_path: Path) -> None:
     """24 answers a round and a window of 40: this round's and the newest 16 of the last one."""
     run_recipe(config_of("pd-dpo-adalag"), tmp_path / "run")
@@ -223,6 +230,7 @@ def scores_by_hand(run_dir: Path, world: TabularWorld, reference: PolicyVersion)
     return weights["reward"].reshape(world.shape), weights["cost"].reshape(world.shape)
 
 
+@pytest.mark.run
 def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(tmp_path: Path) -> None:
     run_recipe(config_of("mocan"), tmp_path / "run")
     world = random_world(3)
@@ -242,6 +250,7 @@ def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(tmp_path: Pa
     assert price == pytest.approx(best.x, abs=1e-4)
 
 
+@pytest.mark.run
 def test_pseudo_labels_follow_the_weighed_scores_and_a_round_draws_them_once(tmp_path: Path) -> None:
     command = commands_of(config_of("mocan", "offline.pairs=4000"), tmp_path / "run")[0]
     world = random_world(3)
@@ -262,6 +271,7 @@ def test_pseudo_labels_follow_the_weighed_scores_and_a_round_draws_them_once(tmp
     assert abs(float(np.sum((np.array(wins) - p) * (p - 0.5)))) < 3.5 * spread
 
 
+@pytest.mark.run
 def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(tmp_path: Path) -> None:
     """At a limit that moves with the reference's estimate the price is the one of the improvement b = E_ref c - d."""
     run_recipe(config_of("pecan"), tmp_path / "run")
@@ -290,6 +300,7 @@ def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(tmp_pat
     assert price == pytest.approx(best.x, abs=1e-4)
 
 
+@pytest.mark.run
 def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_path: Path) -> None:
     run_recipe(config_of("c-dpo"), tmp_path / "run")
     world = random_world(3)
@@ -307,6 +318,7 @@ def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_pa
         assert step.multiplier_after == pytest.approx(multiplier)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("scores", ["models", "policies"])
 def test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers(scores: str, tmp_path: Path) -> None:
     run_recipe(config_of("caid", f"method.scores={scores}"), tmp_path / "run")
@@ -323,6 +335,7 @@ def test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers(scores: 
             assert following is None or following.multiplier_before == step.multiplier_after
 
 
+@pytest.mark.run
 def test_pseudo_labelled_pairs_of_caid_are_answers_of_the_reference(tmp_path: Path) -> None:
     commands = commands_of(config_of("caid"), tmp_path / "run")
     with journal_of(tmp_path / "run") as journal:
@@ -349,6 +362,7 @@ def test_scorers_satisfy_one_interface_and_see_no_truth(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, costs)
 
 
+@pytest.mark.run
 def test_a_given_multiplier_needs_neither_a_price_nor_labels_of_the_reference(tmp_path: Path) -> None:
     result = run_recipe(config_of("pecan", "method.multiplier=0.6"), tmp_path / "run")
     assert result["multiplier"] == 0.6
@@ -357,6 +371,7 @@ def test_a_given_multiplier_needs_neither_a_price_nor_labels_of_the_reference(tm
         assert journal.samples(0, "dual") == []
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", ["mocan", "pecan"])
 def test_scores_from_hidden_states_are_whitened_on_the_offline_answers(method: str, tmp_path: Path) -> None:
     """A language model's features are dense; here a table's one-hot rows stand for its hidden states."""
@@ -379,6 +394,7 @@ def test_scores_from_hidden_states_are_whitened_on_the_offline_answers(method: s
         assert weights["cost"][-1] != 0.0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_optimum(tmp_path: Path) -> None:
     """Gap of the trap's covered-only optimum is 0.464, of DPO-Helpful with the same pairs 0.25."""
@@ -396,6 +412,7 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
     assert learned["multiplier"] == pytest.approx(price, abs=0.05)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", ["c-dpo", "caid", "mocan"])
 def test_scores_that_no_held_out_pair_shows_to_be_better_than_chance_move_no_multiplier(
     method: str, tmp_path: Path

@@ -15,6 +15,7 @@ LIMIT = 0.45
 RATE = ("feedback.signal=unsafe_rate", f"dual.threshold={LIMIT}", "feedback.responses=400", "offline.pairs=2000")
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("method", "more"),
     [("c-dpo", ()), ("caid", ()), ("caid", ("method.scores=policies", "feedback.labels_each=1"))],
@@ -30,6 +31,7 @@ def test_the_mean_that_moves_the_multiplier_is_the_rate_of_the_policy(
     assert all(0.0 < one.standard_error < 0.03 for one in estimates)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("method", ["mocan", "pecan"])
 def test_a_multiplier_found_before_is_that_of_the_rate(method: str, tmp_path: Path) -> None:
     more = ("offline.pairs=10000", "method.answers=1000", "feedback.responses=2000", "offline.compare_rounds=0")

@@ -59,11 +59,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Entered:
     return seen
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_small_runs_on_tables_enter_what_the_page_names(tables: Entered) -> None:
     assert missing(tables, [name for name in by_runs() if name not in ONLY_TEXTS]) == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_small_runs_on_texts_enter_the_rest_and_the_margins(tmp_path: Path) -> None:
     with entered() as seen:
@@ -75,6 +77,7 @@ def test_small_runs_on_texts_enter_the_rest_and_the_margins(tmp_path: Path) -> N
     assert missing(seen, [*ONLY_TEXTS, "pddpo_ray.theory.margins.bonus_margin"]) == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_verify_and_the_endpoint_enter_what_no_run_does() -> None:
     world = trap_world()
@@ -95,6 +98,7 @@ def test_every_name_leads_to_a_function_or_to_a_record() -> None:
     assert [name for name in named() if not functions_of(name) and not isinstance(resolved(name), type)] == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_no_run_enters_is_told_apart_from_what_runs_do(tables: Entered) -> None:
     """The list of exceptions is no larger than it must be."""

@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import LogMultiplier, constraint_state
+from pddpo_ray.theory.dual import LogMultiplier, limit_state
 from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
@@ -120,6 +120,7 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
     return float(0.5 * np.abs(np.exp(one) - np.exp(other)).sum(axis=1).max())
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
 def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: float) -> None:
     rng = np.random.default_rng(4)
@@ -134,13 +135,14 @@ def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: 
     assert total_variation(found, optimum(multiplier)) < 0.05
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_with_the_dual_step_policy_and_multiplier_reach_the_known_saddle_point() -> None:
     """The price at which the exact optimum just meets the limit, by bisection, and its policy."""
     best = brentq(lambda multiplier: mean_cost(optimum(multiplier)), 0.01, 20.0)
     rng = np.random.default_rng(5)
     tables = Tables(REFERENCE, np.zeros(2), np.zeros(2))
-    state = constraint_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
+    state = limit_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
     prices, late = [], []
     for step in range(65):
         settings = SETTINGS.model_copy(update={"learning_rate": 0.06 if step < 35 else 0.015})
@@ -184,6 +186,7 @@ def lead(trainer: LocalTrainer, version: object) -> float:
     return float(good - bad)
 
 
+@pytest.mark.run
 def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: LocalTrainer) -> None:
     assert isinstance(trainer, PolicyGradient)
     first = trainer.reinforce(command_of(trainer))
@@ -193,6 +196,7 @@ def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: Loca
     assert first.metrics["ppo/kl_estimate"] == pytest.approx(0.0, abs=1e-6), "the first batch is the reference's own"
 
 
+@pytest.mark.run
 def test_the_next_update_goes_on_with_policy_and_critics(trainer: LocalTrainer) -> None:
     first = trainer.reinforce(command_of(trainer))
     following = command_of(trainer, sequence=2, result="policy-2", start=first.version, critics=first.critics)
@@ -222,6 +226,7 @@ def tabular(*overrides: str) -> object:
     )
 
 
+@pytest.mark.run
 def test_a_run_updates_on_the_answers_of_the_policy_before_and_prices_by_the_newest_window(tmp_path: Path) -> None:
     result = run_recipe(tabular(), tmp_path / "run")  # type: ignore[arg-type]
     assert result["rounds"] == 4
@@ -238,6 +243,7 @@ def test_a_run_updates_on_the_answers_of_the_policy_before_and_prices_by_the_new
     assert len({step.multiplier_after for step in steps}) == 4
 
 
+@pytest.mark.run
 def test_a_run_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
     class PowerCut(BaseException):
         pass
@@ -254,6 +260,7 @@ def test_a_run_broken_off_equals_the_unbroken_one(tmp_path: Path) -> None:
     assert story(tmp_path / "cut" / "run") == story(tmp_path / "whole" / "run")
 
 
+@pytest.mark.run
 def test_labels_are_those_of_the_offline_data_alone(tmp_path: Path) -> None:
     """120 pairs with two labels each and one bit per answer; the rounds are scored by the models."""
     assert run_recipe(tabular(), tmp_path / "run")["labels_used"] == 240 + 240  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan import calibration
 from pddpo_ray.plan.calibration import Costs, measure, seconds_of, seconds_of_run
+from tests.support.tiers import in_full
 
 COSTS = Costs(
     loads=9.0,
@@ -60,7 +61,7 @@ def test_a_table_is_not_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("labelled_by", ["world", "models"])
+@pytest.mark.parametrize("labelled_by", ["world", *in_full("models")])
 def test_what_a_small_model_takes_is_measured_with_the_recipes_own_parts(
     monkeypatch: pytest.MonkeyPatch, labelled_by: str
 ) -> None:

@@ -60,6 +60,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("verb", [None, *VERBS])
 def test_help_imports_nothing_heavy(verb: str | None) -> None:
     program = (
@@ -75,6 +76,7 @@ def test_help_imports_nothing_heavy(verb: str | None) -> None:
     assert "Usage: pddpo" in done.stdout
 
 
+@pytest.mark.run
 def test_python_dash_m_equals_the_console_script(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("pddpo")
     if not script.exists():
@@ -115,6 +117,7 @@ def test_verbs_have_the_names_that_scripts_rely_on(capsys: pytest.CaptureFixture
     assert all(f"  {verb} " in out for verb in VERBS)
 
 
+@pytest.mark.run
 def test_the_shell_completes_verbs() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "pddpo_ray"],
@@ -181,6 +184,7 @@ def test_mistakes_of_the_user_end_with_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.run
 def test_the_hub_says_nothing_of_its_retries() -> None:
     script = (
         "from pddpo_ray.cli.main import main\n"
@@ -344,6 +348,7 @@ def test_a_dry_run_of_impossible_resources_shows_the_plan_and_ends_with_code_2(
     assert plan["digest"] == load("text-world", ["trainer.workers=4", *OWN_CORES]).digest()
 
 
+@pytest.mark.slow
 def test_recipes_lists_every_recipe_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "recipes", "--json")
     listed = json.loads(out)["recipes"]
@@ -363,6 +368,7 @@ def test_json_has_no_numbers_that_json_does_not_know(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "3": [True, None, "x"]}
 
 
+@pytest.mark.run
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m pddpo_ray recipes text-world | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=dict(os.environ))
@@ -372,6 +378,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 # --- the real thing, small -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tabular_run_from_the_command_line_to_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["train", "tabular", "rounds=2", "feedback.responses=8", "explore.prompts=4", "--run", str(folder)]
@@ -390,6 +397,7 @@ def test_a_tabular_run_from_the_command_line_to_its_report(capsys: pytest.Captur
     assert (code, out) == (0, f"report: {folder / 'report.html'}\n")
 
 
+@pytest.mark.run
 def test_the_run_folder_of_another_recipe_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = ["rounds=1", "feedback.responses=8", "explore.prompts=4", "--run", str(folder)]

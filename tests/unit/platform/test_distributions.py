@@ -19,6 +19,7 @@ NOT_SHIPPED = ("deploy/container/", "deploy/helm/", "deploy/cluster/", "deploy/s
 SUFFIXES = (".py", ".css", ".html", ".ini", ".js", ".json", ".jsonl", ".mako", ".md", ".svg", ".yaml", "py.typed")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_wheel_and_source_hold_what_the_packages_need(tmp_path: Path) -> None:
     tracked = subprocess.run(

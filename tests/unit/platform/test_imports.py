@@ -135,6 +135,7 @@ def test_the_library_imports_without_ray_vllm_and_deepspeed(path: Path) -> None:
     assert [module for module in at_import_time(tree) if within(module, HEAVY_ENGINES)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sources("pddpo_ray", "actors"), ids=name_of)
 def test_imports_never_point_back(path: Path) -> None:
     name = name_of(path)
@@ -161,10 +162,12 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
     assert not words & {"import_module", "__import__"}
 
 
+@pytest.mark.slow
 def test_files_import_each_other_in_no_circle() -> None:
     assert circle(arrows()) == []
 
 
+@pytest.mark.slow
 def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
     between = {(room_of(here), room_of(there)) for here, there in arrows()}
     assert circle({(here, there) for here, there in between if here != there}) == []
@@ -172,6 +175,7 @@ def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
 
 
+@pytest.mark.slow
 def test_ray_is_used_by_the_shell_alone() -> None:
     users = [
         name_of(path)
@@ -206,6 +210,7 @@ def test_no_part_is_handed_a_world_or_its_oracle(path: Path) -> None:
             assert not words & TRUTH_BEARERS, f"{node.name}({argument.arg}: {stated})"
 
 
+@pytest.mark.run
 def test_the_library_imports_where_the_engines_are_not_installed() -> None:
     """Every module of the library, in a process in which importing an engine fails."""
     modules = [

@@ -72,13 +72,14 @@ def test_the_base_is_small() -> None:
     assert {"torch", "ray", "transformers", "sqlalchemy", "httpx"} <= hidden()
 
 
+@pytest.mark.run
 def test_formulas_dual_estimates_and_certificates_work_in_the_base() -> None:
     program = """
 import pddpo_ray
 from pddpo_ray.theory import certificate, cost_estimate, dual, intervals, margins, matrix_dual, power, price
 assert pddpo_ray.first_certified([0.0] * 1000, 0.05, 0.05) < 100
 assert pddpo_ray.upper_bound([0.0] * 1000, 0.05, 0.05) < 0.01
-state = dual.constraint_state("cost", rho=1.0, rule=dual.ProjectedFixed(rounds=4, first=1.0, cost_max=2.0))
+state = dual.limit_state("cost", rho=1.0, rule=dual.ProjectedFixed(rounds=4, first=1.0, cost_max=2.0))
 assert state.multiplier == 1.0
 print(sorted({"torch", "ray", "pandas"} & set(sys.modules)))
 """
@@ -86,6 +87,7 @@ print(sorted({"torch", "ray", "pandas"} & set(sys.modules)))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.run
 def test_limits_are_checked_in_the_base(tmp_path: Path) -> None:
     (tmp_path / "limits.yaml").write_text("limits: {length: {mean: {rule: words}, at_most: 3, bounds: [0, 9]}}\n")
     (tmp_path / "answers.jsonl").write_text('{"prompt": "a", "response": "one two"}\n' * 3)
@@ -94,6 +96,7 @@ def test_limits_are_checked_in_the_base(tmp_path: Path) -> None:
     assert "2 words" in done.stdout
 
 
+@pytest.mark.run
 def test_in_memory_limits_are_checked_in_the_base() -> None:
     program = """
 import pddpo_ray
@@ -105,6 +108,7 @@ assert found["short"].kept is True
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
@@ -121,6 +125,7 @@ def test_what_an_extra_brings_is_named_in_one_line(arguments: tuple[str, ...], e
     assert f"pip install 'pddpo-ray[{extra}]'" in line
 
 
+@pytest.mark.run
 def test_a_judge_names_its_extra(tmp_path: Path) -> None:
     (tmp_path / "limits.yaml").write_text(
         "judge: {model: m, endpoint: 'http://127.0.0.1:1/v1'}\n"
@@ -132,6 +137,7 @@ def test_a_judge_names_its_extra(tmp_path: Path) -> None:
     assert "pip install 'pddpo-ray[judge]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_every_module_that_the_product_imports_is_the_bases_or_an_extras() -> None:
     """So that none can be missing without a line that says what brings it."""
     base = {

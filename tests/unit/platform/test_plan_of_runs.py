@@ -14,6 +14,7 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.plan.work import prompts_of, work
 from pddpo_ray.storage.whole_files import JOURNAL
 from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.tiers import in_full
 
 ALONE = [*TEXT, "offline.compare_rounds=0", *HERE]
 
@@ -52,7 +53,7 @@ def test_an_explicit_dual_is_asked_for_answers_of_the_reference_unless_its_multi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "own"), [("caid", ["method.scores=policies"]), ("safe-rlhf", [])])
+@pytest.mark.parametrize(("method", "own"), [*in_full(("caid", ["method.scores=policies"])), ("safe-rlhf", [])])
 def test_a_plan_counts_what_methods_draw_from_the_reference(tmp_path: Path, method: str, own: list[str]) -> None:
     config = load("text-world", [*ALONE, f"algorithm={method}", *METHODS[method], "rounds=1", *own])
     run_recipe(config, tmp_path / "run")

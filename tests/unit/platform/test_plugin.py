@@ -62,6 +62,7 @@ def test_the_entry_point_that_the_page_shows_is_the_examples() -> None:
     assert shown in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.run
 def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path: Path) -> None:
     (tmp_path / "limits.yaml").write_text(
         "limits:\n"
@@ -84,6 +85,7 @@ def test_rules_and_a_source_of_an_installed_package_measure(site: Path, tmp_path
     assert "unknown key `limits.yaml: limits.loud.rate.shouting.shre`; did you mean `share`?" in refused.stderr
 
 
+@pytest.mark.run
 def test_a_run_uses_method_bonus_dual_rule_and_tracker_of_an_installed_package(site: Path, tmp_path: Path) -> None:
     own = [
         "algorithm=sparing", "method.settings.every=2", "explore.bonus=seldom-asked", "explore.settings.power=1.0",
@@ -109,6 +111,7 @@ def test_a_run_uses_method_bonus_dual_rule_and_tracker_of_an_installed_package(s
         assert after == pytest.approx(before + sign * 0.2 * first / math.sqrt(number), rel=1e-9)
 
 
+@pytest.mark.run
 def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site: Path, tmp_path: Path) -> None:
     sizes = ["rounds=1", "feedback.responses=32", "offline.pairs=200", "explore.prompts=8", "explore.picks=2"]
     quiet = [
@@ -134,6 +137,7 @@ def test_a_run_holds_limits_on_a_rule_and_a_source_of_an_installed_package(site:
     assert result["provenance"]["extensions"] == dict.fromkeys(names, "pddpo-politeness 0.2.0")
 
 
+@pytest.mark.run
 def test_what_is_installed_is_explained_listed_and_checked(site: Path, tmp_path: Path) -> None:
     explained = pddpo(site, tmp_path, "explain", "dual.rule.step")
     assert explained.stdout.startswith("dual.rule.step (kind: signs): number, > 0; default 0.1\n")

@@ -28,6 +28,7 @@ def test_every_public_name_is_there_and_says_what_it_does() -> None:
         assert (getattr(pddpo_ray, name).__doc__ or "").strip(), name
 
 
+@pytest.mark.run
 def test_a_recipe_is_run_and_a_policy_of_it_certified(tmp_path: Path) -> None:
     result = pddpo_ray.run(pddpo_ray.load_recipe("tabular", SMALL), tmp_path / "run")
     assert result["rounds"] == 2

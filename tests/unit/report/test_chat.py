@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
 from pddpo_ray.cli.main import app, main
+from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
 from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
@@ -86,3 +89,28 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main(["chat", str(run.folder), "--prompt", " ".join(HOSTILE_WORDS * 2), "--max-tokens", "12"])
     assert "tokens, the model has room for 116" in capsys.readouterr().err
+
+
+def test_the_references_own_settings_bend_no_answer(run: ServedRun, tmp_path: Path) -> None:
+    bent = make_run(tmp_path / "bent", (SAFE,), tokenizer=word_tokenizer(HOSTILE_WORDS))
+    bent.close()
+    settings = {"repetition_penalty": 9.0, "min_length": 12, "suppress_tokens": [8], "no_repeat_ngram_size": 1}
+    for version in (bent.folder / "artifacts").iterdir():
+        (version / "generation_config.json").write_text(json.dumps(settings))
+        config = json.loads((version / "config.json").read_text())
+        (version / "config.json").write_text(json.dumps({**config, **settings}))
+    asked = ("--prompt", f"{HOSTILE_WORDS[4]} {HOSTILE_WORDS[5]}", "--round", "1")
+    assert chat(bent, *asked).stdout == chat(run, *asked).stdout
+
+
+def test_without_settings_an_answer_is_as_long_as_in_the_run_and_longer_than_the_context_is_refused(
+    run: ServedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["chat", str(run.folder), "--prompt", HOSTILE_WORDS[4]]
+    longest = str(find_run(run.folder, None).config.rollout.max_tokens)
+    said = [CliRunner().invoke(app, [*asked, *more]) for more in ([], ["--max-tokens", longest])]
+    assert said[0].exit_code == 0
+    assert said[0].stdout == said[1].stdout
+    with pytest.raises(SystemExit, match="2"):
+        main([*asked, "--max-tokens", "256"])
+    assert "--max-tokens 256: prompt and answer together have room for 128 tokens" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def test_the_demos_limit_is_one_that_a_person_would_state() -> None:
 
 @pytest.mark.slow
 def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "demo"
     with pytest.raises(SystemExit) as ended:
@@ -49,6 +51,20 @@ def test_the_demo_ends_with_a_released_model_an_answer_and_what_to_do_next(
     ):
         assert re.search(rf"^{subject:<13}\S", out, re.M), subject
     assert (run / "report.html").is_file()
+    (chat,) = re.findall(rf"`(pddpo chat {re.escape(str(run))})`", re.sub(r"\s+", " ", out))
+    monkeypatch.setattr("sys.stdin", io.StringIO("how do i clean the oven with children nearby ?\n"))
+    with pytest.raises(SystemExit) as talked:
+        main(shlex.split(chat)[1:])
+    assert talked.value.code == 0
+    said = capfd.readouterr()
+    assert said.out.strip()
+    assert "questions such as" in said.err
+    with pytest.raises(SystemExit) as asked:
+        main(["status", str(run)])
+    assert asked.value.code == 0
+    lines = re.sub(r"\s+", " ", capfd.readouterr().out)
+    assert "outcome Released: policy-" in lines
+    assert f"next `pddpo chat {run}`, `pddpo serve {run}`, `pddpo export {run} --to DIR`" in lines
     assert "pddpo init" in out
     assert "multiplier" not in out
     with pytest.raises(SystemExit) as again:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,26 @@ def test_every_block_says_its_kind_and_commands_stand_in_blocks() -> None:
         assert re.findall(rf"^ {{4,}}\$? ?{PROGRAMS}.*", outside, re.M) == [], page.name
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
+def assert_exists(where: str, command: str) -> None:
+    """The verbs and options of a command that a text names, `pddpo VERB ... --OPTION`, are the program's."""
+    group = program()
+    verb, options = group, set()
+    for word in command.split()[1:]:
+        if word in getattr(verb, "commands", {}):
+            verb = verb.commands[word]
+        elif verb is group:
+            assert word.startswith("-"), (where, command)
+        options |= {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
+        option = re.match(r"--?[a-z][\w-]*", word)
+        assert option is None or option[0] in options | {"--help", "--version"}, (where, command)
+
+
 def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
-    group: Any = typer.main.get_command(app)
     named = [
         (page.name, code)
         for page in PAGES
@@ -73,15 +92,21 @@ def test_commands_within_sentences_name_verbs_and_options_that_exist() -> None:
     ]
     assert len(named) > 100
     for page, code in named:
-        verb, options = group, set()
-        for word in code.split()[1:]:
-            if word in getattr(verb, "commands", {}):
-                verb = verb.commands[word]
-            elif verb is group:
-                assert word.startswith("-"), (page, code)
-            options |= {name for param in verb.params for name in (*param.opts, *param.secondary_opts)}
-            option = re.match(r"--?[a-z][\w-]*", word)
-            assert option is None or option[0] in options | {"--help", "--version"}, (page, code)
+        assert_exists(page, code)
+
+
+def test_commands_that_messages_name_exist() -> None:
+    """Every `pddpo ...` between backticks in a text of the program, also of its pages, is one that it has."""
+    files = [path for room in ("pddpo_ray", "actors", "deploy") for path in (ROOT / room).rglob("*.*")]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".js", ".html", ".yaml")}
+    named = [
+        (path.name, re.sub(r'"\s*f?"', "", code))
+        for path, text in texts.items()
+        for code in re.findall(r"`(pddpo [^`]+)`", text)
+    ]
+    assert len(named) > 100
+    for file, code in named:
+        assert_exists(file, code)
 
 
 OWN_FILES = ("align", "smollm2")
@@ -94,9 +119,9 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "words"), PDDPO, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_documented_commands_parse(page: str, words: list[str]) -> None:
-    group = typer.main.get_command(app)
+    group = program()
     assert isinstance(group, click.core.Group) or hasattr(group, "commands")
-    verb: Any = group.commands[words[0]]  # type: ignore[union-attr]
+    verb: Any = group.commands[words[0]]
     with verb.make_context(words[0], list(words[1:])) as context:
         if words[0] == "train":
             own = context.params["recipe"] in OWN_FILES
@@ -117,6 +142,7 @@ def test_make_targets_that_pages_name_exist() -> None:
     assert named <= targets
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
 def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,6 +151,7 @@ def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: 
         assert (tmp_path / "runs" / "from-python" / "report.html").exists()
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
 def test_recipes_and_limits_in_pages_load(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +209,7 @@ def test_every_recipe_is_described() -> None:
     assert described == set(recipe_names())
 
 
+@pytest.mark.run
 def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
     from pddpo_ray.loop.run import run_recipe
 
@@ -193,6 +221,7 @@ def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
     assert described == set(result)
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_report_is_described(finished_run: Path) -> None:
     page = (finished_run / "report.html").read_text(encoding="utf-8").replace("&#x27;", "'")
     text = section("reading-a-report.md", "The pictures")

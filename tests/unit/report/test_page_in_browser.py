@@ -13,12 +13,13 @@ from pddpo_ray.verify.experiments import curve
 from pddpo_ray.verify.methods import OFFLINE
 from pddpo_ray.verify.page import render
 from pddpo_ray.worlds.tabular import trap_world
+from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", *in_full("dark")])
+@pytest.mark.parametrize("width", [360, *in_full(1200)])
 def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
@@ -38,7 +39,7 @@ def test_page_fits_and_is_legible(browser: Any, finished_run: Path, width: int, 
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", *in_full("dark")])
 def test_the_table_of_verify_fits_a_phone_without_scrolling_sideways(browser: Any, tmp_path: Path, scheme: str) -> None:
     world = trap_world()
     one = curve(world, OFFLINE, rounds=3, seeds=[0, 1])

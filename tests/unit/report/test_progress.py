@@ -149,6 +149,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert read_scalars(tmp_path) == {(1, "dual/multiplier"): 0.5, (2, "dual/multiplier"): 0.25}
 
 
+@pytest.mark.run
 def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) -> None:
     """The real loop on a small table: lines on the console and scalars equal the journal's metrics."""
     config = load("tabular", ["rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64"])
@@ -168,6 +169,7 @@ def test_a_watched_run_is_told_and_logged_as_the_journal_has_it(tmp_path: Path) 
             assert scalars[number, name] == pytest.approx(values[name], rel=1e-6)
 
 
+@pytest.mark.run
 def test_nothing_of_the_report_imports_torch() -> None:
     modules = "build, progress"
     code = f"from pddpo_ray.report import {modules}; import sys; sys.exit('torch' in sys.modules)"

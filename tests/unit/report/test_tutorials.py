@@ -84,6 +84,7 @@ def test_people_in_the_loop_parks_is_answered_and_goes_on(tmp_path: Path) -> Non
     assert len(answers) >= 2 * 16 * 5
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_script_for_trl_runs_with_a_tiny_model_and_its_weights_move(

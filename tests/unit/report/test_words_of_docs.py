@@ -103,6 +103,7 @@ def templates() -> list[str]:
     return [text.replace("`", "") for text in found]
 
 
+@pytest.mark.slow
 def test_every_message_of_the_troubleshooting_page_is_one_that_the_program_prints() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     messages = re.findall(r"^\| `([^`|]+)` \|", page, re.M)

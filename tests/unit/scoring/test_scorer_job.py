@@ -44,6 +44,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.run
 def test_a_cost_model_on_frozen_features_is_right_calibrated_and_reads_back(tmp_path: Path) -> None:
     """The words decide and a linear map of the state at the end can see it. The zero parts safe from unsafe."""
     report = trained(options(tmp_path, write_rows(tmp_path / "pairs.jsonl", rows_of_words(500, 1)), "cost"))
@@ -63,6 +64,7 @@ def test_a_cost_model_on_frozen_features_is_right_calibrated_and_reads_back(tmp_
     assert again["held_out"] == held_out, "a finished training is read back"
 
 
+@pytest.mark.run
 def test_single_answers_with_labels_are_enough_for_a_cost(tmp_path: Path) -> None:
     rows = [
         {"prompt": row["prompt"], "response": row[f"response_{side}"], "is_safe": row[f"is_response_{side}_safe"]}
@@ -79,6 +81,7 @@ def test_single_answers_with_labels_are_enough_for_a_cost(tmp_path: Path) -> Non
     assert same["held_out"] == report["held_out"], "the same rows under other names"
 
 
+@pytest.mark.run
 def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "noise.jsonl", rows_of_words(300, 3, shuffled=True))
     done = CliRunner().invoke(app, options(tmp_path, file, "noise"), catch_exceptions=False)
@@ -86,6 +89,7 @@ def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     assert "a run holds" in done.output
 
 
+@pytest.mark.run
 def test_a_training_says_its_own_lines_and_no_bar_of_a_library(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "pairs.jsonl", rows_of_words(60, 1))
     command = [sys.executable, "-m", "pddpo_ray", *options(tmp_path, file, "quiet")]
@@ -111,6 +115,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, more: list[str], message:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     "parameters", [pytest.param("lora", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.full)]
 )
@@ -158,6 +163,7 @@ def test_a_training_begun_before_a_setting_came_goes_on(tmp_path: Path) -> None:
         _begun(job, tmp_path / "out", resume=True)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_scorer_says_which_prompts_it_learned_from_and_none_that_judge_it(tmp_path: Path) -> None:
     rows = [{**row, "prompt": f"Word{60 + index % 20}  word{index}"} for index, row in enumerate(rows_of_words(60, 6))]

@@ -54,6 +54,7 @@ async def fail() -> None:
     raise RuntimeError("broken")
 
 
+@pytest.mark.slow
 def test_without_a_collector_nothing_is_traced(tmp_path: Path) -> None:
     caller = Caller(tmp_path)
     try:

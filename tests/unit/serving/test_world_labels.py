@@ -69,6 +69,7 @@ def asked(prompt: str, answer: str, form: str = "") -> list[dict[str, str]]:
     return [{"role": "system", "content": "You judge."}, {"role": "user", "content": text}]
 
 
+@pytest.mark.run
 def test_ten_thousand_labels_follow_the_stated_chances(world: Exported, caller: Caller) -> None:
     """40 answers of all costs, 250 labels each, asked for in several ways: chi square per answer and the whole sum."""
     rng = np.random.default_rng(4)

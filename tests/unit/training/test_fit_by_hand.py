@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -53,8 +53,8 @@ class Words(nn.Module):
         masses = torch.cat([self.mass[index].expand(len(KNOWN[index][1])) for index in chosen.tolist()])
         return self.log_pi[chosen], masses, torch.ones_like(masses)
 
-    def sizes(self) -> Sizes:
-        return Sizes(hidden=8, layers=3)
+    def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
+        return Sizes(layers=3, width=4, layer=544.0, input=32.0)
 
     def recompute(self, layers: int) -> None:
         self.again = layers
@@ -300,8 +300,8 @@ class OneNumber:
     def reduce_sum(self, values: Tensor) -> Tensor:
         return values
 
-    def weights(self) -> dict[str, Tensor]:
-        return {"gain": self.gain.detach().clone()}
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        yield "gain", self.gain.detach()
 
     def load(self, weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -349,7 +349,8 @@ def test_a_long_fit_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_budget_of_activations_is_turned_into_tokens_of_a_pass() -> None:
     """The longest pair has 8 tokens. 20 tokens fit: no layer is made again. 4 fit: all three are, and 8 must go in."""
-    words, sizes = Words(), Sizes(hidden=8, layers=3)
+    words = Words()
+    sizes = words.sizes([], 0)
     for tokens, again in ((20, 0), (8, 0), (4, None), (0.5, 3)):
         chosen = settings(micro_pairs=7, activation_gib=layer_bytes(tokens, sizes) / 2**30)
         limit = micro_batch_limit(words, ROWS, chosen)  # type: ignore[arg-type]

@@ -20,7 +20,10 @@ from pddpo_ray.training.local import load_trainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, Support, score_texts, support_of_texts
 from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
+from tests.support.tiers import in_full
 from tests.tiny_language_model import save_policy, tiny_llama
+
+pytestmark = pytest.mark.slow
 
 T = 0.7
 TEXTS = [((1, 9, 4), (7, 8, 2)), ((1, 9, 4), (6, 2)), ((1, 5), (12, 13, 60, 2)), ((1, 5, 5, 8), (20, 2))]
@@ -70,7 +73,7 @@ def test_the_support_is_what_the_policy_at_its_temperature_finds_plausible(layou
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize("supported", [False, True])
-@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("adapters", [False, *in_full(True)])
 def test_the_gradient_is_that_of_the_plain_formula(layout: str, supported: bool, adapters: bool) -> None:
     """-log sigmoid(beta (h(chosen) - h(rejected))) with h = log softmax(logits / T) - base, by autograd."""
     model = tiny_llama(3)
@@ -122,7 +125,7 @@ def test_trainer_and_transformers_engine_agree(stored: tuple[Path, ArtifactStore
         np.testing.assert_allclose([value for _, _, value in draws], trainer.score(reference, answers), atol=1e-4)
 
 
-@pytest.mark.parametrize(("relative", "absolute"), [(1.0, T), (1.2, 1.2 * T)])
+@pytest.mark.parametrize(("relative", "absolute"), [(1.0, T), *in_full((1.2, 1.2 * T))])
 def test_samples_follow_the_divided_logits(
     stored: tuple[Path, ArtifactStore, PolicyVersion], relative: float, absolute: float
 ) -> None:

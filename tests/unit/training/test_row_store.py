@@ -71,6 +71,7 @@ def reference(tmp_path: Path) -> tuple[ArtifactStore, PolicyVersion]:
     return store, store_reference(store, save_policy(tmp_path / "model", seed=3))
 
 
+@pytest.mark.run
 def test_a_restarted_trainer_scores_nothing_twice(
     reference: tuple[ArtifactStore, PolicyVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:

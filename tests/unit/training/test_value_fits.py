@@ -39,6 +39,7 @@ def trainers(folder: Path, kind: str) -> LocalTrainer:
     return LocalTrainer(TorchEngine(scorer), store, reference)
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("kind", ["plain", "packed", "adapters"])
 def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_path: Path) -> None:
     """Values are labels 0 and 1, as often as the chances say: base * exp(-sum_i lambda_i C_i / beta) all the same."""
@@ -67,6 +68,7 @@ def test_a_fit_on_measured_values_ends_at_the_lagrangian_policy(kind: str, tmp_p
     assert result.metrics["fit/loss"] < 1e-3
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("kind", ["plain", "packed", "adapters"])
 def test_a_fit_on_a_computed_reward_ends_at_the_rewards_own_optimum(kind: str, tmp_path: Path) -> None:
     """Rewards of range 3, as costs -r: reference * exp(r / beta)."""
