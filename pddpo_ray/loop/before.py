@@ -181,8 +181,8 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     own where the pairs are other people's texts.
 
     A policy learns from other people's texts what they would have said, and goes on with what it says itself. Its own
-    answers are there already, drawn for the features; as many are measured as the pairs have, whole prompts of them.
-    Sources that cost something (people, judges, endpoints) keep to the pairs.
+    answers are there already, drawn for the features. Sources that cost something (people, judges, endpoints) keep to
+    the pairs.
     """
     pairs = [entry.labelled.pair for entry in journal.pairs(0)]
     of_pairs = [answer for pair in pairs for answer in (pair.first, pair.second)]
@@ -190,9 +190,11 @@ def answers_to_measure(config: Config, journal: Journal, backends: Backends, onl
     kinds = {one.source.kind for one in (*config.stated, *([] if reward is None else [reward]))} - {"reference"}
     if backends.world is not None or backends.offline is None or not online or not kinds <= set(FREE_SOURCES):
         return of_pairs
+    # a comparison with the reference draws one of its answers beside each, so these stay as many as the pairs have
+    most = len(of_pairs) if any(one.limit.quantity.versus == "reference" for one in config.stated) else math.inf
     own: list[Response] = []
     for answers in by_prompt(calibration_answers(journal)).values():
-        if len(answers) > 1 and len(own) < len(of_pairs):
+        if len(answers) > 1 and len(own) < most:
             own += answers
     return own or of_pairs
 
