@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from pddpo_ray.errors import PddpoError, RunError
+from pddpo_ray.errors import PddpoError, RunError, one_line
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -44,9 +44,10 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
         return wait_for(reference, deadline_s=deadline_s, who=who, what="its start")
     except RayActorError as error:
         seconds = time.monotonic() - began
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        reason = lines[-1].strip() if lines else type(error).__name__
-        raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error
+        raise RunError(
+            f"{who} failed to start after {seconds:.0f} s: {one_line(error)}; all of it is in Ray's session folder"
+            " (`ray logs`)"
+        ) from error
 
 
 class AnsweringActor:

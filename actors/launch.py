@@ -157,7 +157,7 @@ class Groups:
         handle.wait_ready()
         return handle
 
-    def start_dual(self, state: DualState, warmup_rounds: int) -> DualVariableHandle:
+    def start_dual(self, state: DualState, *, warmup_rounds: int) -> DualVariableHandle:
         """The owner of one journal's multipliers; the offline comparison of a run has its own."""
         self._duals += 1
         name = f"pddpo/{self.run_dir.name}/dual" + (f"-{self._duals}" if self._duals > 1 else "")

@@ -33,10 +33,10 @@ import ray
 
 from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
-from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
+from actors.rank import POLL_S, MakeBackend, Rank, rank_loop
 from actors.weights import SendCommand
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
 
 logger = logging.getLogger(__name__)

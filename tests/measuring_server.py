@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 Reply = tuple[int, Any]
-"""Status and content: of a chat the text, of a measurement any JSON."""
+"""Status and content: of a chat the text or its whole body, of a measurement any JSON."""
 RETRY_AFTER_S = 7
 
 
@@ -43,7 +43,7 @@ class MeasuringServer:
                 outer.keys.append(self.headers.get("Authorization"))
                 time.sleep(outer.slow_s)
                 status, content = outer.chat(body) if self.path == "/v1/chat/completions" else outer.measure(body)
-                if self.path == "/v1/chat/completions":
+                if self.path == "/v1/chat/completions" and not isinstance(content, dict | bytes):
                     message = {"choices": [{"message": {"role": "assistant", "content": content}}]}
                     content = message if status == 200 else {"error": {"message": content}}
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -19,10 +19,11 @@ from actors.engine_group import RolloutHandle, RolloutSettings
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.contracts import Count, Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
+from pddpo_ray.loop.dual_step import Estimates
 from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prompt
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from tests.ray_session import session
 from tests.summing_backend import command, make
 
@@ -132,13 +133,11 @@ def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin
         alive = list_actors(filters=[("state", "=", "ALIVE"), ("class_name", "=", "DualVariableActor")], detail=True)
         return alive[0].pid if alive else 0
 
-    state = DualState(
-        (constraint_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, threshold=0.0),)
-    )
+    state = DualState((limit_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, limit=0.0),))
     owner = DualVariableHandle("lost", state)
     try:
         owner.restore([])
-        step = owner.ascend(1, CostEstimate(0.5, 0.1, 8, 8))
+        (step,) = owner.step(Estimates(1, (CostEstimate(0.5, 0.1, 8, 8),))).steps
         assert step.multiplier_after != step.multiplier_before
         before = process()
         os.kill(before, signal.SIGKILL)

@@ -28,7 +28,7 @@ SMALL = (
 def measured(run: Path) -> list[tuple[int, str, object]]:
     """Every number that a limit's source gave, and what each step did to the multipliers."""
     with open_folder(run) as journal:
-        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="joint"), *journal.phases(like="reward-%")]
+        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="dual"), *journal.phases(like="reward-%")]
         return [(one.round, one.phase, one.payload) for one in wanted]
 
 
@@ -42,7 +42,7 @@ def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: Non
     assert there["limits"] == here["limits"]
     assert not set(workers_by_round(tmp_path / "there" / "run")) & set(workers_by_round(tmp_path / "here" / "run"))
     phases = [phase for _, phase, _ in measured(tmp_path / "here" / "run")]
-    assert {"measure-offline", "measure-pairs", "measure-answers", "joint", "reward-pairs"} <= set(phases)
+    assert {"measure-offline", "measure-pairs", "measure-answers", "dual", "reward-pairs"} <= set(phases)
     assert measured(tmp_path / "there" / "run") == measured(tmp_path / "here" / "run")
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 

@@ -230,6 +230,8 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
         ("EndpointAcceptsNothing", "pddpo_serving_accepting"),
         ("ReleaseIsUndelivered", "pddpo_serving_"),
         ("ServedAnswersDrift", "pddpo_serving_"),
+        ("ServedAnswersUnmeasured", 'as="none"'),
+        ("ServedAnswersBrokenOff", "pddpo_serving_cut_off_total"),
     ],
 )
 def test_silence_parked_undelivered_and_drift_have_alerts(alert: str, part: str) -> None:

@@ -146,7 +146,9 @@ def test_o_pd_dpo_trains_with_the_values_of_pd_dpo(count: int) -> None:
     ours, paper = load(f"gpu/o-pd-dpo-{count}"), load("paper/pd-dpo")
     for fit in ("first_reward", "first_cost", "reward", "cost"):
         assert getattr(ours.trainer, fit) == getattr(paper.trainer, fit)
-    assert (ours.beta, ours.dual) == (paper.beta, paper.dual)
+    # eight rounds from rho would be the way to the multiplier and nothing else (docs/paper.md)
+    assert ours.dual.first == 1.0
+    assert (ours.beta, ours.dual.model_copy(update={"first": None})) == (paper.beta, paper.dual)
     assert ours.online
 
 

@@ -45,7 +45,7 @@ def test_a_step_divides_by_the_covariance_with_what_its_policy_had_learned(tmp_p
     store = ArtifactStore(tmp_path / "run" / ARTIFACTS)
     with open_folder(tmp_path / "run") as journal:
         versions = {(entry.round, entry.stage): entry.version for entry in journal.versions()}
-        taken = {entry.round: entry.payload for entry in journal.phases(like="joint")}
+        taken = {entry.round: entry.payload for entry in journal.phases(like="dual")}
         measured = {entry.round: entry.payload for entry in journal.phases(like=ANSWERS)}
         asked = {answer.id: answer for answer in journal.samples()}
         multipliers = {step.round: step.multiplier_before for step in journal.dual_steps()}

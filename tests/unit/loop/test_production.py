@@ -37,7 +37,7 @@ class Words:
         text = messages[-1].content
         return None if len(text) > 60 else Prompt("by its hash", tuple(map(ord, text)), text, messages)
 
-    def answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
+    def drawn_answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
         return Response(name, prompt, tuple(map(ord, text)), text, 0, 0)
 
 

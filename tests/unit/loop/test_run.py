@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pddpo_ray.algorithms.stages import Parts, Sizes, estimates_of
+from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import Config, load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
@@ -66,16 +66,16 @@ def test_choosing_pairs_before_or_after_the_dual_step_changes_no_number(
     """The explorer's weight in round k is lambda_k, whether the round's step was taken already or not."""
     config = small(f"algorithm={algorithm}", rounds=3)
     weights: list[tuple[float, float]] = []
-    ascend = DualController.ascend
+    step = DualController.step
 
-    def seen(dual: DualController, estimate: CostEstimate) -> float:
-        before, following, after = dual.multiplier, ascend(dual, estimate), dual.multiplier
+    def seen(dual: DualController, estimates: Sequence[CostEstimate]) -> dict[str, float]:
+        before, following, after = dual.multiplier, step(dual, estimates), dual.multiplier
         weights.append((before, after))
         return following
 
-    monkeypatch.setattr(DualController, "ascend", seen)
+    monkeypatch.setattr(DualController, "step", seen)
     shipped = finish(config, tmp_path / "shipped" / "run")
-    monkeypatch.setattr(DualController, "ascend", ascend)
+    monkeypatch.setattr(DualController, "step", step)
     page = METHODS[algorithm]
     step_first, read = with_the_step_first(page)
     monkeypatch.setattr(page, "run", step_first)
@@ -92,14 +92,13 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
     shipped, read = page.run, []
 
     def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
-        choose, draw = parts.exploration.choose, parts.rollout.sample
+        choose, draw, step = parts.exploration.choose, parts.rollout.sample, parts.limits.step
 
         def draw_and_step(
             asked: Sequence[Prompt], policy: PolicyVersion, paired: Sequence[Prompt], each: int
         ) -> list[Response]:
             answers = draw(asked, policy, paired, each)
-            for estimate in estimates_of(parts, answers, sizes):
-                parts.dual.ascend(estimate)
+            step(answers)
             return answers
 
         def choose_and_note(candidates: Sequence[CandidateSet]) -> list[Pair]:
@@ -108,7 +107,7 @@ def with_the_step_first(page: ModuleType) -> tuple[Callable[..., Any], list[floa
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parts.rollout, "sample", draw_and_step)
-            patch.setattr(page, "move_multipliers" if page is METHODS["o-pd-dpo"] else "estimates_of", lambda *_: [])
+            patch.setattr(parts.limits, "step", lambda answers: None)
             patch.setattr(parts.exploration, "choose", choose_and_note)
             return shipped(parts, sizes, reference)
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.dual import (
-    ConstraintState,
     DampedNewton,
     DualState,
     Fixed,
+    LimitState,
     LogMultiplier,
     Pid,
     ProjectedAnytime,
     ProjectedFixed,
     Rule,
     ascend,
-    constraint_state,
     cost_variance,
+    limit_state,
     replay,
 )
 from pddpo_ray.worlds.tabular import trap_world
@@ -34,7 +34,7 @@ def estimate(value: float, standard_error: float = 0.05, responses: int = 256, n
 
 
 def state(rule: Rule, rho: float = 1.0, **settings: float) -> DualState:
-    return DualState((constraint_state("cost", rho=rho, rule=rule, **settings),))  # type: ignore[arg-type]
+    return DualState((limit_state("cost", rho=rho, rule=rule, **settings),))  # type: ignore[arg-type]
 
 
 PLAIN = ProjectedFixed(rounds=100, first=1.0, cost_max=2.0)
@@ -42,7 +42,7 @@ PLAIN = ProjectedFixed(rounds=100, first=1.0, cost_max=2.0)
 
 def test_fixed_step_by_hand() -> None:
     """eta = 1 / ((2 + 0.5) * 10) = 0.04; 1 + 0.04 (0.75 - 0.5) = 1.01."""
-    after, step = ascend(state(PLAIN, threshold=0.5), estimate(0.75))
+    after, step = ascend(state(PLAIN, limit=0.5), estimate(0.75))
     assert step.eta == pytest.approx(0.04)
     assert after.multiplier == pytest.approx(1.01)
     assert (step.multiplier_before, step.multiplier_after) == (1.0, after.multiplier)
@@ -90,7 +90,7 @@ def test_message_ends_when_the_multiplier_leaves_the_end() -> None:
 
 def test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound() -> None:
     here = ascend(state(dataclasses.replace(PLAIN, step=0.1)), estimate(0.3))[0].multiplier
-    there = ascend(state(dataclasses.replace(PLAIN, step=0.1), threshold=0.4), estimate(0.7))[0].multiplier
+    there = ascend(state(dataclasses.replace(PLAIN, step=0.1), limit=0.4), estimate(0.7))[0].multiplier
     assert here == pytest.approx(there)
 
 
@@ -184,15 +184,15 @@ def test_dead_band_ignores_gaps_below_one_standard_error() -> None:
 def test_each_constraint_of_a_vector_has_its_own_multiplier() -> None:
     two = DualState(
         (
-            constraint_state("harm", rho=1.0, rule=PLAIN),
-            constraint_state("length", rho=3.0, rule=PLAIN, threshold=1.0),
+            limit_state("harm", rho=1.0, rule=PLAIN),
+            limit_state("length", rho=3.0, rule=PLAIN, limit=1.0),
         )
     )
     after, step = ascend(two, estimate(2.0, name="length"))
     assert step.constraint == "length"
     assert after["harm"] == two["harm"]
     assert after["length"].multiplier > 3.0
-    with pytest.raises(KeyError, match="no constraint 'cost'"):
+    with pytest.raises(KeyError, match="no limit 'cost'"):
         ascend(two, estimate(0.0))
 
 
@@ -219,4 +219,4 @@ def test_an_estimate_that_is_no_number_moves_nothing() -> None:
 
 def test_a_state_is_a_plain_record() -> None:
     assert isinstance(dataclasses.asdict(state(PLAIN)["cost"])["memory"], dict)
-    assert isinstance(state(PLAIN)["cost"], ConstraintState)
+    assert isinstance(state(PLAIN)["cost"], LimitState)

@@ -28,8 +28,7 @@ from pddpo_ray.theory.dual import (
     Pid,
     ProjectedFixed,
     ascend,
-    constraint_state,
-    message_of,
+    limit_state,
 )
 from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.theory.intervals import rate_interval
@@ -84,33 +83,33 @@ def test_learning_rates_of_the_cost_stage_fall_below_the_reference_multiplier() 
 def test_bounds_of_a_multiplier_must_leave_room_between_them() -> None:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
     with pytest.raises(ValueError, match="reversed"):
-        constraint_state("cost", rho=1.0, rule=rule, first=1.0, lower=1.0, upper=1.0)
-    made = constraint_state("cost", rho=1.5, rule=rule, threshold=0.2, lower=0.1)
-    assert (made.multiplier, made.upper, made.lower, made.threshold) == (1.5, 3.0, 0.1, 0.2)
+        limit_state("cost", rho=1.0, rule=rule, first=1.0, lower=1.0, upper=1.0)
+    made = limit_state("cost", rho=1.5, rule=rule, limit=0.2, lower=0.1)
+    assert (made.multiplier, made.upper, made.lower, made.limit) == (1.5, 3.0, 0.1, 0.2)
     assert made.memory.integral == 1.5
 
 
 def test_the_third_round_at_an_end_is_said_and_no_earlier_one() -> None:
     rule = ProjectedFixed(rounds=1, first=1.0, cost_max=0.1)
     for cost, word in ((1.0, "upper end"), (-1.0, "does not bind")):
-        state = DualState((constraint_state("cost", rho=1.0, rule=rule),))
+        state = DualState((limit_state("cost", rho=1.0, rule=rule),))
         for number in range(1, 5):
             state, _ = ascend(state, CostEstimate(cost, 0.1, 9, 5))
-            said = message_of(state["cost"])
+            said = state["cost"].message
             assert (said is not None) == (number >= 3)
             assert said is None or word in said
 
 
 def test_pid_and_log_rule_by_hand() -> None:
     """Integral 1 + .5 * .4 = 1.2, value .1 * .4 + 1.2; then excess .1: integral 1.25, no rise, .01 + 1.25."""
-    state = DualState((constraint_state("cost", rho=1.0, rule=Pid(0.1, 0.5, 2.0), threshold=0.1),))
+    state = DualState((limit_state("cost", rho=1.0, rule=Pid(0.1, 0.5, 2.0), limit=0.1),))
     values = []
     for cost in (0.5, 0.2, 0.4):
         state, step = ascend(state, CostEstimate(cost, 0.1, 9, 5))
         values.append(step.multiplier_after)
     assert values == pytest.approx([1.24, 1.26, 0.03 + 1.4 + 2.0 * 0.2])
     assert step.eta == pytest.approx(0.6)
-    state = DualState((constraint_state("cost", rho=1.5, rule=LogMultiplier(0.3), first=1.2),))
+    state = DualState((limit_state("cost", rho=1.5, rule=LogMultiplier(0.3), first=1.2),))
     _, step = ascend(state, CostEstimate(0.5, 0.1, 9, 5))
     assert step.multiplier_after == pytest.approx(1.2 * math.exp(0.3 * 1.2 * 0.5))
     assert step.eta == pytest.approx(0.3 * 1.44)

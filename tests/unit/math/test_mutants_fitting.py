@@ -13,11 +13,11 @@ from pddpo_ray.config import FitConfig, TrainerConfig
 from pddpo_ray.config.trainer import DeterminantRefit
 from pddpo_ray.contracts import FitCommand, FitResult
 from pddpo_ray.journal import Journal, VersionEntry
-from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual
 from pddpo_ray.loop.fitting import FitPlan, TrainerController, previous_fit
 from pddpo_ray.records import CostEstimate, Objective, PairRow, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.refit import full_rounds, limit_rows, merge_duplicates
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -138,12 +138,12 @@ def test_a_round_of_all_pairs_resets_what_counts_as_learned() -> None:
 
 def test_a_step_of_the_dual_says_what_it_did(journal: Journal) -> None:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
-    state = DualState((constraint_state("cost", rho=2.0, rule=rule, first=1.0, threshold=0.5),))
+    state = DualState((limit_state("cost", rho=2.0, rule=rule, first=1.0, limit=0.5),))
     owner = LocalDual(state, warmup_rounds=1)
-    standing, moved = (owner.ascend(number, CostEstimate(0.9, 0.1, 9, 5)) for number in (1, 2))
+    standing, moved = (owner.step(Estimates(number, (CostEstimate(0.9, 0.1, 9, 5),))).steps[0] for number in (1, 2))
     eta = 1.0 / (2.5 * 2.0)
     assert (standing.multiplier_before, standing.multiplier_after, standing.eta) == (1.0, 1.0, 0.0)
-    assert (standing.threshold, moved.threshold, standing.estimate.value) == (0.5, 0.5, 0.9)
+    assert (standing.estimate.value, moved.estimate.value) == (0.9, 0.9)
     assert moved.multiplier_before == 1.0
     assert moved.eta == pytest.approx(eta)
     assert moved.multiplier_after == pytest.approx(1.0 + eta * 0.4)
@@ -152,6 +152,6 @@ def test_a_step_of_the_dual_says_what_it_did(journal: Journal) -> None:
     dual = DualController(LocalDual(state), journal)
     for number in journal.rounds(3):
         given = {} if number == 1 else {"multiplier": 0.3} if number == 2 else {"multiplier": 0.3, "following": 0.4}
-        dual.observe(CostEstimate(0.9, 0.1, 9, 5), **given)
+        dual.observe([CostEstimate(0.9, 0.1, 9, 5)], **given)
     told = [(step.multiplier_before, step.multiplier_after) for step in journal.dual_steps()]
     assert told == [(1.0, 1.0), (0.3, 0.3), (0.3, 0.4)]

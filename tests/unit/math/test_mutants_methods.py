@@ -18,7 +18,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual, journalled_estim
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate, Objective, PairRow, UniformMixture
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
@@ -63,22 +63,26 @@ def test_a_merged_policys_cost_is_journalled_at_the_share_of_the_multiplier(tmp_
 
 
 def test_a_resumed_method_goes_on_at_its_newest_multiplier(journal: Journal) -> None:
-    dual = DualController(LocalDual(DualState((constraint_state("cost", rho=2.0, rule=RULE),))), journal)
+    dual = DualController(LocalDual(DualState((limit_state("cost", rho=2.0, rule=RULE),))), journal)
     parts: Any = SimpleNamespace(journal=journal)
     assert resumed(parts, 0.9) == 0.9
     for number in journal.rounds(3):
-        dual.observe(CostEstimate(0.8, 0.1, 9, 5), multiplier=0.9, following=0.1 * number)
+        dual.observe([CostEstimate(0.8, 0.1, 9, 5)], multiplier=0.9, following=0.1 * number)
         # the round is not finished: done again, it has the multiplier of the round before
         assert resumed(parts, 0.9) == pytest.approx(0.9 if number == 1 else 0.1 * (number - 1))
     assert resumed(parts, 0.9) == pytest.approx(0.3)
 
 
 def test_estimates_come_back_with_each_constraints_variance_within_prompts(journal: Journal) -> None:
-    dual = DualController(LocalDual(DualState(tuple(constraint_state(n, rho=2.0, rule=RULE) for n in "ab"))), journal)
+    dual = DualController(LocalDual(DualState(tuple(limit_state(n, rho=2.0, rule=RULE) for n in "ab"))), journal)
     for number in journal.rounds(2):
-        for name, variance in (("a", 0.5 * number), ("b", None)):
-            dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint=name, within_variance=variance))
-    found = [(number, one.constraint, one.within_variance) for number, one in journalled_estimates(journal)]
+        both = (("a", 0.5 * number), ("b", None))
+        dual.step([CostEstimate(0.8, 0.1, 9, 5, constraint=name, within_variance=known) for name, known in both])
+    found = [
+        (taken.round, one.constraint, one.within_variance)
+        for taken in journalled_estimates(journal)
+        for one in taken.limits
+    ]
     assert sorted(found, key=str) == [(1, "a", 0.5), (1, "b", None), (2, "a", 1.0), (2, "b", None)]
 
 

@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import LogMultiplier, constraint_state
+from pddpo_ray.theory.dual import LogMultiplier, limit_state
 from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
@@ -142,7 +142,7 @@ def test_with_the_dual_step_policy_and_multiplier_reach_the_known_saddle_point()
     best = brentq(lambda multiplier: mean_cost(optimum(multiplier)), 0.01, 20.0)
     rng = np.random.default_rng(5)
     tables = Tables(REFERENCE, np.zeros(2), np.zeros(2))
-    state = constraint_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
+    state = limit_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
     prices, late = [], []
     for step in range(65):
         settings = SETTINGS.model_copy(update={"learning_rate": 0.06 if step < 35 else 0.015})
