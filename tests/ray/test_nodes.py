@@ -14,8 +14,8 @@ import ray
 from actors.placement import shortfall
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.plan.resources import Bundle
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.summing_backend import command, make
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.summing_backend import command, make
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 

@@ -13,7 +13,7 @@ from actors import launch
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.traces import trace, workers_by_round
+from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
