@@ -24,8 +24,8 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
-from tests.method_modules import METHODS
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.method_modules import METHODS
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small
 from tests.unit.methods.runs import NEEDS, config_of, journal_of
 

@@ -1,6 +1,6 @@
 """What the reader does with rows as people have them: one table for the tests and for docs/reader.md.
 
-python -m tests.reader_cases > docs/reader.md
+python -m tests.support.reader_cases > docs/reader.md
 """
 
 from __future__ import annotations

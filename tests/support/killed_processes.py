@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
-from tests.served_process import Served
+from tests.support.served_process import Served
 
 CLIENTS = 12
 CORE, PROXY = "VLLM::Engine", "ray::ProxyActor"

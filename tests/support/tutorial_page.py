@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:

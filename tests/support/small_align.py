@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
 CHAT = (
     "{% for m in messages %}{{ '' if m.role == 'user' else ' ' }}{{ m.content }}"

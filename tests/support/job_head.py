@@ -20,7 +20,7 @@ import psutil
 
 from pddpo_ray.storage.whole_files import write_secret
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

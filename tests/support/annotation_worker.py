@@ -1,6 +1,6 @@
 """One annotator as a process of its own, for tests of several processes on one database.
 
-    python -m tests.annotation_worker URL HANDLE_PREFIX PEOPLE ANSWERS GATE [LAST]
+    python -m tests.support.annotation_worker URL HANDLE_PREFIX PEOPLE ANSWERS GATE [LAST]
 
 Says with a file ANSWERS.ready that it could begin, and begins when the file GATE is there. Answers as `PEOPLE` people
 in turn until nothing is left, and appends every acknowledged key to the file ANSWERS after the queue has confirmed it,

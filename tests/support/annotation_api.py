@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from deploy.annotation.app import create_app
 from deploy.annotation.queue_service import WebSettings
 from pddpo_ray.annotation.people import Person, Role
-from tests.annotation_queue import FreshQueue
+from tests.support.annotation_queue import FreshQueue
 
 API = "/api/v1"
 GENEROUS = WebSettings(requests_per_second=1e6, burst=1e6, sign_ins_per_second=1e6, sign_in_burst=1e6)

@@ -16,9 +16,9 @@ from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store, now_ms
-from tests.annotation_queue import create_run, safety_questions
+from tests.support.annotation_queue import create_run, safety_questions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RULES = Rules(gold_rate=0.0)
 KILLED_AFTER = 2
 """Answers of the first worker, which is killed while it holds its next question."""
@@ -64,7 +64,7 @@ def crowd_keeps_every_promise(url: str, folder: Path, *, questions: int, needed:
 
 def _start(url: str, number: int, people: int, file: Path, gate: Path, *last: int) -> subprocess.Popen[bytes]:
     arguments = [url, f"w{number}", people, file, gate, *last]
-    command = [sys.executable, "-m", "tests.annotation_worker", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.support.annotation_worker", *map(str, arguments)]
     with file.with_suffix(".log").open("w") as log:
         return subprocess.Popen(command, cwd=ROOT, stderr=log)
 

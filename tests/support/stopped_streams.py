@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from tests.served_process import Served
+from tests.support.served_process import Served
 
 STREAMS = 8
 ENDS = {"whole", "refused", "closed"}

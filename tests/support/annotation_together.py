@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from deploy.annotation.several import ServedRun, create_app_of_several
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.journal.database import open_database
-from tests.annotation_api import GENEROUS
-from tests.annotation_queue import FreshQueue, create_run
+from tests.support.annotation_api import GENEROUS
+from tests.support.annotation_queue import FreshQueue, create_run
 
 NAMES = ("first", "second")
 

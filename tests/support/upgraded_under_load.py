@@ -26,9 +26,9 @@ from pddpo_ray.annotation.simulation import Manner, Tally, enlist, simulate
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
 from pddpo_ray.journal.transactions import Store
-from tests.annotation_load import Server, nothing_is_lost, started_with
+from tests.support.annotation_load import Server, nothing_is_lost, started_with
 
-SOFTWARE = Path(__file__).parent / "data" / "annotation-of-0011.tar.gz"
+SOFTWARE = Path(__file__).parents[1] / "data" / "annotation-of-0011.tar.gz"
 REVISION = "0011"
 NEEDED = 3
 DEADLINE_S = 180.0

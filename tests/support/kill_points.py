@@ -23,7 +23,7 @@ import pytest
 from actors.trainer_group import TrainerGroup
 from pddpo_ray.contracts import FitCommand
 from pddpo_ray.loop import run
-from tests.ray_session import LivingActor, living_actors
+from tests.support.ray_session import LivingActor, living_actors
 
 ACTORS = {
     "rank": "RayTrainWorker",

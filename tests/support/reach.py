@@ -17,7 +17,7 @@ from typing import Any
 
 import pddpo_ray
 
-PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
+PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
 PACKAGE = str(Path(pddpo_ray.__file__).parent) + os.sep
 Entered = set[tuple[str, str]]
 """(file, qualified name) of functions."""

@@ -1,6 +1,6 @@
 """Rows for the data tests, made in code, and a generator of large files to measure memory with.
 
-python tests/data_rows.py 2000000 big.jsonl
+python tests/support/data_rows.py 2000000 big.jsonl
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pddpo_ray.records import CostEstimate, PolicyVersion, Prompt, Response
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 PROMPT = Prompt("p0", (1, 5, 6, 7), "word1 word2 word3")
 ANSWERS = ((9, 10, 11, 2), (20, 30, 40, 50, 2))

@@ -22,7 +22,7 @@ from pddpo_ray.journal.identity import IDENTITY, open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.records import Verdict
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.annotation_load import Server, figures, nothing_is_lost
+from tests.support.annotation_load import Server, figures, nothing_is_lost
 
 RECIPE = ("tabular", "algorithm=pd-dpo", "rounds=1", "offline.pairs=100")
 PATIENCE_S = 120.0
@@ -36,7 +36,7 @@ def run_ends_by_itself(
     """`people` with a mean of `think_s` seconds for an answer give a run its labels; the server is killed `kills`
     times, evenly over the labels. One person in twenty walks away with a question, after fifty on average.
 
-    Returns the figures of `tests.annotation_load`, and the machine's load meanwhile.
+    Returns the figures of `tests.support.annotation_load`, and the machine's load meanwhile.
     """
     run = folder / "run"
     asked = ["feedback.kind=people", f"feedback.responses={questions}", f"feedback.labels_each={needed}"]

@@ -1,6 +1,6 @@
 """Writes docs/one-round.md from a run: one pair, one answer and one label, with their values at every stop.
 
-python -m tests.one_round          # writes the page anew; a test compares it with what a run says today
+python -m tests.support.one_round          # writes the page anew; a test compares it with what a run says today
 """
 
 # ruff: noqa: E501 - rows of a table in Markdown are one line each
@@ -22,7 +22,7 @@ from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.objectives import preference_loss
 
-PAGE = Path(__file__).parents[1] / "docs" / "one-round.md"
+PAGE = Path(__file__).parents[2] / "docs" / "one-round.md"
 COMMAND = "pddpo train tabular rounds=2 --run runs/one-round"
 
 
@@ -78,7 +78,7 @@ helpful answer is also the more harmful one, so the two stages raise different a
 {COMMAND}
 ```
 
-`tests/one_round.py` writes this page from such a run, and a test compares the two.
+`tests/support/one_round.py` writes this page from such a run, and a test compares the two.
 
 ## The method
 

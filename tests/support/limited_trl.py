@@ -2,8 +2,8 @@
 
 TRL warns of vLLM's version when it is imported: it is within functions, since a test's filters hold while it runs.
 
-python -m tests.limited_trl FOLDER --hold 5      # waits for ever within step 5, and says so with a file
-python -m tests.limited_trl FOLDER               # goes on from the last checkpoint of the folder, if there is one
+python -m tests.support.limited_trl FOLDER --hold 5      # waits for ever within step 5, and says so with a file
+python -m tests.support.limited_trl FOLDER               # continues from the folder's last checkpoint
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 STEPS, SAVED_EVERY = 6, 3
 LIMITS: dict[str, Any] = {
