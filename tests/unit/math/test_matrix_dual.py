@@ -86,7 +86,8 @@ def by_matrix(dual: LagrangianDual, rounds: int) -> np.ndarray:
     states = tuple(LimitState(name, 1.0, UPPER, 0.0) for name in ("first", "second"))
     for _ in range(rounds):
         multipliers = np.array([state.multiplier for state in states])
-        states, record = moved(states, *exact(dual, multipliers), newton(0.5))
+        violations, covariance = exact(dual, multipliers)
+        states, record = moved(states, violations, covariance, newton(0.5))
         if np.abs(record.after - record.before).max() < 1e-7:
             break
     return np.array([state.multiplier for state in states])
