@@ -40,7 +40,11 @@ def newton(trust: float, *, beta: float = BETA, damping: float = 0.5, ridge: flo
 
 
 def moved(
-    states: Sequence[LimitState], means: Sequence[float], covariance: object, rule: DampedNewton, **given: Any
+    states: Sequence[LimitState],
+    means: Sequence[float] | np.ndarray,
+    covariance: object,
+    rule: DampedNewton,
+    **given: Any,
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
     """One Newton step of limits that all have this rule."""
     ruled = [replace(state, rule=rule) for state in states]
