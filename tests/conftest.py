@@ -63,7 +63,7 @@ class Work:
     def watch(self) -> None:
         """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
         sys.addaudithook(self._hear)
-        time.sleep = self._counting_sleep(time.sleep)
+        time.sleep = self._counting_sleep(time.sleep)  # type: ignore[assignment]
         if runs := sys.modules.get("pddpo_ray.loop.run"):
             runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
         if "torch" in sys.modules:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +23,7 @@ import pytest
 from actors.trainer_group import TrainerGroup
 from pddpo_ray.contracts import FitCommand
 from pddpo_ray.loop import run
+from tests.support.ray_session import LivingActor, living_actors
 
 ACTORS = {
     "rank": "RayTrainWorker",
@@ -209,7 +209,7 @@ class Held:
         import ray
 
         for actor in living("mailbox"):
-            mailbox = ray.get_actor(actor.name, namespace=actor.ray_namespace)
+            mailbox = ray.get_actor(actor.name)
             ranks = [worker.rank for worker in ray.get(mailbox.workers.remote()) if worker.pid == self.pid]
             if ranks and ranks[0] in ray.get(mailbox.waiting_for.remote()):
                 return True
@@ -239,9 +239,6 @@ def kill_actor(kind: str) -> None:
         time.sleep(0.1)
 
 
-def living(kind: str) -> list[Any]:
+def living(kind: str) -> list[LivingActor]:
     """Living actors of that kind, in the order of their processes."""
-    from ray.util.state import list_actors
-
-    actors = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-    return sorted((actor for actor in actors if ACTORS[kind] in actor.class_name), key=lambda actor: actor.pid)
+    return living_actors(ACTORS[kind])

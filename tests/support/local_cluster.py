@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,14 +34,8 @@ class LocalCluster:
 
 def local_cluster(*, nodes: int, cpus: int, gpus: int = 0) -> Iterator[LocalCluster]:
     """For a fixture: a head and `nodes` nodes of `cpus` CPUs and `gpus` GPUs each. Both are places, not devices."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    before = os.environ.get("RAY_API_SERVER_ADDRESS")
-    # Ray's state API ignores the driver's connection and would read a stale address file.
-    os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     os.environ.setdefault("RAY_worker_niceness", "0")
-    cluster = _started_head(port)
+    cluster = _started_head()
     try:
         ray.init(address=cluster.address, namespace="pddpo-nodes", log_to_driver=False)
         local = LocalCluster(cluster)
@@ -52,16 +45,13 @@ def local_cluster(*, nodes: int, cpus: int, gpus: int = 0) -> Iterator[LocalClus
     finally:
         ray.shutdown()
         cluster.shutdown()
-        os.environ.pop("RAY_API_SERVER_ADDRESS")
-        if before is not None:
-            os.environ["RAY_API_SERVER_ADDRESS"] = before
 
 
-def _started_head(dashboard_port: int) -> Any:
+def _started_head() -> Any:
     """Ray gives a node half a minute, too little on a busy machine now and then."""
     from ray.cluster_utils import Cluster
 
-    arguments = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": dashboard_port}
+    arguments = {"num_cpus": 0, "include_dashboard": False}
     try:
         return Cluster(initialize_head=True, head_node_args=arguments)
     except Exception:
