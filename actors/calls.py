@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
 
 class AnsweringActor:
     """What every actor that an `Answerer` asks can do from its start on."""
+
+    def __init__(self) -> None:
+        # Ray leaves all GPUs visible to an actor that reserved none.
+        if not ray.get_gpu_ids():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     def ready(self) -> bool:
         return True

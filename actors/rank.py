@@ -14,6 +14,7 @@ from actors.weights import SendCommand, WeightSender
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import PddpoError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.training.device import release_cached_memory
 from pddpo_ray.training.progress import PROGRESS
 
 POLL_S = 5.0
@@ -97,4 +98,6 @@ def _perform(do: Callable[[Rank], Any], rank: Rank, *, first: bool) -> Outcome:
         value = do(rank)
     except (PddpoError, ArithmeticError, ValueError, OSError) as error:
         return Outcome(error=type(error).__name__, message=one_line(error))
+    finally:
+        release_cached_memory()
     return Outcome(value if first else None)

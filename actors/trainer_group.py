@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 
@@ -53,7 +53,7 @@ class TrainerSettings:
     threads: int = 1
     gpus: float = 0.0
     """Share of a GPU that each rank reserves; 0: the group computes on CPUs."""
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: str = "gloo"
     """What the ranks' process group speaks."""
     placement: str = "PACK"
     max_failures: int = 3

@@ -42,7 +42,7 @@ from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import template_named
 
@@ -285,8 +285,10 @@ class PolicyEngine:
     def _compare_files(self, policy: ServedPolicy, folder: Path) -> None:
         version = policy.version
         check_version(self._shapes, self._tokenizer, folder, engine="serving", version=version.number)
-        tensors = dict(stored_tensors(folder))
-        check_hash(tensors_sha256(tensors.items()), version, len(tensors), what=f"{version.name}: ", stop=STOP)
+        stream = TensorStream()
+        for name, tensor in stored_tensors(folder):
+            stream.add(name, tensor)
+        check_hash(stream.sha256(), version, stream.count, what=f"{version.name}: ", stop=STOP)
 
     async def _compare_canaries(self, policy: ServedPolicy, adapter: Any) -> None:
         """Log-probabilities of answers that the run drew from this policy, against what the journal says of them."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +16,14 @@ from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.batches import collate
+from pddpo_ray.storage import artifacts
+from pddpo_ray.storage.artifacts import ArtifactStore, MadeTensors, stored_mapping
+from pddpo_ray.training.batches import Text, collate
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
+from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor
 from pddpo_ray.training.local import LocalTrainer, carried, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_mask, support_of_texts
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]
@@ -206,3 +210,88 @@ def test_schedule_by_hand() -> None:
 
 def _where(version: PolicyVersion) -> tuple[str, str]:
     return version.path, version.sha256
+
+
+@pytest.mark.parametrize(("texts", "ranks"), [(257, 2), (515, 4), (1025, 8), (256, 2), (3, 4)])
+def test_ranks_that_share_a_scoring_make_as_many_passes_and_put_the_numbers_in_order(texts: int, ranks: int) -> None:
+    """A sharded model needs every rank in every pass. Lengths differ, so the passes take texts in another order."""
+    asked: list[Text] = [((1,) * (1 + index % 7), (2, index)) for index in range(texts)]
+    parts: list[np.ndarray] = []
+    counts: list[int] = []
+
+    def trainer_of(rank: int, gather: Callable[[np.ndarray], list[np.ndarray]]) -> LocalTrainer:
+        made = object.__new__(LocalTrainer)
+        scorer = SimpleNamespace(layout="plain", parameters=lambda: iter([torch.zeros(1)]))
+        made.engine = SimpleNamespace(shard=Shard(rank, ranks), scorer=scorer, gather=gather)  # type: ignore[assignment]
+        return made
+
+    def compute(part: list[Text]) -> np.ndarray:
+        counts[-1] += 1
+        return np.array([text[1][1] for text in part])
+
+    def take(part: np.ndarray) -> list[np.ndarray]:
+        parts.append(part)
+        return [part]
+
+    for rank in range(ranks):
+        counts.append(0)
+        trainer_of(rank, take)._shared(compute, asked)
+    assert len(set(counts)) == 1
+    assert sum(map(len, parts)) == texts
+    counts.append(0)
+    shared = trainer_of(0, lambda part: parts)._shared(compute, asked)
+    np.testing.assert_array_equal(shared, np.arange(texts))
+
+
+class Alive:
+    """Bytes of the tensors that watched functions gave out and that somebody still holds; `most` of them so far."""
+
+    def __init__(self) -> None:
+        self.bytes = self.most = 0
+
+    def watch(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.bytes += tensor.nbytes
+        self.most = max(self.most, self.bytes)
+        weakref.finalize(tensor, self._gone, tensor.nbytes)
+        return tensor
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def test_a_carried_start_holds_a_few_tensors_at_a_time_and_a_fit_copies_its_weights_once(
+    trainer: LocalTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model's 47 tensors the embedding is the largest."""
+    one = trainer.execute(reward_command(trainer)).version
+    two = trainer.execute(replace(reward_command(trainer, 2), seed=9)).version
+    largest = max(p.nbytes for p in trainer.engine.scorer.model.parameters())
+    copies: list[int] = []
+    alive, weights = Alive(), trainer.engine.weights
+
+    def counted() -> dict[str, torch.Tensor]:
+        copies.append(1)
+        return weights()
+
+    monkeypatch.setattr(trainer.engine, "weights", counted)
+    read = stored_mapping
+    monkeypatch.setattr(
+        artifacts,
+        "stored_mapping",
+        lambda file: MadeTensors(mapped := read(file), lambda name: alive.watch(mapped[name].clone())),
+    )
+    trainer.execute(replace(reward_command(trainer, 3), start=Start(two, plus=one, minus=trainer.reference, scale=0.5)))
+    assert 0 < alive.most <= 4 * largest
+    assert len(copies) == 1
+
+
+def test_a_version_is_stored_without_a_copy_of_it(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for weights that share memory with others, which the file's format refuses."""
+    written: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr("safetensors.torch.save_file", lambda tensors, file: written.update(tensors))
+    monkeypatch.setattr(store, "write_folder", lambda path, fill: fill(Path(path)))
+    one, other = torch.ones(3), torch.zeros(3)
+    store.write_tensors("policy", {"a": one, "b": other, "tied": one})
+    places = {name: tensor.data_ptr() for name, tensor in written.items()}
+    assert (places["a"], places["b"]) == (one.data_ptr(), other.data_ptr())
+    assert places["tied"] != one.data_ptr()
