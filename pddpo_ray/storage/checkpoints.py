@@ -23,7 +23,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 GENERATION = "generation_config.json"
-USED_SETTINGS = ("eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
+USED_SETTINGS = re.compile(r"(eos|bos|pad)_token_id|transformers_version|_from_model_config|output_.*|use_cache")
 """What is read of a model's generation settings, or says nothing about drawing."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -156,7 +156,7 @@ def unused_settings(folder: Path) -> list[str]:
     """The names of generation settings beside a model: runs, endpoints and exports draw from the policy as it is."""
     file = folder / GENERATION
     settings = _json(file) if file.is_file() else {}
-    return sorted(name for name, value in settings.items() if name not in USED_SETTINGS and value is not None)
+    return sorted(name for name, value in settings.items() if not USED_SETTINGS.fullmatch(name) and value is not None)
 
 
 def longest_context(folder: Path) -> int | None:
