@@ -16,11 +16,9 @@ from ray.exceptions import RayActorError
 from actors.calls import Answerer, AnsweringActor, Handle, wait_for
 from actors.placement import beside_driver
 from pddpo_ray.errors import RunError
-from pddpo_ray.loop.dual_step import LocalDual
-from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import DualState, DualStep
-
-Estimates = tuple[tuple[int, CostEstimate], ...]
+from pddpo_ray.loop.dual_step import Estimates, LocalDual
+from pddpo_ray.theory.dual import DualState
+from pddpo_ray.theory.matrix_dual import JointStep
 
 
 class UnrestoredError(RunError):
@@ -34,18 +32,18 @@ class DualVariableActor(AnsweringActor):
         self._start = (state, warmup_rounds)
         self._restored: LocalDual | None = None
 
-    def restore(self, estimates: Estimates) -> None:
+    def restore(self, taken: tuple[Estimates, ...]) -> None:
         """Begin anew and repeat the journalled steps: restoring twice is restoring once."""
         state, warmup_rounds = self._start
         owner = LocalDual(state, warmup_rounds=warmup_rounds)
-        owner.restore(estimates)
+        owner.restore(taken)
         self._restored = owner
 
     def multipliers(self, round_: int) -> dict[str, float]:
         return dict(self._owner.multipliers(round_))
 
-    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        return self._owner.ascend(round_, estimate)
+    def step(self, estimates: Estimates) -> JointStep:
+        return self._owner.step(estimates)
 
     @property
     def _owner(self) -> LocalDual:
@@ -61,7 +59,7 @@ class DualVariableHandle(Handle[DualVariableActor]):
     """
 
     def __init__(self, name: str, state: DualState, *, warmup_rounds: int = 0, deadline_s: float = 60.0) -> None:
-        self._taken: Estimates = ()
+        self._taken: tuple[Estimates, ...] = ()
         self._answerer = Answerer(
             ray.remote(DualVariableActor)
             .options(num_cpus=0, name=name, max_restarts=-1, max_task_retries=0, scheduling_strategy=beside_driver())
@@ -74,19 +72,18 @@ class DualVariableHandle(Handle[DualVariableActor]):
             lost=(RayActorError, UnrestoredError),
         )
 
-    def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
-        self._taken = tuple(estimates)
+    def restore(self, taken: Iterable[Estimates]) -> None:
+        self._taken = tuple(taken)
         self._answerer.ask("the steps so far", DualVariableActor.restore, self._taken)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         return self._answerer.ask("its multipliers", DualVariableActor.multipliers, round_)
 
-    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        step = self._answerer.ask("a step", DualVariableActor.ascend, round_, estimate)
-        known = {(number, taken.constraint) for number, taken in self._taken}
-        if (round_, estimate.constraint) not in known:
-            self._taken = (*self._taken, (round_, estimate))
-        return step
+    def step(self, estimates: Estimates) -> JointStep:
+        taken = self._answerer.ask("a step", DualVariableActor.step, estimates)
+        if estimates.round not in {one.round for one in self._taken}:
+            self._taken = (*self._taken, estimates)
+        return taken
 
     def _recover(self) -> None:
         answerer = self._answerer

@@ -58,9 +58,17 @@ from pddpo_ray.algorithms import (
 from pddpo_ray.algorithms.stages import Parts, Sizes
 from pddpo_ray.config import MethodConfig
 from pddpo_ray.records import Array, PolicyVersion, UniformMixture
-from pddpo_ray.theory.dual import DualState, Fixed, ProjectedAnytime, constraint_state
+from pddpo_ray.theory.dual import (
+    DampedNewton,
+    DualState,
+    Fixed,
+    LimitState,
+    LogMultiplier,
+    ProjectedAnytime,
+    Rule,
+    limit_state,
+)
 from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.matrix_dual import LimitState, NewtonRule
 from pddpo_ray.theory.power import likely_rate
 
 RESULTS = FOLDER / "results" / "fair.json"
@@ -198,9 +206,11 @@ def rate_limit(ground: Ground, arm: Arm, setting: Setting, aim: float, trainer: 
     """The limit as runs have it: rho first, twice rho at most."""
     rho = ground.oracle.rho
     adaptive = arm.run is pd_dpo_adalag.run
-    state = LimitState(NAME, rho, 2.0 * rho, LIMIT, lower=0.05 if adaptive else 0.0, margin=LIMIT - aim)
-    rule = NewtonRule(BETA, rho / np.sqrt(arm.rounds), setting.get("damping", 0.5))
-    return RateLimit(ground, trainer, truth, state, rule, log_rate=setting["step"] if adaptive else None, window=128)
+    rule: Rule = DampedNewton(arm.rounds, BETA, 0.5, setting.get("damping", 0.5))
+    if adaptive:
+        rule = LogMultiplier(setting["step"])
+    state = LimitState(NAME, rho, 2.0 * rho, LIMIT, rule, lower=0.05 if adaptive else 0.0, margin=LIMIT - aim)
+    return RateLimit(ground, trainer, truth, DualState((state,)), 128)
 
 
 def one_dual(ground: Ground, arm: Arm, setting: Setting, aim: float, rung: float) -> OneDual:
@@ -208,9 +218,9 @@ def one_dual(ground: Ground, arm: Arm, setting: Setting, aim: float, rung: float
     rho = ground.oracle.rho
     if arm.run is c_dpo.run:
         rule = ProjectedAnytime(setting["step"], 1.0)
-        return OneDual(DualState((constraint_state("cost", rho=rho, rule=rule, threshold=aim),)))
+        return OneDual(DualState((limit_state("cost", rho=rho, rule=rule, limit=aim),)))
     given = setting.get("multiplier", 1.0) * rung
-    return OneDual(DualState((constraint_state("cost", rho=rho, upper=2.0 * given, first=given, rule=Fixed()),)))
+    return OneDual(DualState((limit_state("cost", rho=rho, upper=2.0 * given, first=given, rule=Fixed()),)))
 
 
 def in_order(arm: Arm, tables: Array, trainer: Solved, limit: RateLimit | None) -> list[Array]:

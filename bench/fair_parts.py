@@ -19,11 +19,12 @@ from scipy.special import expit, log_softmax, softmax
 from bench.learned_limits import covariance
 from bench.limit_worlds import PRIOR_SD, RARE, Indices, Twin, phrase_frequencies
 from bench.limit_worlds import Labels as Measured
-from pddpo_ray.algorithms.stages import Parts
+from pddpo_ray.algorithms.stages import AtOnce, Parts
 from pddpo_ray.config import DrawnFamilyConfig, RateLimitConfig
 from pddpo_ray.contracts import Explorer, Feedback, Scorer, Trainer
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.journal import Journal
+from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.method_scores import PolicyScorer, UnsafeChances
 from pddpo_ray.records import (
     Array,
@@ -44,16 +45,9 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.scoring.linear_scores import LinearScorer, fit_cost, fit_reward
 from pddpo_ray.theory.cost_estimate import mean_with_error, shift_to_rate
-from pddpo_ray.theory.dual import DualState, ascend
+from pddpo_ray.theory.dual import DampedNewton, DualState, ascend
 from pddpo_ray.theory.explicit_dual import descend
-from pddpo_ray.theory.matrix_dual import (
-    COVARIANCE_ROUNDS,
-    CostEstimates,
-    LimitState,
-    NewtonRule,
-    apart_step,
-    newton_step,
-)
+from pddpo_ray.theory.matrix_dual import ascend_all
 from pddpo_ray.theory.mle import unbounded_logistic
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.drawn_text import DrawnWorldSpec, build_drawn_world
@@ -338,32 +332,29 @@ class OneDual:
     def multipliers(self) -> dict[str, float]:
         return {"cost": self.multiplier}
 
-    def ascend(self, estimate: CostEstimate) -> float:
-        self._state, _ = ascend(self._state, estimate)
-        return self.multiplier
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
+        for estimate in estimates:
+            self._state, _ = ascend(self._state, estimate)
+        return self.multipliers
 
     def observe(
-        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+        self, estimates: Sequence[CostEstimate], *, multiplier: float | None = None, following: float | None = None
     ) -> None:
         """Nobody reads it."""
 
 
 class RateLimit:
     """Satisfies contracts.Limits: one rate, its stage the regression on measured values, its multiplier by the joint
-    Newton step, or by adaLag's rule (`log_rate`) on the newest `window` answers."""
+    Newton step, or by adaLag's rule on the newest `window` answers."""
 
     on_drift, temperature = False, BETA
 
     def __init__(
-        self, ground: Ground, trainer: Solved, truth: Truth, state: LimitState, rule: NewtonRule, *,
-        log_rate: float | None = None, window: int = 0,
+        self, ground: Ground, trainer: Solved, truth: Truth, state: DualState, window: int
     ) -> None:  # fmt: skip
-        self._trainer, self._truth, self._rule = trainer, truth, rule
-        self._states: tuple[LimitState, ...] = (state,)
-        self._log_rate, self._window = log_rate, window
+        self._trainer, self._truth, self._state, self._window = trainer, truth, state, window
         self._learner, self._asked = Twin(ground.policies), set[str]()
         self._labels = Measured(ground.oracle.cost.shape, 1)
-        self._covariances = list[Array]()
         self.base = self._policy = REFERENCE
         """The reward policy of the round, and the round's policy."""
         self.answered = list[tuple[Indices, Indices, Array]]()
@@ -371,7 +362,7 @@ class RateLimit:
 
     @property
     def multiplier(self) -> float:
-        return self._states[0].multiplier
+        return self._state.multiplier
 
     def stages(self, trainer: Trainer, preferences: object, policy: PolicyVersion) -> PolicyVersion:
         self.base = policy
@@ -385,19 +376,26 @@ class RateLimit:
         self._asked |= set(answers)
         self._measure(list(answers.values()))
 
-    def ascend(self, answers: Sequence[Response]) -> None:
+    def open(self, answers: Sequence[Response]) -> None:
+        """The truth answers at once."""
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
+        """Methods that ask for them have a limit by labels."""
+        raise NotImplementedError
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        raise NotImplementedError
+
+    def step(self, answers: Sequence[Response]) -> None:
         drawn = self._measure(answers)
         prompts, chosen = cells(answers)
         self.answered.append((prompts, chosen, drawn))
-        if self._log_rate is not None:
-            newest = np.concatenate([values for *_, values in self.answered])[-self._window :]
-            seen = CostEstimates(np.array([newest.mean()]), np.zeros(1), np.eye(1))
-            self._states = apart_step(self._states, seen, self._log_rate)
-            return
-        self._covariances.append(self._covariance(prompts, chosen, drawn[:, None]))
-        recent = np.mean(self._covariances[-COVARIANCE_ROUNDS:], axis=0)
-        seen = CostEstimates(np.array([drawn.mean()]), np.zeros(1), recent)
-        self._states, _ = newton_step(self._states, seen, self._rule)
+        (limit,) = self._state.limits
+        newton = isinstance(limit.rule, DampedNewton)
+        seen = drawn if newton else np.concatenate([values for *_, values in self.answered])[-self._window :]
+        estimate = CostEstimate(float(seen.mean()), 0.0, len(seen), 1, "unsafe_rate", limit.name)
+        covariance = self._covariance(prompts, chosen, drawn[:, None]) if newton else None
+        self._state, _ = ascend_all(self._state, [estimate], covariance)
 
     def _covariance(self, prompts: Indices, answers: Indices, drawn: Array) -> Array:
         """Of the chances within prompts; what the policy had learned tells the noise of labels, as in runs."""
@@ -495,8 +493,9 @@ def parts_of(
     scores: Scores, limit: RateLimit | None, explorer: Chooser | None,
 ) -> Parts:  # fmt: skip
     """The methods' parts. The journal is light: the methods ask it for rounds and policies alone."""
+    by_labels = LabelledLimits(dual, cast(Feedback, truth), mean_rate, AtOnce(), beta=BETA, labels_each=1)
     return Parts(
         journal=cast(Journal, journal), trainer=cast(Trainer, trainer), rollout=draws, feedback=cast(Feedback, truth),
-        dual=dual, prompts=draws, preferences=known, estimate_cost=mean_rate, explorer=cast(Explorer, explorer),
-        scoring=scores, limits=limit,
+        dual=dual, prompts=draws, preferences=known, explorer=cast(Explorer, explorer),
+        scoring=scores, limits=limit or by_labels,
     )  # fmt: skip

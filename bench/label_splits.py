@@ -25,9 +25,10 @@ from scipy.special import log_softmax, softmax
 
 from bench.learned_limits import UPPER, compared, covariance, labels_of
 from bench.limit_worlds import BETA, Indices, Labels, World, table_world, twin_world
-from pddpo_ray.records import Array
+from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.theory.dual import DampedNewton, DualState, LimitState
 from pddpo_ray.theory.levels import Allocation
-from pddpo_ray.theory.matrix_dual import COVARIANCE_ROUNDS, CostEstimates, LimitState, NewtonRule, newton_step
+from pddpo_ray.theory.matrix_dual import ascend_all
 from pddpo_ray.theory.measured_draws import mixture_log_wealth
 from pddpo_ray.theory.output import in_order_of_test, shortfall
 from pddpo_ray.theory.pooled import pooled_means, pooled_weights
@@ -94,13 +95,13 @@ def played(world: World, seed: int, total: int, split: Split) -> Ended:
     offline = int(split.pairs * total / 6)
     compared(world, labels, world.reference, offline, "values", random)
     margin = LIMIT - likely_rate(LIMIT, draws, _level(1))
-    states: tuple[LimitState, ...] = (LimitState(NAME, 1.0, UPPER / 4.0, LIMIT, margin=min(margin, LIMIT / 2.0)),)
-    rule, covariances = NewtonRule(BETA, 0.125 * UPPER / np.sqrt(ROUNDS), damping=1.0), list[Array]()
+    rule = DampedNewton(ROUNDS, BETA, 0.5)
+    state = DualState((LimitState(NAME, 1.0, UPPER / 4.0, LIMIT, rule, margin=min(margin, LIMIT / 2.0)),))
     tables, answered = list[Array](), list[tuple[Indices, Indices, Array]]()
     base = np.log(world.reference)
     for _ in range(ROUNDS):
         base = np.log(world.reference) + world.learner.compared(labels.reward, 2.0) / BETA
-        multipliers = np.array([state.multiplier for state in states])
+        multipliers = np.array(state.multipliers)
         price = world.learner.measured(labels, multipliers)
         tables.append(softmax(base - price / BETA, axis=1))
         prompts = np.repeat(random.integers(0, len(world.reward), asked // 2), 2)
@@ -108,9 +109,9 @@ def played(world: World, seed: int, total: int, split: Split) -> Ended:
         drawn = labels_of(world, prompts, answers, random)
         labels.measure(prompts, answers, drawn)
         answered.append((prompts, answers, drawn[:, 0]))
-        covariances.append(covariance(labels, prompts, answers, drawn, multipliers, price[prompts, answers]))
-        recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
-        states, _moved = newton_step(states, CostEstimates(drawn.mean(axis=0), np.zeros(1), recent), rule)
+        recent = covariance(labels, prompts, answers, drawn, multipliers, price[prompts, answers])
+        seen = CostEstimate(float(drawn.mean()), 0.0, len(drawn), 1, "unsafe_rate", NAME)
+        state, _ = ascend_all(state, [seen], recent)
         compared(world, labels, tables[-1], each, "values", random)
     order = ordered(np.array(tables), log_softmax(base, axis=1), answered, draws)
     rates = np.array([LIMIT + float(world.g(table)[0]) for table in tables])

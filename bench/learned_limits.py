@@ -27,17 +27,10 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from bench.limit_worlds import BETA, SCORE_MAX, Indices, Labels, World, table_world, twin_world
-from pddpo_ray.records import Array
+from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.theory.dual import DampedNewton, DualState, LimitState
 from pddpo_ray.theory.intervals import student_half_width
-from pddpo_ray.theory.matrix_dual import (
-    COVARIANCE_ROUNDS,
-    CostEstimates,
-    LimitState,
-    NewtonRule,
-    newton_step,
-    noise_beside_learned,
-    within_covariance,
-)
+from pddpo_ray.theory.matrix_dual import ascend_all, noise_beside_learned, within_covariance
 
 SEEDS, NOISE_SEEDS = 2000, 6000
 """The first world's seed."""
@@ -115,13 +108,14 @@ def simulated(
     limits = len(world.limits)
     labels = Labels((len(world.reward), world.reward.shape[1]), limits)
     compared(world, labels, world.reference, budget.offline, arm, draws)
-    states = tuple(LimitState(str(i), 1.0, UPPER, float(limit)) for i, limit in enumerate(world.limits))
-    multiplier, covariances = 1.0, list[Array]()
+    rule = DampedNewton(budget.rounds, BETA, 0.5, damping=0.5)
+    state = DualState(tuple(LimitState(str(i), 1.0, UPPER, float(d), rule) for i, d in enumerate(world.limits)))
+    multiplier = 1.0
     losses, excess, moved = [], [], list[Array]()
     best = world.f(world.dual.policy(world.optimum))
     for _ in range(budget.rounds):
         base = np.log(world.reference) + world.learner.compared(labels.reward, 2.0) / BETA
-        lambdas = np.array([state.multiplier for state in states]) if weights is None else weights
+        lambdas = np.array(state.multipliers) if weights is None else weights
         cost = world.learner.compared(labels.cost, SCORE_MAX) if arm == "comparisons" else None
         price = world.learner.measured(labels, lambdas) if cost is None else multiplier * cost
         policy = softmax(base - price / BETA, axis=1)
@@ -134,11 +128,10 @@ def simulated(
         if cost is None:
             labels.measure(prompts, answers, drawn)
             learned = price[prompts, answers] if told else None
-            covariances.append(covariance(labels, prompts, answers, drawn, lambdas, learned))
-            recent = np.mean(covariances[-COVARIANCE_ROUNDS:], axis=0)
             if weights is None:
-                rule = NewtonRule(BETA, 0.5 * UPPER / np.sqrt(budget.rounds))
-                states, _ = newton_step(states, CostEstimates(drawn.mean(axis=0), np.zeros(limits), recent), rule)
+                means = [(str(i), float(mean)) for i, mean in enumerate(drawn.mean(axis=0))]
+                seen = [CostEstimate(mean, 0.0, len(drawn), 1, "unsafe_rate", name) for name, mean in means]
+                state, _ = ascend_all(state, seen, covariance(labels, prompts, answers, drawn, lambdas, learned))
         else:
             labels.spent += drawn.size
             multiplier = _moved(multiplier, policy, cost, float(drawn.mean() - world.limits[0]), budget.rounds)

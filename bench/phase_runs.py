@@ -20,7 +20,7 @@ from bench.phase_worlds import Ground
 from pddpo_ray.exploration.explorer import Comparator, OptimisticExplorer
 from pddpo_ray.records import Array, CandidateSet, CostEstimate, Pair, Prompt, Response
 from pddpo_ray.theory.cost_estimate import clipped_logit, estimate_from_shares, logit_noise, within_prompt_variance
-from pddpo_ray.theory.dual import DampedNewton, DualState, ascend, constraint_state
+from pddpo_ray.theory.dual import DampedNewton, DualState, ascend, limit_state
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.worlds.tabular import draw_answers
 
@@ -113,7 +113,7 @@ def played(
     round waits for all of them."""
     began, oracle = time.process_time(), ground.oracle
     rule = DampedNewton(rounds=rounds, beta=oracle.beta, cost_max=oracle.cost_max, damping=DAMPING)
-    state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
+    state = DualState((limit_state("cost", rho=oracle.rho, rule=rule, limit=oracle.threshold),))
     run = _Run(ground, cell, arm, seed, estimated)
     explorer = OptimisticExplorer(
         features=run.features,

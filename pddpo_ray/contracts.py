@@ -120,27 +120,27 @@ class Due(Protocol):
 
 
 class Dual(Protocol):
-    """The multipliers of this round, and one step of each per estimate."""
+    """The multipliers of this round, and one step of all of them."""
 
     @property
     def multipliers(self) -> dict[str, float]: ...
 
     @property
     def multiplier(self) -> float:
-        """The first constraint's."""
+        """The first limit's."""
         ...
 
     @property
     def message(self) -> str | None: ...
 
-    def ascend(self, estimate: CostEstimate) -> float:
-        """One projected step; returns the next multiplier."""
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
+        """One projected step of every limit that was estimated; returns the multipliers that follow."""
         ...
 
     def observe(
-        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+        self, estimates: Sequence[CostEstimate], *, multiplier: float | None = None, following: float | None = None
     ) -> None:
-        """Journals an estimate that moves nothing here."""
+        """Journals estimates that move nothing here."""
         ...
 
 
@@ -166,7 +166,7 @@ class Preferences(Protocol):
 
 
 class Limits(Protocol):
-    """Stated limits: their stages, the measuring of answers, and the step of all multipliers."""
+    """What must hold: the stages that learn it, the measuring of answers, and the step of all multipliers."""
 
     @property
     def on_drift(self) -> bool:
@@ -175,14 +175,26 @@ class Limits(Protocol):
 
     @property
     def temperature(self) -> float:
-        """beta + mu of the round."""
+        """beta + mu of the round: the weight of the KL divergence in its stages."""
         ...
 
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion: ...
 
-    def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
+    def open(self, answers: Sequence[Response]) -> None:
+        """Whoever measures these answers may begin before anybody waits."""
+        ...
 
-    def ascend(self, answers: Sequence[Response]) -> None: ...
+    def step(self, answers: Sequence[Response]) -> None:
+        """Measures the round's answers, estimates every limit and moves the multipliers."""
+        ...
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]: ...
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        """Measures and estimates as `step`; journals the estimates, and nothing moves."""
+        ...
+
+    def measure_pairs(self, pairs: Sequence[Pair]) -> None: ...
 
 
 class Rewards(Protocol):

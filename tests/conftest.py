@@ -34,9 +34,6 @@ CHECK_SECONDS = 2.0
 PROCESS_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty")
 """Audit events of the interpreter."""
 
-FINISHED_RUNS = ("finished_table_run",)
-"""Session fixtures that run a recipe: a test that reads one has the marker `run` by itself."""
-
 CRASHED = pytest.StashKey[set[str]]()
 """Tests whose process crashed."""
 
@@ -65,6 +62,7 @@ class Work:
     def watch(self) -> None:
         """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
         sys.addaudithook(self._hear)
+        time.sleep = self._counting_sleep(time.sleep)  # type: ignore[assignment]
         if runs := sys.modules.get("pddpo_ray.loop.run"):
             runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
         if "torch" in sys.modules:
@@ -75,8 +73,13 @@ class Work:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in PROCESS_STARTS:
             self.done.add("starts a process")
-        elif event == "time.sleep":
-            self.slept += float(arguments[0])
+
+    def _counting_sleep(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        def counted(seconds: float) -> None:
+            self.slept += seconds
+            sleep(seconds)
+
+        return counted
 
     def _noting(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:
@@ -98,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_others(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
-        if set(getattr(item, "fixturenames", ())) & set(FINISHED_RUNS):
+        if "finished_runs" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.run)
 
 
@@ -161,6 +164,14 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     report.outcome = "skipped"
     report.longrepr = (report.location[0], 0, f"Tried again, its process crashed: {crashitem}")
     sched.mark_test_pending(crashitem)
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Finished runs by recipe (tests/support/finished_runs.py); who reads one has the marker `run` by itself."""
+    from tests.support.finished_runs import FinishedRuns
+
+    return FinishedRuns(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture(scope="module")

@@ -21,5 +21,5 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         policy = parts.trainer.fit(weighed_objective(reference, parts.dual.multiplier, sizes), rows)
         parts.rollout.publish(policy)
         answers = parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
-        parts.dual.ascend(parts.scores.cost_of(scorer, answers))
+        parts.dual.step([parts.scores.cost_of(scorer, answers)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))

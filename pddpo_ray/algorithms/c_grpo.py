@@ -29,7 +29,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         parts.rollout.sample(grouped_prompts(parts, sizes), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.ascend(parts.scores.cost_of(scorer, window))
+        parts.dual.step([parts.scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

@@ -32,7 +32,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         estimate = parts.scores.cost_of(scorer, fresh)
         rate = 0.0 if parts.scores.held else sizes.method.rate
         following = stepped(multiplier, estimate, parts.scores.threshold, rate, parts.scores.upper)
-        parts.dual.observe(estimate, multiplier=multiplier, following=following)
+        parts.dual.observe([estimate], multiplier=multiplier, following=following)
         multiplier = following
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 

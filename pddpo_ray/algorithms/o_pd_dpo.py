@@ -16,9 +16,7 @@ from pddpo_ray.algorithms.stages import (
     asked_answers,
     begin_reward_fit,
     fit_reward,
-    lagrangian_chain,
     learn_from,
-    move_multipliers,
 )
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
@@ -28,14 +26,14 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     journal, rollout = parts.journal, parts.rollout
     prompts, explorer = parts.prompts, parts.exploration
     for _ in journal.rounds(sizes.rounds):
-        reward_policy = fit_reward(parts, sizes, reference)
-        policy = lagrangian_chain(parts, reward_policy, sizes.beta)  # pi_k, no bonus
+        reward_policy = fit_reward(parts, reference)
+        policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)  # pi_k, no bonus
         rollout.publish(policy)  # verified before anything is sampled
         asked, paired = prompts.draw(sizes.responses), prompts.draw(sizes.pair_prompts)
         answers = asked_answers(parts, policy, sizes, asked, paired)  # N_ce of pi_k, being labelled from here on
         pairs = explorer.choose(rollout.candidates(paired, policy))  # optimistic at lambda_k
         learn_from(parts, pairs)  # the same pair for reward and for cost
         explorer.update(pairs)  # design matrices
-        begin_reward_fit(parts, sizes, reference)  # the next one needs no lambda
-        move_multipliers(parts, answers, sizes)  # M_ce labels of each answer
+        begin_reward_fit(parts, reference)  # the next one needs no lambda
+        parts.limits.step(answers)  # M_ce labels of each answer
     return UniformMixture(tuple(journal.policies))

@@ -15,7 +15,6 @@ from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
     asked_answers,
-    estimates_of,
     lagrangian_objective,
     reward_objective,
 )
@@ -38,8 +37,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         answers = asked_answers(parts, policy, sizes, asked, paired)
         pairs = explorer.choose(rollout.candidates(paired, policy))  # y ~ pi_k, y' ~ pi_base
         labelled = feedback.compare(pairs)
-        for estimate in estimates_of(parts, answers, sizes):
-            dual.ascend(estimate)
+        parts.limits.step(answers)
         preferences.extend(labelled)
         explorer.update(pairs)
     return UniformMixture(tuple(journal.policies))

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import (
-    Parts,
-    Sizes,
-    asked_answers,
-    lagrangian_chain,
-    move_multipliers,
-    reward_fits,
-)
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, reward_fits
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then K rounds of a cost fit and a step of the multiplier."""
-    reward_policy = reward_fits(parts, sizes, reference)
+    reward_policy = reward_fits(parts, reference)
     for _ in parts.journal.rounds(sizes.rounds):
-        policy = lagrangian_chain(parts, reward_policy(), sizes.beta)
+        policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy())
         parts.rollout.publish(policy)
         answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
-        move_multipliers(parts, answers, sizes)
+        parts.limits.step(answers)
     return UniformMixture(tuple(parts.journal.policies))

@@ -6,23 +6,16 @@ report.
 
 from __future__ import annotations
 
-from pddpo_ray.algorithms.stages import (
-    Parts,
-    Sizes,
-    asked_answers,
-    fit_reward,
-    lagrangian_chain,
-    move_multipliers,
-)
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, fit_reward
 from pddpo_ray.records import PolicyVersion, UniformMixture
 
 
 def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     """One reward fit, then cost fits at the same multiplier."""
-    reward_policy = fit_reward(parts, sizes, reference)
+    reward_policy = fit_reward(parts, reference)
     for _ in parts.journal.rounds(sizes.rounds):
-        policy = lagrangian_chain(parts, reward_policy, sizes.beta)
+        policy = parts.limits.stages(parts.trainer, parts.preferences, reward_policy)
         parts.rollout.publish(policy)
         answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
-        move_multipliers(parts, answers, sizes)  # the rule is fixed: the multipliers stay
+        parts.limits.step(answers)  # the rule is fixed: the multipliers stay
     return UniformMixture(tuple(parts.journal.policies))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pddpo_ray.algorithms.stages import (
     Parts,
     Sizes,
-    estimates,
+    asked_answers,
     observe,
     reward_objective,
     single_objective,
@@ -46,4 +46,5 @@ def policy_scorer(parts: Parts, sizes: Sizes, reference: PolicyVersion, answers:
     scorer = parts.scores.policies(reference, helpful, harmless)
     if not answers:
         return scorer
-    return parts.scores.anchored(scorer, answers, estimates(parts, reference, sizes)[0].value)
+    fresh = asked_answers(parts, reference, sizes, parts.prompts.draw(sizes.responses))
+    return parts.scores.anchored(scorer, answers, parts.limits.estimates(fresh)[0].value)

@@ -31,7 +31,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
         parts.rollout.publish(policy)
         parts.rollout.sample(parts.prompts.draw(sizes.responses), policy)
         window = newest_answers(parts, sizes.method.window, before=parts.journal.round + 1)
-        parts.dual.ascend(parts.scores.cost_of(scorer, window))
+        parts.dual.step([parts.scores.cost_of(scorer, window)])
     return UniformMixture(tuple(parts.journal.policies[-1:]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -25,7 +25,6 @@ from pddpo_ray.contracts import (
 )
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import (
-    CostEstimate,
     LossBonus,
     Objective,
     Pair,
@@ -33,7 +32,6 @@ from pddpo_ray.records import (
     PolicyVersion,
     Prompt,
     Response,
-    SafetyLabels,
     Verdict,
 )
 from pddpo_ray.theory.cost_stage import cost_temperature
@@ -62,16 +60,14 @@ class Parts:
     dual: Dual
     prompts: Prompts
     preferences: Preferences
-    estimate_cost: Callable[[Sequence[SafetyLabels]], CostEstimate]
+    limits: Limits
     explorer: Explorer | None = None
     scoring: Scoring | None = None
     merge: Merge | None = None
-    limits: Limits | None = None
-    """Stated limits (`limits:`); None: one limit on the paper's cost, or `constraints`."""
     rewards: Rewards | None = None
     """A computed reward (`reward:`); None: comparisons teach it."""
     due: Due = field(default_factory=AtOnce)
-    """Which labels a round takes (`feedback.rounds_late`)."""
+    """Which comparisons a round takes (`feedback.rounds_late`)."""
 
     @property
     def scores(self) -> Scoring:
@@ -112,9 +108,9 @@ def reward_objective(reference: PolicyVersion, beta: float, bonus: LossBonus = N
     return Objective("reward", reference, beta, margins=bonus.margins, answer_bonus=bonus.answers)
 
 
-def fit_reward(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> PolicyVersion:
+def fit_reward(parts: Parts, reference: PolicyVersion) -> PolicyVersion:
     """A round's first stage: comparisons teach the reward, or measured differences of a computed one."""
-    return _reward_stage(parts.trainer.fit, parts, reference, kl_weight(parts, sizes))
+    return _reward_stage(parts.trainer.fit, parts, reference, parts.limits.temperature)
 
 
 Done = TypeVar("Done")
@@ -128,30 +124,21 @@ def _reward_stage(
     return work(reward_objective(reference, beta), parts.preferences.reward)
 
 
-def kl_weight(parts: Parts, sizes: Sizes) -> float:
-    """Weight of the KL divergence in a round's stages: beta, and what a limit on the drift adds to it."""
-    return sizes.beta if parts.limits is None else parts.limits.temperature
-
-
-def reward_fits(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> Callable[[], PolicyVersion]:
+def reward_fits(parts: Parts, reference: PolicyVersion) -> Callable[[], PolicyVersion]:
     """The reward policy of each round where preferences are fixed: one fit for all of them, made at once.
 
     Under a limit on the drift the temperature moves, and every round has a fit of its own.
     """
-
-    def fitted() -> PolicyVersion:
-        return fit_reward(parts, sizes, reference)
-
-    if parts.limits is not None and parts.limits.on_drift:
-        return fitted
-    once = fitted()
+    if parts.limits.on_drift:
+        return lambda: fit_reward(parts, reference)
+    once = fit_reward(parts, reference)
     return lambda: once
 
 
-def begin_reward_fit(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> None:
+def begin_reward_fit(parts: Parts, reference: PolicyVersion) -> None:
     """Starts the next round's reward fit early: it needs no multiplier, unless a limit on the drift has one."""
-    if parts.limits is None or not parts.limits.on_drift:
-        _reward_stage(parts.trainer.begin, parts, reference, sizes.beta)
+    if not parts.limits.on_drift:
+        _reward_stage(parts.trainer.begin, parts, reference, parts.limits.temperature)
 
 
 def lagrangian_objective(base: PolicyVersion, multiplier: float, beta: float, bonus: LossBonus = NO_BONUS) -> Objective:
@@ -178,10 +165,9 @@ def weighed_objective(reference: PolicyVersion, multiplier: float, sizes: Sizes)
 
 
 def observe(parts: Parts, policy: PolicyVersion, sizes: Sizes, multiplier: float | None = None) -> None:
-    """Verifies the policy, estimates its cost from labels and journals that; nothing answers to it."""
+    """Verifies the policy, estimates its costs and journals that; nothing answers to it."""
     parts.rollout.publish(policy)
-    for estimate in estimates(parts, policy, sizes):
-        parts.dual.observe(estimate, multiplier=multiplier)
+    parts.limits.observe(asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses)), multiplier)
 
 
 def unsafe_bits(parts: Parts) -> dict[str, bool]:
@@ -196,66 +182,26 @@ def unsafe_bits(parts: Parts) -> dict[str, bool]:
     return {item.response.id: item.labels[0] is not Verdict.SAFE for item in labelled}
 
 
-def lagrangian_chain(parts: Parts, reward_policy: PolicyVersion, beta: float) -> PolicyVersion:
-    """One cost fit per constraint, relative to the one before; the order changes no exact optimum (paper.md §19)."""
-    if parts.limits is not None:
-        return parts.limits.stages(parts.trainer, parts.preferences, reward_policy)
-    policy = reward_policy
-    for constraint, multiplier in parts.dual.multipliers.items():
-        policy = parts.trainer.fit(
-            lagrangian_objective(policy, multiplier, beta), parts.preferences.cost_of(constraint)
-        )
-    return policy
-
-
-def move_multipliers(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> None:
-    """The round's dual step: of each multiplier by its own estimate, or of all stated limits' together.
-
-    Labels that are late move the multipliers when they are there, those of several rounds one after another.
-    """
-    if parts.limits is not None:
-        parts.limits.ascend(answers)
-        return
-    for rounds_late, labelled in parts.due.answers(answers, sizes.labels_each):
-        for estimate in estimates_of(parts, labelled, sizes):  # M_ce labels of each answer
-            parts.dual.ascend(replace(estimate, rounds_late=rounds_late) if rounds_late else estimate)
-
-
 def learn_from(parts: Parts, pairs: Sequence[Pair]) -> None:
     """The round's pairs are compared and become preferences, those of earlier rounds when their labels are there; a
-    computed reward and stated limits measure the pairs' answers too."""
+    computed reward and measured limits measure the pairs' answers too."""
     if parts.rewards is not None:
         parts.rewards.measure_pairs(pairs)
-    if parts.limits is not None:
-        parts.limits.measure_pairs(pairs)
+    parts.limits.measure_pairs(pairs)
     for compared in parts.due.pairs(pairs):
         parts.preferences.extend(parts.feedback.compare(compared))
-
-
-def estimates(parts: Parts, policy: PolicyVersion, sizes: Sizes) -> list[CostEstimate]:
-    """One estimate per constraint, all from the same N_ce fresh answers of the round's policy (paper.md §5)."""
-    return estimates_of(parts, asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses)), sizes)
 
 
 def asked_answers(
     parts: Parts, policy: PolicyVersion, sizes: Sizes, prompts: Sequence[Prompt], pair_prompts: Sequence[Prompt] = ()
 ) -> list[Response]:
-    """Fresh answers of the round's policy, in one batch with its candidates for `pair_prompts`.
+    """Fresh answers of the round's policy (N_ce), in one batch with its candidates for `pair_prompts`.
 
-    Whoever labels them, for any constraint, may begin; nobody waits for the labels yet.
+    Whoever measures them may begin; nobody waits yet.
     """
     answers = parts.rollout.sample(prompts, policy, pair_prompts, sizes.answers_each)
-    if parts.limits is None:
-        parts.feedback.open_safety(answers, sizes.labels_each)
+    parts.limits.open(answers)
     return answers
-
-
-def estimates_of(parts: Parts, answers: Sequence[Response], sizes: Sizes) -> list[CostEstimate]:
-    """One estimate per constraint from M_ce labels of each of these answers, which are waited for."""
-    return [
-        parts.estimate_cost(parts.feedback.safety(answers, sizes.labels_each, constraint))
-        for constraint in parts.dual.multipliers
-    ]
 
 
 def neighbours_of(answers: Sequence[Response], per_prompt: int) -> list[Pair]:

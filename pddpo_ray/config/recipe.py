@@ -11,15 +11,7 @@ from pydantic import Field, model_validator
 
 from pddpo_ray.config.certificate import CertificateConfig
 from pddpo_ray.config.cluster import Cluster, InProcess
-from pddpo_ray.config.dual import (
-    AnytimeRule,
-    ConstraintConfig,
-    DualConfig,
-    FixedRule,
-    LogRule,
-    NewtonRule,
-    ProjectedRule,
-)
+from pddpo_ray.config.dual import ConstraintConfig, DualConfig, FixedRule, LogRule
 from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     AskedPeople,
@@ -389,6 +381,16 @@ class Config(Strict):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if isinstance(self.world, NoWorldConfig):
             self._somebody_knows()
+        if self.explore.information == "fitted" and self.online:
+            if self.explore.bonus not in ("elliptical", "thompson") or self.algorithm == "o-pd-dpo-paper":
+                raise ValueError(
+                    "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
+                    f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"
+                )
+            if self.limits or self.reward:
+                raise ValueError("explore.information=fitted is of comparisons; measured limits and rewards have 1/4")
+        if self.explore.bonus == "theorem" and self.online and not tabular:
+            raise ValueError("explore.bonus=theorem lists every answer, as only a table can: use elliptical")
         if self.explore.weights == "exact" and self.rollout.proposal_temperature != 1.0 and self.online:
             raise ValueError(
                 "explore.weights=exact needs rollout.proposal_temperature=1.0, not "
@@ -435,11 +437,6 @@ class Config(Strict):
             )
         if self.limits:
             raise ValueError("feedback.rounds_late: limits under `limits:` wait for their measures; leave it out")
-        if not isinstance(self.dual.rule, NewtonRule | ProjectedRule | AnytimeRule):
-            raise ValueError(
-                f"feedback.rounds_late: dual.rule.kind={self.dual.rule.kind} is not made for late estimates;"
-                " use newton, projected or anytime"
-            )
 
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""
@@ -499,9 +496,6 @@ class Config(Strict):
             raise ValueError("limits: world.kind=none has no truth to measure with; name another source")
         if len(self.constraints) > 1 or self.dual.threshold != 0.0:
             raise ValueError("limits: say every limit there; leave `constraints` and `dual.threshold` out")
-        rules = (NewtonRule, LogRule, FixedRule)
-        if not isinstance(self.dual.rule, rules):
-            raise ValueError(f"limits: dual.rule.kind={self.dual.rule.kind} moves one multiplier; set it to newton")
         if self.prompt_sets is None and any(one.limit.quantity.over for one in self.stated):
             raise ValueError("limits: `over` names a prompt set, and there is no `prompts:`")
         world, real = self.world, isinstance(self.world, NoWorldConfig)

@@ -19,8 +19,6 @@ from pddpo_ray.limits.reading import StatedLimit, stated_limits
 KIND_OF_SIGNAL: Mapping[str, Kind] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
 SCORE = "score"
 """Unit of a cost model's numbers, which has no other name."""
-RULES = ("newton", "log", "fixed")
-"""Rules of the dual that move the multipliers of stated limits."""
 
 
 def in_stage_order(stated: Sequence[StatedLimit]) -> tuple[StatedLimit, ...]:
@@ -57,10 +55,7 @@ def limits_lines(recipe: Mapping[str, Any], *, one_line: bool = False) -> str | 
     for limit in typed_limits(recipe):
         entry: dict[str, Any] = {kind: _source(kind, feedback, limit.name), "at_most": _written(limit)}
         limits[limit.name] = entry | ({"labels_each": labels} if kind != "mean" else {})
-    rule = ((recipe.get("dual") or {}).get("rule") or {}).get("kind", "projected")
     lines = {"limits": limits}
-    if rule not in RULES:
-        lines["dual"] = {"rule": {"kind": "newton", "damping": 0.5}}
     flow = True if one_line else None
     text: str = yaml.safe_dump(lines, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=10_000)
     return text.strip() if one_line else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.loop.dual_step import DualOwner
@@ -17,6 +17,12 @@ from pddpo_ray.storage.recall import Recall
 from pddpo_ray.theory.dual import DualState
 from pddpo_ray.theory.prompt_sets import PromptSets
 from pddpo_ray.worlds.exact_evaluation import WorldView
+
+
+class MakeDual(Protocol):
+    """Makes the owner of the multipliers from their first state and the number of warm-up rounds."""
+
+    def __call__(self, state: DualState, *, warmup_rounds: int) -> DualOwner: ...
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class Backends:
     """Starts a named reward or cost model somewhere else; None: it lives in this process."""
     further_labellers: Mapping[str, Labeller] = field(default_factory=dict)
     """Who labels each further cost, by its constraint's name."""
-    own_dual: Callable[[DualState, int], DualOwner] | None = None
-    """Makes the multipliers' owner from their first state and the number of warm-up rounds; None: in this process."""
+    own_dual: MakeDual | None = None
+    """Makes the multipliers' owner somewhere else; None: it is in this process."""
     held_limits: Sequence[HeldLimit] = ()
     """The recipe's stated limits, comparisons first; empty: one limit on the paper's cost, or `constraints`."""
     measure: Measure | None = None

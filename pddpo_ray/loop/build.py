@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.config import (
@@ -14,10 +14,9 @@ from pddpo_ray.config import (
     DualConfig,
     InstalledRule,
     LogRule,
-    MixedFeedback,
     NewtonRule,
 )
-from pddpo_ray.contracts import Due, Measure
+from pddpo_ray.contracts import Due, Limits, Measure
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, whitened, with_constant
@@ -33,20 +32,19 @@ from pddpo_ray.loop.before import (
     record_sources,
 )
 from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
-from pddpo_ray.loop.dual_step import DualController, LocalDual, never_held
+from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
-from pddpo_ray.loop.joint_dual import JointDual, JointRule
+from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.labellers import (
-    CONSTRAINT,
     ScoredFeedbackController,
     estimator_of,
     feedback_before,
     feedback_of,
 )
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
+from pddpo_ray.loop.limits import ANSWERS_EACH, HeldLimit, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.people_measuring import people_of_limits
@@ -58,14 +56,12 @@ from pddpo_ray.loop.rewards import RewardController
 from pddpo_ray.loop.sampling import RolloutController
 from pddpo_ray.loop.scorecard import Scorecard, wanted_of
 from pddpo_ray.loop.scorer_fits import OF_METHOD, training_of
-from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits, held_multiplier
+from pddpo_ray.loop.scorer_gate import check_limits, check_scorers, held_limits
 from pddpo_ray.records import Array, Decoding, LabelledPair, Prompt, Response
 from pddpo_ray.registry import checked, code_of
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.merging import merge_versions
 from pddpo_ray.theory import dual as dual_rules
-from pddpo_ray.theory.matrix_dual import LimitState
-from pddpo_ray.theory.matrix_dual import NewtonRule as JointNewton
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +83,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         seed=config.seed,
         decoding=decoding,
         reference=backends.reference,
-        proposal=proposal_of(config, len(backends.prompts), len(backends.served)),
+        proposal=proposal_of(config, len(backends.prompts), len(backends.served), backends.answers),
         log_probs=trainer.log_probs,
         besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),
@@ -107,7 +103,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         check_scorers(config, journal, feedback.models, backends.offline_unsafe, by_prompt=by_prompt)
     if config.limits:
         check_limits(config, journal)
-    warmup = config.dual.warmup_rounds
     demand_groups(config, backends)
     groups = sets_of_prompts(backends)
     if config.certificate.mixtures and groups:
@@ -118,23 +113,11 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
     if rewards is not None:
         pairs = [entry.labelled.pair for entry in journal.pairs(0)]
         rewards.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
-    limits: LimitsController | None = None
-    if backends.measure is not None:
-        joint = joint_dual(config, backends, journal, rounds, kept)
-        dual = DualController(joint, journal)
-        limits = limits_of(config, backends, backends.measure, journal, trainer, rollout, joint, dual)
-        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-        limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
-        chances = backends.prior or [1.0] * len(backends.prompts)
-        prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
-        note_reachable(journal, backends.held_limits, limits.before, prior)
-    else:
-        state = dual_state(config, backends, rounds, kept)
-        own = backends.own_dual
-        owner = LocalDual(state, warmup_rounds=warmup) if own is None else own(state, warmup)
-        # where people label too, they correct what the model says
-        mixed = isinstance(config.feedback, MixedFeedback)
-        dual = DualController(owner, journal, never_held if mixed else partial(held_multiplier, journal))
+    state = dual_state(config, backends, rounds, kept)
+    owner = (backends.own_dual or LocalDual)(state, warmup_rounds=config.dual.warmup_rounds)
+    dual = DualController(owner, journal, partial(held_limits, config, journal))
+    due = due_labels(config, journal, feedback, rounds)
+    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
     explorer = None
     if online:
         explorer = _exploration(config, journal, backends, trainer, dual, limits)
@@ -142,9 +125,6 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         card = Scorecard(config, journal, backends, trainer, rollout, feedback)
         card.before()
         journal.closing.append(card.close_round)
-    scoring = None
-    if limits is None:
-        scoring = _scoring(config, journal, backends, trainer, rollout, state[CONSTRAINT].upper)
     return Parts(
         journal=journal,
         trainer=trainer,
@@ -153,13 +133,12 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         dual=dual,
         prompts=_prompts(config, journal, backends),
         preferences=preferences,
-        estimate_cost=estimator_of(config, feedback),
-        explorer=explorer,
-        scoring=scoring,
-        merge=partial(merge_versions, backends.store),
         limits=limits,
+        explorer=explorer,
+        scoring=_scoring(config, journal, backends, trainer, rollout, state.limits[0]),
+        merge=partial(merge_versions, backends.store),
         rewards=rewards,
-        due=due_labels(config, journal, feedback, rounds),
+        due=due,
     )
 
 
@@ -211,24 +190,24 @@ def _scoring(
     backends: Backends,
     trainer: TrainerController,
     rollout: RolloutController,
-    upper: float,
+    first: dual_rules.LimitState,
 ) -> ScoringController:
     """The scoring part. Nothing is fitted or drawn before a method asks for it."""
     plan = ScoringPlan(
         seed=config.seed,
         beta=config.beta,
-        threshold=config.dual.threshold,
+        threshold=first.limit,
         reward_max=config.reward_max,
         cost_max=config.dual.cost_max,
-        upper=upper,
+        upper=first.upper,
         answers=config.method.answers,
         bounded=backends.features == "one-hot",
         ridge=config.explore.prior_sd**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
-        first=config.dual.first if isinstance(config.dual.first, float) else upper / 2.0,
+        first=config.dual.first if isinstance(config.dual.first, float) else first.upper / 2.0,
         at_chance=config.scorers.at_chance,
         by_prompt=backends.world is None,
-        rate=config.feedback.signal == "unsafe_rate",
+        rate=config.typed_limits[0].quantity.kind == "rate",
         prior=None if backends.prior is None else tuple(backends.prior),
     )
 
@@ -252,7 +231,7 @@ def _exploration(
     backends: Backends,
     trainer: TrainerController,
     dual: DualController,
-    limits: LimitsController | None,
+    limits: Limits,
 ) -> ExplorationController:
     settings = config.explore
     features = _features(config, journal, backends, trainer)
@@ -264,14 +243,11 @@ def _exploration(
     paper = config.algorithm == "o-pd-dpo-paper"
     own = checked("bonuses", settings.bonus, settings.settings, "explore.settings")
 
-    def kl_weight() -> float:
-        return config.beta if limits is None else limits.temperature
-
     def explorer(bonus: str) -> OptimisticExplorer:
         return OptimisticExplorer(
             features=features,
             baseline={},
-            beta=kl_weight,
+            beta=lambda: limits.temperature,
             multiplier=lambda: sum(weights.get(name, 1.0) * value for name, value in dual.multipliers.items()),
             seed=config.seed,
             k=settings.scale,
@@ -336,18 +312,42 @@ def cost_fits(config: Config) -> int:
     return compared + (compared == 0 or compared + kinds.count("kl") < len(kinds))
 
 
-def limits_of(
+def _limits(
+    config: Config,
+    backends: Backends,
+    journal: Journal,
+    trainer: TrainerController,
+    rollout: RolloutController,
+    feedback: FeedbackController,
+    due: Due,
+    dual: DualController,
+) -> Limits:
+    """The part that holds the limits: by measured values, with those before the first round measured, or by labels."""
+    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
+    if backends.measure is None:
+        return LabelledLimits(
+            dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
+            labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
+        )  # fmt: skip
+    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, dual, window)
+    pairs = [entry.labelled.pair for entry in journal.pairs(0)]
+    limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+    chances = backends.prior or [1.0] * len(backends.prompts)
+    prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
+    note_reachable(journal, backends.held_limits, limits.before, prior)
+    return limits
+
+
+def _measured_limits(
     config: Config,
     backends: Backends,
     measure: Measure,
     journal: Journal,
     trainer: TrainerController,
     rollout: RolloutController,
-    joint: JointDual,
     dual: DualController,
+    window: int | None,
 ) -> LimitsController:
-    """The part that holds stated limits."""
-
     def drift(answers: Sequence[Response]) -> Array:
         """log policy / reference, both by the trainer."""
         writers = {one.version.number: one.version for one in journal.versions()}
@@ -357,54 +357,12 @@ def limits_of(
     def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
-    window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     return LimitsController(
-        journal, backends.held_limits, measure, joint, dual, drift=drift, log_probs=trainer.log_probs,
+        journal, backends.held_limits, measure, dual, beta=config.beta,
+        by_covariance=isinstance(config.dual.rule, NewtonRule), drift=drift, log_probs=trainer.log_probs,
         reference=reference, seed=config.seed, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
-
-
-def joint_dual(
-    config: Config, backends: Backends, journal: Journal, rounds: int, kept: Mapping[str, float]
-) -> JointDual:
-    """First multipliers of stated limits. Bounds and first value are in units of the reward per range of a measure.
-
-    The upper end is `dual.upper`, else twice rho; the first value `dual.first`, for all or by name, else rho shared by
-    the limits. `kept` are the margins.
-    """
-    rho, upper, first = config.dual.rho, config.dual.upper, config.dual.first
-    if rho is None:
-        if upper is None and backends.world is None:
-            raise UserError("dual.rho must be given: without a world there is no oracle that states it")
-        rho = upper / 2 if upper is not None else backends.world.oracle.rho  # type: ignore[union-attr]
-    end = 2.0 * rho if upper is None else upper
-    names = [one.name for one in backends.held_limits]
-    start = first if isinstance(first, dict) else dict.fromkeys(names, rho / len(names) if first is None else first)
-    lower = config.dual.rule.floor if isinstance(config.dual.rule, LogRule) else 0.0
-    states = [
-        LimitState(
-            one.name, start[one.name] / one.scale, end / one.scale, one.stated.limit.cost_limit, one.scale,
-            lower / one.scale, kept.get(one.name, 0.0), one.on_drift,
-        )
-        for one in backends.held_limits
-    ]  # fmt: skip
-    rule: JointRule
-    match config.dual.rule:
-        case NewtonRule(damping=damping):
-            rule = JointNewton(config.beta, 0.5 * end / math.sqrt(rounds), damping)
-        case LogRule(rate=rate):
-            rule = dual_rules.LogMultiplier(rate)
-        case _:
-            rule = dual_rules.Fixed()
-    warmup, held = config.dual.warmup_rounds, held_limits(config, journal)
-    return JointDual(journal, states, rule, beta=config.beta, warmup_rounds=warmup, held=held)
-
-
-def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:
-    """First state of the multipliers, with these margins. What the recipe leaves open comes from the world's oracle."""
-    states = (_constraint_state(config, one, backends, rounds, kept) for one in config.constraints)
-    return dual_rules.DualState(tuple(states))
 
 
 def _margins(config: Config, backends: Backends) -> dict[str, float]:
@@ -417,34 +375,67 @@ def _margins(config: Config, backends: Backends) -> dict[str, float]:
     return {name: margin.kept for name, margin in by_name.items()}
 
 
+def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[str, float]) -> dual_rules.DualState:
+    """First state of the multipliers, with these margins. What the recipe leaves open comes from the world's oracle.
+
+    Bounds and first value are prices, in units of the reward per range of a measure, or per logit of the paper's cost.
+    """
+    if backends.held_limits:
+        states = [_stated_limit(config, one, backends, rounds, kept) for one in backends.held_limits]
+    else:
+        states = [_constraint_state(config, one, backends, rounds, kept) for one in config.constraints]
+    return dual_rules.DualState(tuple(states))
+
+
+def _stated_limit(
+    config: Config, one: HeldLimit, backends: Backends, rounds: int, kept: Mapping[str, float]
+) -> dual_rules.LimitState:
+    """The first price is `dual.first`, for all or by name, else rho shared by the limits."""
+    rho, first = _rho(config.dual, backends), config.dual.first
+    start = rho / len(backends.held_limits) if first is None else first[one.name] if isinstance(first, dict) else first
+    # a drift has no upper end: what the limit allows stands for it
+    low, high = one.cost_range or (0.0, one.stated.limit.cost_limit)
+    return _first_state(
+        config, config.dual, rho, start, rounds, 0.5, name=one.name, limit=one.stated.limit.cost_limit,
+        scale=one.scale, centre=(low + high) / 2.0, margin=kept.get(one.name, 0.0), kl=one.on_drift,
+    )  # fmt: skip
+
+
 def _constraint_state(
     config: Config, constraint: ConstraintConfig, backends: Backends, rounds: int, kept: Mapping[str, float]
-) -> dual_rules.ConstraintState:
+) -> dual_rules.LimitState:
     """A constraint's own settings over those of `dual`, over the oracle's rho."""
     own = {key: value for key, value in constraint if key != "name" and value is not None}
     settings = config.dual.model_copy(update=own)
+    rho, first = _rho(settings, backends), settings.first
+    assert not isinstance(first, dict)  # the recipe allows names under `limits:` alone
+    return _first_state(
+        config, settings, rho, rho if first is None else first, rounds, settings.cost_max,
+        name=constraint.name, limit=settings.threshold, margin=kept.get(constraint.name, 0.0),
+    )  # fmt: skip
+
+
+def _rho(settings: DualConfig, backends: Backends) -> float:
     rho = settings.rho if settings.rho is not None else settings.upper and settings.upper / 2
     if rho is None:
         if backends.world is None:
             raise UserError("dual.rho must be given: without a world there is no oracle that states it")
         rho = backends.world.oracle.rho
-    assert not isinstance(settings.first, dict)  # the recipe allows names under `limits:` alone
-    first = settings.first if settings.first is not None else rho
+    return rho
+
+
+def _first_state(
+    config: Config, settings: DualConfig, rho: float, first: float, rounds: int, bound: float, **limit: Any
+) -> dual_rules.LimitState:
+    """`bound`: how far costs lie from their centre at most, in scales. `limit` says what it is about."""
     lower = settings.rule.floor if isinstance(settings.rule, LogRule) else settings.lower
+    distance = (limit["limit"] - limit.get("centre", 0.0)) / limit.get("scale", 1.0)
+    run = dual_rules.RuleContext(config.beta, rho, first, rounds, bound, distance)
+    own = settings.rule.settings if isinstance(settings.rule, InstalledRule) else settings.rule
+    rule: dual_rules.Rule = code_of("dual_rules", settings.rule.kind)(own, run)
     try:
-        return dual_rules.constraint_state(
-            constraint.name, rho=rho, rule=dual_rule(config, settings, rho, first, rounds), first=first,
-            threshold=settings.threshold, lower=lower, upper=settings.upper, dead_band=settings.dead_band,
-            margin=kept.get(constraint.name, 0.0),
-        )  # fmt: skip
+        return dual_rules.limit_state(
+            rho=rho, rule=rule, first=first, lower=lower, upper=settings.upper, dead_band=settings.dead_band, **limit
+        )
     except ValueError as error:
         raise UserError(f"dual: {error}") from error
-
-
-def dual_rule(config: Config, settings: DualConfig, rho: float, first: float, rounds: int) -> dual_rules.Rule:
-    """How the multiplier moves."""
-    run = dual_rules.RuleContext(config.beta, rho, first, rounds, settings.cost_max, settings.threshold)
-    rule = settings.rule
-    own = rule.settings if isinstance(rule, InstalledRule) else rule
-    made: dual_rules.Rule = code_of("dual_rules", rule.kind)(own, run)
-    return made

@@ -12,7 +12,7 @@ def projected(settings: ProjectedRule, run: RuleContext) -> Rule:
 
 
 def anytime(settings: AnytimeRule, run: RuleContext) -> Rule:
-    usual = run.rho / (run.cost_max + abs(run.threshold))
+    usual = run.rho / (run.cost_max + abs(run.limit))
     step = usual if settings.first_step is None else settings.first_step
     return dual.ProjectedAnytime(step, run.cost_max, run.beta if settings.curvature_cap else None)
 

@@ -1,39 +1,59 @@
-"""The dual variable as the methods see it: the multipliers of this round, and one step per estimate.
+"""The dual variable as the methods see it: the multipliers of this round, and one step of all of them.
 
-`multiplier` is the one that governs the round being worked on; a step changes it for the next round. So a round that
-is done again after a restart sees the same multiplier as the first time, whether its step was already taken or not.
+`multipliers` are those that govern the round being worked on; a step changes them for the next round. So a round that
+is done again after a restart sees the same multipliers as the first time, whether its step was already taken or not.
+The journal has every step with what it was taken from; the owner of the multipliers is restored by taking them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Protocol
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
 
 from pddpo_ray.journal import Journal, JournalReader
-from pddpo_ray.records import CostEstimate
+from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.dual import DualState, DualStep, ascend
+from pddpo_ray.theory.dual import DualState, DualStep
+from pddpo_ray.theory.matrix_dual import JointStep, ascend_all
 
-HELD = "held"
-"""In a step's payload: the multiplier was not allowed to move."""
+logger = logging.getLogger(__name__)
+
+PHASE = "dual"
+WARMUP = "the multiplier stands still while the policy warms up"
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What one step is taken from: the estimates of all limits that a round's policy was measured under."""
+
+    round: int
+    """Whose policy was measured."""
+    limits: tuple[CostEstimate, ...]
+    covariance: Array | None = None
+    """Of the costs of the same answers within prompts; None: the limits have answers of their own. [I, I]"""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """Why a limit's multiplier may not move, by its name."""
 
 
 class DualOwner(Protocol):
     """Owner of the multipliers: an object in this process, or a named actor. Steps are idempotent by round."""
 
-    def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
-        """Rebuild the state from journalled (round, estimate), in order."""
+    def restore(self, taken: Iterable[Estimates]) -> None:
+        """Rebuild the state from what the journalled steps were taken from, in order."""
         ...
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         """Multipliers that govern a round: after all steps that were taken in earlier rounds."""
         ...
 
-    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        """The step for the estimate's constraint from a round's labels; asked again, it is returned and not repeated.
+    def step(self, estimates: Estimates) -> JointStep:
+        """The step from a round's estimates; asked again, it is returned and not repeated.
 
-        It is taken `estimate.rounds_late` rounds after that round."""
+        It is taken `rounds_late` rounds after that round."""
         ...
 
 
@@ -41,149 +61,157 @@ class LocalDual:
     """The multipliers in this process. During `warmup_rounds` they stay where they are."""
 
     def __init__(self, state: DualState, *, warmup_rounds: int = 0) -> None:
-        self._state = state
-        self._warmup = warmup_rounds
-        self._steps: dict[tuple[int, str], DualStep] = {}
-        self._first = {constraint.name: constraint.multiplier for constraint in state.constraints}
+        self._state, self._warmup = state, warmup_rounds
+        self._steps: dict[int, JointStep] = {}
+        self._first = {limit.name: limit.multiplier for limit in state.limits}
 
-    def restore(self, estimates: Iterable[tuple[int, CostEstimate]]) -> None:
-        for round_, estimate in estimates:
-            self.ascend(round_, estimate)
+    def restore(self, taken: Iterable[Estimates]) -> None:
+        for estimates in taken:
+            self.step(estimates)
 
     def multipliers(self, round_: int) -> Mapping[str, float]:
         current = dict(self._first)
-        for (number, name), step in sorted(self._steps.items()):
-            if number + step.estimate.rounds_late < round_:
-                current[name] = step.multiplier_after
+        for number, taken in sorted(self._steps.items()):
+            for step in taken.steps:
+                if number + step.estimate.rounds_late < round_:
+                    current[step.constraint] = step.multiplier_after
         return current
 
-    def ascend(self, round_: int, estimate: CostEstimate) -> DualStep:
-        key = (round_, estimate.constraint)
-        if key not in self._steps:
-            if round_ <= self._warmup:
-                self._steps[key] = self._unmoved(estimate)
-            else:
-                then = self.multipliers(round_)[estimate.constraint]
-                moved = self._state[estimate.constraint].multiplier - then
-                self._state, step = ascend(self._state, replace(estimate, moved=moved))
-                self._steps[key] = replace(step, multiplier_before=then)
-        return self._steps[key]
-
-    def _unmoved(self, estimate: CostEstimate) -> DualStep:
-        constraint = self._state[estimate.constraint]
-        value = constraint.multiplier
-        message = "the multiplier stands still while the policy warms up"
-        return DualStep(constraint.name, estimate, constraint.threshold, value, value, 0.0, message)
+    def step(self, estimates: Estimates) -> JointStep:
+        number = estimates.round
+        if number not in self._steps:
+            then = self.multipliers(number)
+            limits = [
+                replace(one, moved=self._state[one.constraint].multiplier - then[one.constraint])
+                for one in estimates.limits
+            ]
+            names = [one.constraint for one in limits]
+            held = dict.fromkeys(names, WARMUP) if number <= self._warmup else {}
+            self._state, taken = ascend_all(self._state, limits, estimates.covariance, held | dict(estimates.held))
+            steps = tuple(replace(one, multiplier_before=then[one.constraint]) for one in taken.steps)
+            self._steps[number] = replace(taken, steps=steps)
+        return self._steps[number]
 
 
-def never_held(multiplier: float) -> str | None:
-    """A multiplier that may move in every round."""
-    return None
+def nothing_held() -> Mapping[str, str]:
+    """Multipliers that may move in every round."""
+    return {}
 
 
 class DualController:
     """Journals the steps of an owner, which it restores on a restart.
 
-    `held` says for a multiplier why it may not move in this round, or None. The owner never hears of such a round.
+    `held` says which limits' multipliers may not move in this round, each with the reason.
     """
 
-    def __init__(self, owner: DualOwner, journal: Journal, held: Callable[[float], str | None] = never_held) -> None:
-        self._owner = owner
-        self._journal = journal
-        self._held = held
+    def __init__(
+        self, owner: DualOwner, journal: Journal, held: Callable[[], Mapping[str, str]] = nothing_held
+    ) -> None:
+        self._owner, self._journal, self._held = owner, journal, held
         owner.restore(journalled_estimates(journal))
         self._messages: dict[str, str | None] = {}
 
     @property
     def multipliers(self) -> dict[str, float]:
-        """Multiplier of every constraint in this round, in the order of the constraints."""
+        """Multiplier of every limit in this round, in the order of the limits."""
         return dict(self._owner.multipliers(self._journal.round))
 
     @property
     def multiplier(self) -> float:
-        """The multiplier of a run with one constraint; with several, the first one's."""
+        """The multiplier of a run with one limit; with several, the first one's."""
         return next(iter(self.multipliers.values()))
 
     @property
     def message(self) -> str | None:
-        """What the last steps have to say in words (stuck at an end, infeasible); None mostly."""
+        """What the last step has to say in words (stuck at an end, infeasible); None mostly."""
         return "; ".join(message for message in self._messages.values() if message) or None
 
-    def ascend(self, estimate: CostEstimate) -> float:
-        """One projected step of the estimate's constraint; returns the multiplier of the next round."""
-        phase, prefix = self._place(estimate.constraint)
-        payload = self._journal.once(phase, lambda: self._step(estimate, prefix))
-        self._messages[estimate.constraint] = payload["message"]
-        return float(payload["multiplier"])
+    def step(self, estimates: Sequence[CostEstimate], covariance: Array | None = None) -> dict[str, float]:
+        """One step of all limits that were estimated, together where their covariance is known; returns the multipliers
+        that follow."""
+        taken = self._journal.once(PHASE, lambda: self._taken(tuple(estimates), covariance))
+        for line in taken["moved"]:
+            logger.info("round %d: multiplier of %s", self._journal.round, line)
+        self._messages = {name: one["message"] for name, one in taken["limits"].items()}
+        return {name: float(one["multiplier"]) for name, one in taken["limits"].items()}
 
     def observe(
-        self, estimate: CostEstimate, *, multiplier: float | None = None, following: float | None = None
+        self,
+        estimates: Sequence[CostEstimate],
+        *,
+        multiplier: float | None = None,
+        following: float | None = None,
     ) -> None:
-        """Journals an estimate that moves nothing here: the multiplier is fixed, or the method has a rule of its own.
+        """Journals estimates that move nothing here: the multiplier is fixed, or the method has a rule of its own.
 
         Such a method says with which multiplier the round's policy was made and, if another one follows, which.
         """
-        value = self.multipliers[estimate.constraint] if multiplier is None else multiplier
-        after = value if following is None else following
-        unmoved = DualStep(estimate.constraint, estimate, 0.0, value, after, 0.0, None)
-        phase, prefix = self._place(estimate.constraint)
-        self._journal.once(phase, lambda: self._record(unmoved, prefix))
 
-    def _place(self, constraint: str) -> tuple[str, str]:
-        """Phase of a constraint's step and prefix of its metrics: none for the first constraint."""
-        first = constraint == next(iter(self.multipliers))
-        return ("dual", "") if first else (f"dual-{constraint}", f"{constraint}/")
+        def observed() -> dict[str, Any]:
+            steps = []
+            for one in estimates:
+                value = self.multipliers[one.constraint] if multiplier is None else multiplier
+                steps.append(DualStep(one.constraint, one, value, value if following is None else following, 0.0))
+            return {**self._record(JointStep(tuple(steps)), None), "observed": True}
 
-    def _step(self, estimate: CostEstimate, prefix: str) -> dict[str, float | str | bool | None]:
-        value = self.multipliers[estimate.constraint]
-        reason = self._held(value)
-        if reason is None:
-            return self._record(self._owner.ascend(self._journal.round, estimate), prefix)
-        unmoved = DualStep(estimate.constraint, estimate, 0.0, value, value, 0.0, reason)
-        return {**self._record(unmoved, prefix), HELD: True}
+        self._journal.once(PHASE, observed)
 
-    def _record(self, step: DualStep, prefix: str) -> dict[str, float | str | bool | None]:
-        estimate = step.estimate
-        self._journal.add_dual_step(
-            step.constraint, step.estimate, step.multiplier_before, step.multiplier_after, step.eta
-        )
-        ends = interval(estimate)
-        self._journal.add_metrics(
-            {
-                f"{prefix}dual/multiplier": step.multiplier_before,
-                f"{prefix}dual/next": step.multiplier_after,
-                f"{prefix}dual/eta": step.eta,
-                f"{prefix}cost/estimate": estimate.value,
-                f"{prefix}cost/standard_error": estimate.standard_error,
-                **({f"{prefix}dual/rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
-                **({} if ends is None else {f"{prefix}cost/low": ends[0], f"{prefix}cost/high": ends[1]}),
-            }
-        )
+    def _taken(self, limits: tuple[CostEstimate, ...], covariance: Array | None) -> dict[str, Any]:
+        names = {one.constraint for one in limits}
+        held = {name: reason for name, reason in self._held().items() if name in names}
+        taken = self._owner.step(Estimates(self._journal.round, limits, covariance, held))
+        return {**self._record(taken, covariance), **({"held": held} if held else {})}
+
+    def _record(self, taken: JointStep, covariance: Array | None) -> dict[str, Any]:
+        first = next(iter(self.multipliers))
+        for step in taken.steps:
+            estimate, prefix = step.estimate, "" if step.constraint == first else f"{step.constraint}/"
+            self._journal.add_dual_step(
+                step.constraint, estimate, step.multiplier_before, step.multiplier_after, step.eta
+            )
+            ends = interval(estimate)
+            self._journal.add_metrics(
+                {
+                    f"{prefix}dual/multiplier": step.multiplier_before,
+                    f"{prefix}dual/next": step.multiplier_after,
+                    f"{prefix}dual/eta": step.eta,
+                    f"{prefix}cost/estimate": estimate.value,
+                    f"{prefix}cost/standard_error": estimate.standard_error,
+                    **({f"{prefix}dual/rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
+                    **({} if ends is None else {f"{prefix}cost/low": ends[0], f"{prefix}cost/high": ends[1]}),
+                }
+            )
         return {
-            "multiplier": step.multiplier_after,
-            "message": step.message,
-            "constraint": step.constraint,
-            "within_variance": estimate.within_variance,
-            **({"rounds_late": estimate.rounds_late} if estimate.rounds_late else {}),
+            "limits": {
+                step.constraint: {
+                    "multiplier": step.multiplier_after,
+                    "message": step.message,
+                    "within_variance": step.estimate.within_variance,
+                    "rounds_late": step.estimate.rounds_late,
+                }
+                for step in taken.steps
+            },
+            "moved": list(taken.lines),
+            "covariance": None if covariance is None else covariance.tolist(),
         }
 
 
-def journalled_estimates(journal: JournalReader) -> list[tuple[int, CostEstimate]]:
-    """(round, estimate) of every step, as the rule saw them: with the variance within prompts, which Newton's step
-    needs, and how many rounds late the labels were.
-
-    Steps that were held back are none.
+def journalled_estimates(journal: JournalReader) -> list[Estimates]:
+    """What every step was taken from, in the order in which they were taken: with the variance within prompts, which
+    Newton's step needs, and how many rounds late the labels were.
     """
-    payloads = [(entry.round, entry.payload) for entry in journal.phases(like="dual%")]
-    held = {(number, payload.get("constraint")) for number, payload in payloads if payload.get(HELD)}
-    unstored = {
-        (number, payload.get("constraint")): {
-            "within_variance": payload.get("within_variance"), "rounds_late": payload.get("rounds_late", 0)
-        }
-        for number, payload in payloads
-    }  # fmt: skip
-    return [
-        (step.round, replace(step.estimate, **unstored.get((step.round, step.constraint), {})))
-        for step in journal.dual_steps()
-        if (step.round, step.constraint) not in held
-    ]
+    rows: dict[int, dict[str, CostEstimate]] = {}
+    for step in journal.dual_steps():
+        rows.setdefault(step.round, {})[step.constraint] = step.estimate
+    taken = []
+    for entry in journal.phases(like=PHASE):
+        payload = entry.payload
+        if payload.get("observed"):
+            continue
+        limits = tuple(
+            replace(rows[entry.round][name], within_variance=one["within_variance"], rounds_late=one["rounds_late"])
+            for name, one in payload["limits"].items()
+        )
+        covariance = None if payload["covariance"] is None else np.array(payload["covariance"])
+        taken.append(Estimates(entry.round, limits, covariance, payload.get("held", {})))
+    return taken

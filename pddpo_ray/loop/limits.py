@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.contracts import Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
-from pddpo_ray.loop.joint_dual import JointDual
 from pddpo_ray.loop.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.loop.outcome import OUTSIDE, UNSAFE_RATE
 from pddpo_ray.loop.people_measuring import MACHINE, Audit, PeopleOfLimits
@@ -126,6 +126,8 @@ def held_limits(
 
 class LimitsController:
     """What the methods do with stated limits. `window` answers count for adaLag's estimates (None: the round's own).
+    `beta` is the weight of the KL divergence without a limit on the drift; `by_covariance` says whether a step divides
+    by the covariance of the costs.
 
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
@@ -137,9 +139,10 @@ class LimitsController:
         journal: Journal,
         limits: Sequence[HeldLimit],
         measure: Measure,
-        dual: JointDual,
-        steps: DualController,
+        dual: DualController,
         *,
+        beta: float,
+        by_covariance: bool,
         drift: Callable[[Sequence[Response]], Array],
         log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
@@ -148,13 +151,8 @@ class LimitsController:
         people: PeopleOfLimits | None = None,
     ) -> None:
         self._people = people
-        self._journal, self._limits, self._measure, self._dual, self._steps = (
-            journal,
-            tuple(limits),
-            measure,
-            dual,
-            steps,
-        )
+        self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
+        self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
         self._reference, self._seed, self._window = reference, seed, window
         self._stage: tuple[PolicyVersion, PolicyVersion] | None = None
@@ -175,18 +173,19 @@ class LimitsController:
     @property
     def temperature(self) -> float:
         """beta + mu: the weight of the KL divergence in the round's stages."""
-        return self._dual.temperature(self._journal.round)
+        multipliers = self._dual.multipliers
+        return self._beta + sum(multipliers[one.name] for one in self._limits if one.on_drift)
 
     def stages(self, trainer: Trainer, preferences: Preferences, policy: PolicyVersion) -> PolicyVersion:
         """One fit per limit on comparisons, then one on the measured values of all others.
 
         Where neither is there, the round's policy is the reward policy itself under a name of its own.
         """
-        multipliers, weight_of_kl = self._dual.multipliers(self._journal.round), self.temperature
+        multipliers, weight_of_kl = self._dual.multipliers, self.temperature
         for limit in self._limits:
             if limit.by_comparisons:
                 weight = multipliers[limit.name]
-                objective = Objective("cost", policy, cost_temperature(weight_of_kl, weight), weight)
+                objective = lagrangian_objective(policy, weight, weight_of_kl)
                 policy = trainer.fit(objective, preferences.cost_of(limit.stated.compared_as))
         if not any(one.by_values for one in self._limits) and any(one.by_comparisons for one in self._limits):
             return policy
@@ -230,8 +229,21 @@ class LimitsController:
         new = [answer for name, answer in answers.items() if name not in self._known]
         self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
-    def ascend(self, answers: Sequence[Response]) -> None:
+    def open(self, answers: Sequence[Response]) -> None:
+        """Sources answer at once, and people are asked when it is known what machines say."""
+
+    def step(self, answers: Sequence[Response]) -> None:
         """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
+        self._dual.step(*self._estimated(answers))
+
+    def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
+        return self._estimated(answers)[0]
+
+    def observe(self, answers: Sequence[Response], multiplier: float | None = None) -> None:
+        self._dual.observe(self.estimates(answers), multiplier=multiplier)
+
+    def _estimated(self, answers: Sequence[Response]) -> tuple[list[CostEstimate], Array]:
+        """Estimates of all limits, and the covariance of their costs within prompts. -> [I], [I, I]"""
         draws = [f"{self._journal.round}-{index // ANSWERS_EACH}" for index in range(len(answers))]
         self._remember(ANSWERS, list(zip(answers, draws, strict=True)))
         of_answers = np.array([not one.on_drift for one in self._limits])
@@ -243,11 +255,11 @@ class LimitsController:
             safest = estimates_on_sets(newest, self._factors, best)
         except ValueError as problem:
             raise RunError(f"round {self._journal.round}: {problem}; draw more (feedback.responses)") from problem
-        self._dual.step(estimates)
         errors = np.maximum(estimates.standard_errors, safest.standard_errors)
         rates = np.array([one.stated.limit.quantity.kind == "rate" for one in self._limits])
         alone = np.where(rates, means_by_people_alone(newest), np.inf)
         missing = np.maximum(estimates.means - np.minimum(safest.means, alone), 0.0)
+        found = []
         for index, limit in enumerate(self._limits):
             each = limit.stated.asking.labels_each or 1
             mean, error = float(estimates.means[index]), float(errors[index])
@@ -255,21 +267,24 @@ class LimitsController:
             bound = limit.scale / 2.0 if limit.by_comparisons else None
             within = limit.cost_range if mode == "cost_model" else None
             count = _answers_behind(newest, index, self._factors)
-            estimate = CostEstimate(
-                mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within, missing=float(missing[index])
-            )
-            self._steps.ascend(estimate)
+            found.append(
+                CostEstimate(
+                    mean, error, count, each, mode, limit.name, cost_max=bound, bounds=within,
+                    missing=float(missing[index]),
+                )
+            )  # fmt: skip
+        return found, estimates.covariance
 
     def _learned(self, answers: Sequence[Response]) -> LearnedCosts | None:
         """What the round's stage of values says of its policy's answers; None where no step needs it."""
         noisy = np.array([one.of_one_opinion for one in self._limits])
-        if self._stage is None or self._window is not None or not (noisy.any() and self._dual.by_covariance):
+        if self._stage is None or self._window is not None or not (noisy.any() and self._by_covariance):
             return None
         base, policy = self._stage
         if {answer.policy_version for answer in answers} != {policy.number}:
             return None
         values = self.temperature * (self._log_probs(base, answers) - self._log_probs(policy, answers))
-        multipliers = self._dual.multipliers(self._journal.round)
+        multipliers = self._dual.multipliers
         weights = np.array([multipliers[one.name] if one.by_values else 0.0 for one in self._limits])
         return LearnedCosts(np.where(np.isfinite(values), values, np.nan), weights, noisy)
 

@@ -197,7 +197,7 @@ class ScoringController:
     @property
     def held(self) -> bool:
         """Whether the multiplier has to stay where it is: the cost's scores are no better than chance."""
-        return held_multiplier(self._journal, self._plan.first) is not None
+        return held_multiplier(self._journal) is not None
 
     def trained(self, labelled: Sequence[LabelledPair], unsafe: Mapping[str, bool]) -> tuple[Scorer, Critics | None]:
         """Score models trained on the pairs, and their weights as critics to begin with; in a table fitted scores."""
@@ -234,7 +234,7 @@ class ScoringController:
         where the cost's scores are no better than chance."""
 
         def minimise() -> dict[str, float]:
-            if reason := held_multiplier(self._journal, self._plan.first):
+            if reason := held_multiplier(self._journal):
                 logger.warning("%s", reason)
                 return {"multiplier": self._plan.first}
             rewards, costs = (values.reshape(len(self._prompts), -1) for values in scorer(answers))

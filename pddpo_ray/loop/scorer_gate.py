@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pddpo_ray.config import Config, ModelFeedback
+from pddpo_ray.config import Config, MixedFeedback, ModelFeedback
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.loop.scorer_fits import FITTED, HELD_OUT, OF_FEEDBACK, OF_METHOD
@@ -131,22 +131,32 @@ def at_chance(journal: JournalReader) -> dict[str, str]:
     return {name: f"the {models[name]} is not better than chance: {trials}" for name, trials in bad.items()}
 
 
-def held_multiplier(journal: JournalReader, value: float) -> str | None:
-    """Why the multiplier stays at this value in this round; None where the cost model is better than chance."""
+def held_multiplier(journal: JournalReader) -> str | None:
+    """Why the multiplier stays where it is; None where the cost model is better than chance."""
     said = at_chance(journal).get("cost")
-    return said and f"{said}; the multiplier stays at {value:g}: {ADVICE}"
+    return said and _stays(said)
+
+
+def _stays(said: str, advice: str = ADVICE) -> str:
+    return f"{said}; its multiplier stays where it is: {advice}"
 
 
 def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
-    """By name, why a limit's multiplier does not move: what measures it, or compares for it, is at chance."""
+    """By name, why a limit's multiplier does not move: what measures it, or compares for it, is at chance.
+
+    Where people label too, they correct what the model says.
+    """
     said = at_chance(journal)
+    if not config.limits:
+        held = "cost" in said and not isinstance(config.feedback, MixedFeedback)
+        return dict.fromkeys(config.thresholds, _stays(said["cost"])) if held else {}
     held = {}
     for one in config.stated:
         name = one.limit.name
         if reason := said.get(of_limit(name)):
-            held[name] = f"{reason}; its multiplier stays where it is: {ADVICE_OF_LIMIT}"
+            held[name] = _stays(reason, ADVICE_OF_LIMIT)
         elif one.limit.quantity.kind == "logit" and isinstance(config.feedback, ModelFeedback) and "cost" in said:
-            held[name] = f"{said['cost']}; the multiplier of {name} stays where it is: {ADVICE}"
+            held[name] = _stays(said["cost"])
     return held
 
 

@@ -97,7 +97,7 @@ def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, T
     if not (stored / ADAPTER_BASE).exists():
         return artifacts.read_torch(version.path, version.sha256)
     weights = whole_weights(artifacts.read_torch, stored)
-    if tensors_sha256(weights.items()) != version.sha256:
+    if tensors_sha256(weights) != version.sha256:
         raise RunError(f"the adapter of {version.name} does not give its weights: {version.path} was changed")
     return weights
 

@@ -1,4 +1,4 @@
-"""The report's section about data and labels: rows that the run does not use, and what more labels would buy."""
+"""The report's section on the data and labels of a run: rows that it does not use, and what more labels would buy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.storage.cache import cache_folder, made_once
 from pddpo_ray.storage.whole_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SHARDS, WEIGHTS
 
@@ -60,9 +60,7 @@ def _hub_folder(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=FILES))
     except Exception as error:
-        raise UserError(
-            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{source}: no such folder, and the hub did not give it: {one_line(error)}") from error
 
 
 def merged_checkpoint(folder: Path) -> Path:
@@ -272,6 +270,14 @@ def _last_token(file: Path) -> int | None:
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
     ids += [token["id"] for token in described.get("added_tokens") or []]
     return max(ids, default=None)
+
+
+def control_tokens(folder: Path) -> tuple[str, ...]:
+    """Texts of the special tokens of a model folder's tokenizer.json, without loading the tokenizer: in a message they
+    would begin or end a turn. Empty where there is no such file."""
+    file = folder / "tokenizer.json"
+    tokens = (_json(file).get("added_tokens") or []) if file.is_file() else []
+    return tuple(str(token["content"]) for token in tokens if token.get("special"))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""The dual variable as arithmetic: one step of each rule, for a vector of constraints (paper.md §6).
+"""The multiplier of one limit: its state, and one step of each rule (paper.md §6).
 
     estimate above the limit  ->  the multiplier rises;  projection onto [lower, upper], upper = 2 rho
 
+Rules compute with prices: multipliers times the scale of the measure (its range; 1 for the paper's cost), and with
+excesses divided by it, so that one setting serves every unit.
+
 Labels may be late: the estimate is then of the policy of s rounds ago, made at another multiplier. Newton's step knows
 the slope's slope and carries the estimate to the present multiplier, so that a delay makes nothing swing that would not
-swing without one. Gradient steps get shorter: by sqrt(1 + 2s), which keeps their bound on the regret, and below a cap
-at which a linear dual comes to rest (`stale_share`).
+swing without one. Steps of the projected rules get shorter by sqrt(1 + 2s), which keeps their bound on the regret, and
+below a cap at which a linear dual comes to rest (`stale_share`); those of the other rules by `stale_share` itself.
 
-`ascend` is a pure function of a state and an estimate. Whoever owns the multiplier (an object in this process or a
-named actor) keeps the state, calls it and journals the step; replaying the estimates rebuilds the state exactly.
+`ascend` is a pure function of a state and an estimate; `matrix_dual.ascend_all` moves all limits of a run.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ ROUNDS_AT_AN_END = 3
 
 
 class Rule(Protocol):
-    """How one constraint's multiplier answers an estimate. A rule is a frozen record of plain numbers."""
+    """How one limit's multiplier answers an estimate. A rule is a frozen record of plain numbers."""
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        """Unprojected next multiplier, the linear step size that it amounts to, and the rule's new memory."""
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        """Unprojected next price, the linear step size that it amounts to, and the rule's new memory."""
         ...
 
 
@@ -44,9 +46,9 @@ class RuleContext:
     """Multiplier of round 1."""
     rounds: int
     cost_max: float
-    """Costs lie in [-cost_max, cost_max]."""
-    threshold: float
-    """The limit d on the expected cost."""
+    """Costs lie at most so far from their centre, in scales of the measure."""
+    limit: float
+    """The limit d on the expected cost, from the centre and in scales of the measure."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ class ProjectedFixed:
     curvature_beta: float | None = None
     step: float | None = None
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         eta = self.step
         if eta is None:
-            eta = self.first / ((self.cost_max + abs(constraint.threshold)) * math.sqrt(self.rounds))
+            eta = self.first / ((self.cost_max + abs(limit.from_centre)) * math.sqrt(self.rounds))
             eta /= math.sqrt(1 + 2 * estimate.rounds_late)
-        return _gradient_step(constraint, estimate, eta, self.curvature_beta, self.cost_max)
+        return _gradient_step(limit, estimate, eta, self.curvature_beta, self.cost_max)
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ class ProjectedAnytime:
     cost_max: float
     curvature_beta: float | None = None
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        eta = self.first_step / math.sqrt((constraint.steps + 1) * (1 + 2 * estimate.rounds_late))
-        return _gradient_step(constraint, estimate, eta, self.curvature_beta, self.cost_max)
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        eta = self.first_step / math.sqrt((limit.steps + 1) * (1 + 2 * estimate.rounds_late))
+        return _gradient_step(limit, estimate, eta, self.curvature_beta, self.cost_max)
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,18 @@ class LogMultiplier:
 
     rate: float
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        value = constraint.multiplier
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        value, rate = limit.price, self.rate * stale_share(estimate.rounds_late)
         # the exponent is bounded so that one wild estimate cannot overflow; the projection decides anyway
-        grown = value * math.exp(min(self.rate * value * constraint.excess(estimate), 50.0))
-        return grown, self.rate * value**2, constraint.memory
+        grown = value * math.exp(min(rate * value * limit.excess(estimate), 50.0))
+        return grown, rate * value**2, limit.memory
 
 
 @dataclass(frozen=True)
 class DampedNewton:
     """lambda + damping (c~ - d) beta / Var(c), clipped to a trust region of +-0.5 upper / sqrt(K), or +-`trust`.
+
+    No bound on its regret is known here: the guarantees of paper.md §11 are those of the projected rules.
 
     Slope and curvature of the dual are both estimable: D' = -(c - d) and D'' = E_x Var(c | x) / beta. The variance is
     the one within prompts where the estimate knows it; else that of all responses, which is larger.
@@ -130,12 +134,18 @@ class DampedNewton:
     cost_max: float
     damping: float = 1.0
     trust: float | None = None
+    ridge: float = 1e-4
+    """Added to the variances where limits are moved together (`matrix_dual`), in squared scales."""
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        eta = self.damping * self.beta / curvature_variance(estimate, self.cost_max)
-        radius = 0.5 * constraint.upper / math.sqrt(self.rounds) if self.trust is None else self.trust
-        step = min(max(eta * constraint.excess(estimate) - self.damping * estimate.moved, -radius), radius)
-        return constraint.multiplier + step, eta, constraint.memory
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        eta = self.damping * self.beta / curvature_variance(limit.scaled(estimate), self.cost_max)
+        radius, moved = self.radius(limit), self.damping * estimate.moved * limit.scale
+        step = min(max(eta * limit.excess(estimate) - moved, -radius), radius)
+        return limit.price + step, eta, limit.memory
+
+    def radius(self, limit: LimitState) -> float:
+        """Longest step, as a price."""
+        return 0.5 * limit.upper * limit.scale / math.sqrt(self.rounds) if self.trust is None else self.trust
 
 
 @dataclass(frozen=True)
@@ -143,162 +153,212 @@ class Pid:
     """Kp e + I + Kd [e - e_previous]_+ with e = c~ - d and I = [I + Ki e]_+, which starts at the first multiplier.
 
     The derivative part acts on rising cost alone. Damps the overshoot of the plain rule; no guarantee comes with it.
+    Late estimates make all three gains smaller.
     """
 
     proportional: float
     integral: float
     derivative: float = 0.0
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        excess, memory = constraint.excess(estimate), constraint.memory
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        excess, memory, share = limit.excess(estimate), limit.memory, stale_share(estimate.rounds_late)
         # the integral is kept inside the multiplier's interval, or it would wind up while the projection holds
-        total = min(max(memory.integral + self.integral * excess, constraint.lower), constraint.upper)
+        ends = limit.lower * limit.scale, limit.upper * limit.scale
+        total = min(max(memory.integral + share * self.integral * excess, ends[0]), ends[1])
         rise = 0.0 if memory.previous_excess is None else max(excess - memory.previous_excess, 0.0)
-        value = self.proportional * excess + total + self.derivative * rise
-        return value, self.proportional + self.integral, Memory(total, excess)
+        value = share * self.proportional * excess + total + share * self.derivative * rise
+        return value, share * (self.proportional + self.integral), Memory(total, excess)
 
 
 @dataclass(frozen=True)
 class Fixed:
     """No ascent: the multiplier stays where it is (SACPO with beta / lambda, PD-DPO with fixed lambda)."""
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
-        return constraint.multiplier, 0.0, constraint.memory
+    def next(self, limit: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+        return limit.price, 0.0, limit.memory
 
 
 @dataclass(frozen=True)
-class ConstraintState:
-    """One constraint's multiplier in [lower, upper] and what its rule remembers.
+class LimitState:
+    """One limit's multiplier in [lower, upper], in the unit of its measure as a cost, and what its rule remembers.
 
-    `threshold` is the limit d. It enters here alone: pairs and labels do not change when the limit moves.
-    `dead_band` skips steps whose excess is below one standard error.
+    `limit` is d. It enters here alone: pairs and labels do not change when the limit moves.
     """
 
     name: str
     multiplier: float
     upper: float
-    threshold: float
-    rule: Rule
+    limit: float
+    rule: Rule = Fixed()
+    scale: float = 1.0
+    """What one unit of a price is about: the range of the measure; 1 for the paper's cost, whose unit is the logit."""
+    centre: float = 0.0
+    """Middle of the measure's range."""
     lower: float = 0.0
     dead_band: bool = False
+    """Steps whose excess is below one standard error are skipped."""
+    margin: float = 0.0
+    """The multiplier aims at limit - margin, so that a test can show that the limit is kept."""
+    kl: bool = False
+    """Whether the cost is log policy / reference: its multiplier adds to beta."""
     steps: int = 0
     rounds_at_upper: int = 0
     rounds_at_lower: int = 0
     memory: Memory = Memory()
-    margin: float = 0.0
-    """The multiplier aims at threshold - margin, so that a test can show that the limit is kept."""
+
+    @property
+    def aim(self) -> float:
+        return self.limit - self.margin
+
+    @property
+    def price(self) -> float:
+        """The multiplier per scale of the measure."""
+        return self.multiplier * self.scale
+
+    @property
+    def from_centre(self) -> float:
+        """The limit's distance from the middle of the range, in scales."""
+        return (self.limit - self.centre) / self.scale
 
     def excess(self, estimate: CostEstimate) -> float:
-        """Estimated cost above what is aimed at, c~ - (d - margin)."""
-        return estimate.value - (self.threshold - self.margin)
+        """Estimated cost above what is aimed at, in scales: (c~ - (d - margin)) / scale."""
+        return (estimate.value - self.aim) / self.scale
+
+    def scaled(self, estimate: CostEstimate) -> CostEstimate:
+        """The estimate with its spread in scales."""
+        if self.scale == 1.0:
+            return estimate
+        within = None if estimate.within_variance is None else estimate.within_variance / self.scale**2
+        return replace(estimate, standard_error=estimate.standard_error / self.scale, within_variance=within)
+
+    def stepped(self, multiplier: float, above: bool, memory: Memory | None = None) -> LimitState:
+        """The state after a step to a multiplier inside the bounds, with how long it has been at an end."""
+        return replace(
+            self,
+            multiplier=multiplier,
+            memory=self.memory if memory is None else memory,
+            steps=self.steps + 1,
+            rounds_at_upper=self.rounds_at_upper + 1 if multiplier >= self.upper and above else 0,
+            rounds_at_lower=self.rounds_at_lower + 1 if multiplier <= self.lower else 0,
+        )
+
+    @property
+    def message(self) -> str | None:
+        """Says in words that the multiplier stays at an end of its interval; None otherwise."""
+        if isinstance(self.rule, Fixed):
+            return None
+        if self.rounds_at_upper >= ROUNDS_AT_AN_END:
+            return (
+                f"{self.name}: the multiplier sits at its upper end {self.upper:.4g} for {self.rounds_at_upper} rounds"
+                f" while the estimate stays above the limit {self.limit:.4g}: the limit is infeasible for this model"
+                " and data, or rho is too small (raise dual.rho or the limit)"
+            )
+        if self.rounds_at_lower >= ROUNDS_AT_AN_END:
+            return (
+                f"{self.name}: the multiplier sits at {self.lower:.4g} for {self.rounds_at_lower} rounds: the limit"
+                f" {self.limit:.4g} does not bind, the policy keeps it without being held to it"
+            )
+        return None
 
 
 @dataclass(frozen=True)
 class DualState:
-    """Multipliers of all constraints; a single constraint is a tuple of length 1."""
+    """Multipliers of all limits of a run; a single limit is a tuple of length 1."""
 
-    constraints: tuple[ConstraintState, ...]
+    limits: tuple[LimitState, ...]
+    covariances: tuple[tuple[float, tuple[tuple[float, ...], ...]], ...] = ()
+    """Of the last rounds whose estimates had one: what limits on the drift added to beta, and the matrix. [I, I]"""
 
-    def __getitem__(self, name: str) -> ConstraintState:
-        for constraint in self.constraints:
-            if constraint.name == name:
-                return constraint
-        raise KeyError(f"no constraint {name!r}; there are {', '.join(c.name for c in self.constraints)}")
+    def __getitem__(self, name: str) -> LimitState:
+        for limit in self.limits:
+            if limit.name == name:
+                return limit
+        raise KeyError(f"no limit {name!r}; there are {', '.join(one.name for one in self.limits)}")
 
     @property
     def multiplier(self) -> float:
-        """Multiplier of the only constraint (of the first one, where there are several)."""
-        return self.constraints[0].multiplier
+        """Multiplier of the only limit (of the first one, where there are several)."""
+        return self.limits[0].multiplier
 
     @property
     def multipliers(self) -> tuple[float, ...]:
-        return tuple(constraint.multiplier for constraint in self.constraints)
+        return tuple(limit.multiplier for limit in self.limits)
+
+    def with_limit(self, new: LimitState) -> DualState:
+        return replace(self, limits=tuple(new if one.name == new.name else one for one in self.limits))
 
 
 @dataclass(frozen=True)
 class DualStep:
-    """Record of one step, as it is journalled. `eta` is the linear step size that was used, after the cap."""
+    """Record of one limit's step, as it is journalled. `eta` is the linear step size that was used, after the cap."""
 
     constraint: str
     estimate: CostEstimate
-    threshold: float
     multiplier_before: float
     multiplier_after: float
     eta: float
     message: str | None = None
 
 
-def constraint_state(
+def limit_state(
     name: str,
     *,
     rho: float,
     rule: Rule,
     first: float | None = None,
-    threshold: float = 0.0,
+    limit: float = 0.0,
     lower: float = 0.0,
     upper: float | None = None,
+    scale: float = 1.0,
+    centre: float = 0.0,
     dead_band: bool = False,
     margin: float = 0.0,
-) -> ConstraintState:
-    """A constraint before its first step: upper = 2 rho and first multiplier = rho unless given.
+    kl: bool = False,
+) -> LimitState:
+    """A limit before its first step. `rho`, `first`, `lower` and `upper` are prices: upper = 2 rho and first = rho
+    unless given.
 
-    Raises ValueError where the bounds are reversed or the first multiplier lies outside them or is 0.
+    Raises ValueError where the bounds are reversed, the first price lies outside them, or a rule whose step is
+    proportional to it begins at 0.
     """
     end, start = 2.0 * rho if upper is None else upper, rho if first is None else first
     if not 0.0 <= lower < end:
         raise ValueError(f"{name}: multiplier bounds are reversed, lower {lower} is not below upper {end}")
-    if not (lower <= start <= end and start > 0):
-        raise ValueError(f"{name}: first multiplier {start} must be above 0 and inside [{lower}, {end}]")
-    memory = Memory(integral=start)
-    return ConstraintState(name, start, end, threshold, rule, lower, dead_band, memory=memory, margin=margin)
+    if not lower <= start <= end:
+        raise ValueError(f"{name}: first multiplier {start} must be inside [{lower}, {end}]")
+    if start == 0.0 and isinstance(rule, ProjectedFixed):
+        raise ValueError(f"{name}: first multiplier 0 must be above 0, for the step of a projected rule grows with it")
+    return LimitState(
+        name, start / scale, end / scale, limit, rule, scale, centre, lower / scale, dead_band, margin, kl,
+        memory=Memory(integral=start),
+    )  # fmt: skip
 
 
 def ascend(state: DualState, estimate: CostEstimate) -> tuple[DualState, DualStep]:
-    """One projected step of the constraint that the estimate names. The other multipliers stay."""
+    """One projected step of the limit that the estimate names, by its own rule. The other multipliers stay."""
     old = state[estimate.constraint]
     if not math.isfinite(estimate.value):
         raise ValueError(f"{old.name}: the cost estimate is {estimate.value}; a dual step needs a finite number")
-    if old.dead_band and abs(old.excess(estimate)) < estimate.standard_error:
+    if in_dead_band(old, estimate):
         proposed, eta, memory = old.multiplier, 0.0, old.memory
     else:
-        proposed, eta, memory = old.rule.next(old, estimate)
+        price, eta, memory = old.rule.next(old, estimate)
+        proposed = price / old.scale
     multiplier = min(max(proposed, old.lower), old.upper)
-    pressed_up = multiplier >= old.upper and old.excess(estimate) > 0
-    new = replace(
-        old,
-        multiplier=multiplier,
-        memory=memory,
-        steps=old.steps + 1,
-        rounds_at_upper=old.rounds_at_upper + 1 if pressed_up else 0,
-        rounds_at_lower=old.rounds_at_lower + 1 if multiplier <= old.lower else 0,
-    )
-    message = None if isinstance(old.rule, Fixed) else message_of(new)
-    step = DualStep(old.name, estimate, old.threshold, old.multiplier, multiplier, eta, message)
-    return DualState(tuple(new if c.name == new.name else c for c in state.constraints)), step
+    new = old.stepped(multiplier, old.excess(estimate) > 0, memory)
+    return state.with_limit(new), DualStep(old.name, estimate, old.multiplier, multiplier, eta, new.message)
+
+
+def in_dead_band(limit: LimitState, estimate: CostEstimate) -> bool:
+    """Whether an estimate is too close to the limit to move its multiplier."""
+    return limit.dead_band and abs(estimate.value - limit.aim) < estimate.standard_error
 
 
 def replay(state: DualState, estimates: Iterable[CostEstimate]) -> DualState:
-    """State after a sequence of estimates; rebuilds a dual variable from its journal."""
+    """State after a sequence of estimates."""
     for estimate in estimates:
         state, _ = ascend(state, estimate)
     return state
-
-
-def message_of(constraint: ConstraintState) -> str | None:
-    """Says in words that the multiplier is stuck at an end of its interval; None otherwise."""
-    if constraint.rounds_at_upper >= ROUNDS_AT_AN_END:
-        return (
-            f"{constraint.name}: the multiplier sits at its upper end {constraint.upper:.4g} for "
-            f"{constraint.rounds_at_upper} rounds while the estimate stays above the limit {constraint.threshold:.4g}: "
-            "the limit is infeasible for this model and data, or rho is too small (raise dual.rho or the threshold)"
-        )
-    if constraint.rounds_at_lower >= ROUNDS_AT_AN_END:
-        return (
-            f"{constraint.name}: the multiplier sits at {constraint.lower:.4g} for "
-            f"{constraint.rounds_at_lower} rounds: "
-            f"the limit {constraint.threshold:.4g} does not bind, the policy that only follows the reward keeps it"
-        )
-    return None
 
 
 def cost_variance(estimate: CostEstimate, cost_max: float) -> float:
@@ -329,11 +389,11 @@ def stale_share(rounds_late: int) -> float:
 
 
 def _gradient_step(
-    constraint: ConstraintState, estimate: CostEstimate, eta: float, curvature_beta: float | None, cost_max: float
+    limit: LimitState, estimate: CostEstimate, eta: float, curvature_beta: float | None, cost_max: float
 ) -> tuple[float, float, Memory]:
     """Plain step of size eta, capped below 2 beta / Var(c) where `curvature_beta` is given."""
     if curvature_beta is not None:
         # 0.95: the bound itself is where the iteration stops contracting
-        cap = 0.95 * 2.0 * curvature_beta / cost_variance(estimate, cost_max)
+        cap = 0.95 * 2.0 * curvature_beta / cost_variance(limit.scaled(estimate), cost_max)
         eta = min(eta, cap * stale_share(estimate.rounds_late))
-    return constraint.multiplier + eta * constraint.excess(estimate), eta, constraint.memory
+    return limit.price + eta * limit.excess(estimate), eta, limit.memory

@@ -1,4 +1,5 @@
-"""The dual step for several limits: damped Newton with the covariance of the costs, solved inside its box.
+"""One step of all limits of a run: damped Newton with the covariance of the costs, solved inside its box, of those
+that are estimated from the same answers and have that rule; each other one by its own rule.
 
 The dual D(lambda) has gradient d_i - E[C_i] and Hessian E_x Cov_{y ~ policy}(C) / beta, so with estimates of both the
 step is the minimiser of
@@ -13,22 +14,22 @@ The multiplier mu of a limit on log policy / reference adds to beta: the tempera
 beta's place. The drift falls with the square of the temperature, so that a step is only trusted while it at most
 doubles or halves it.
 
-Between steps a multiplier is all that is remembered of a limit. It never leaves its box, so nothing winds up while it
-sits at an end.
+A late estimate says where the multipliers of its own policy should have gone, lambda_then + step; the step goes there
+from today's lambda: excess - H' (lambda - lambda_then) stands in the excess's place, H' = (Cov + ridge) / beta.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import lsq_linear
 
-from pddpo_ray.records import Array
-from pddpo_ray.theory.dual import ROUNDS_AT_AN_END
+from pddpo_ray.records import Array, CostEstimate
+from pddpo_ray.theory.dual import DampedNewton, DualState, DualStep, LimitState, ascend, in_dead_band
 
 COVARIANCE_ROUNDS = 5
 """A step uses the mean covariance of so many rounds: one in which nothing happens would promise a step without end."""
@@ -36,30 +37,6 @@ MOST_NOISE = 0.999
 """Share of a variance that may be taken out as noise, for the same reason. Of rare single labels it can be 0.995."""
 SMALLEST_PART = 0.1
 """Of the largest multiplier times standard deviation: below it nothing is said about a cost's noise."""
-
-
-@dataclass(frozen=True)
-class LimitState:
-    """One limit's multiplier in [0, upper]. `limit` and multiplier are in units of its measure, as a cost."""
-
-    name: str
-    multiplier: float
-    upper: float
-    limit: float
-    scale: float = 1.0
-    """Range of the measure."""
-    lower: float = 0.0
-    """Floor of adaLag's rule, which freezes near 0; Newton's box begins at 0."""
-    margin: float = 0.0
-    """The dual aims at limit - margin."""
-    kl: bool = False
-    """Whether the cost is log policy / reference: its multiplier adds to beta."""
-    rounds_at_upper: int = 0
-    rounds_at_zero: int = 0
-
-    @property
-    def aim(self) -> float:
-        return self.limit - self.margin
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +51,6 @@ class CostEstimates:
     covariance: Array
 
 
-@dataclass(frozen=True)
-class NewtonRule:
-    """`trust` bounds a step, in units of the reward per range of a measure. `ridge` is in squared ranges."""
-
-    beta: float
-    trust: float
-    damping: float = 0.5
-    ridge: float = 1e-4
-
-
 @dataclass(frozen=True, eq=False)
 class MatrixStep:
     """One step of all multipliers. `moved_by[i, j]`: how far limit j moved multiplier i; rows sum to the step."""
@@ -91,7 +58,6 @@ class MatrixStep:
     names: tuple[str, ...]
     before: Array
     after: Array
-    excess: Array
     moved_by: Array
 
     def log_lines(self) -> list[str]:
@@ -110,75 +76,120 @@ class MatrixStep:
         return lines
 
 
+def newton_step(
+    states: Sequence[LimitState],
+    excess: Array,
+    covariance: Array,
+    *,
+    moved: Array | None = None,
+    held: Collection[str] = (),
+) -> tuple[tuple[LimitState, ...], MatrixStep]:
+    """The next multipliers of all limits whose rule is `DampedNewton` at once; all others, and those that are `held`,
+    stay, and what moves moves as if these were given.
+
+    excess [I] is the estimated cost above what is aimed at and covariance [I, I] that of the costs within prompts, both
+    in the measures' units; moved [I] is how far the multipliers are from those of the measured policy, by now.
+    """
+    scales, multipliers, lower, upper = (
+        np.array([getattr(state, name) for state in states]) for name in ("scale", "multiplier", "lower", "upper")
+    )
+    rules = [state.rule if isinstance(state.rule, DampedNewton) else None for state in states]
+    first = next(rule for rule in rules if rule is not None)
+    free = np.array([rule is not None and one.name not in held for one, rule in zip(states, rules, strict=True)])
+    temperature, kl = temperature_of(states, first.beta), np.array([state.kl for state in states])
+    ridge, damping = (np.array([getattr(rule or first, name) for rule in rules]) for name in ("ridge", "damping"))
+    trust = np.array([(rule or first).radius(state) for rule, state in zip(rules, states, strict=True)])
+    hessian = covariance / np.outer(scales, scales) + np.diag(ridge)
+    low = np.maximum(lower - multipliers, np.where(kl, -temperature / 2.0, -np.inf)) * scales
+    high = np.minimum(upper - multipliers, np.where(kl, temperature, np.inf)) * scales
+    low, high = np.where(free, np.maximum(low, -trust), 0.0), np.where(free, np.minimum(high, trust), 0.0)
+    scaled = excess / scales if moved is None else excess / scales - hessian @ (moved * scales) / temperature
+    step, parts = box_step(scaled, hessian / (np.sqrt(np.outer(damping, damping)) * temperature), low, high)
+    # the ends themselves, where rounding would leave a multiplier just off them
+    after = np.where(step <= (lower - multipliers) * scales, lower, np.minimum(multipliers + step / scales, upper))
+    after = np.where(free, after, multipliers)
+    stepped = tuple(
+        state.stepped(float(new), bool(above)) if one else state
+        for state, one, new, above in zip(states, free, after, excess > 0, strict=True)
+    )
+    return stepped, MatrixStep(tuple(state.name for state in states), multipliers, after, parts / scales[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class JointStep:
+    """What one step of all limits did: a record for each, and how Newton's step divides among them, in words."""
+
+    steps: tuple[DualStep, ...]
+    lines: tuple[str, ...] = ()
+
+
+def ascend_all(
+    state: DualState,
+    estimates: Sequence[CostEstimate],
+    covariance: Array | None = None,
+    held: Mapping[str, str] | None = None,
+) -> tuple[DualState, JointStep]:
+    """One step of every limit that has an estimate. Those that are `held` stay, with the reason as their message.
+
+    `covariance` [I, I] is that of the costs of the same answers within prompts, in the order of the limits: limits with
+    the rule `DampedNewton` then move together, by the mean covariance of the last rounds. None: each moves alone.
+    Raises ValueError where an estimate is no finite number.
+    """
+    held = held or {}
+    for one in estimates:
+        if not math.isfinite(one.value):
+            raise ValueError(f"{one.constraint}: the cost estimate is {one.value}; a dual step needs a finite number")
+    joint, lines = set[str](), tuple[str, ...]()
+    if covariance is not None and any(isinstance(one.rule, DampedNewton) for one in state.limits):
+        state = replace(state, covariances=_with_covariance(state, covariance))
+        joint = {one.name for one in state.limits if isinstance(one.rule, DampedNewton)}
+    after = state
+    if joint:
+        still = {
+            one.constraint for one in estimates if one.constraint in held or in_dead_band(state[one.constraint], one)
+        }
+        excess = np.array([one.value - limit.aim for one, limit in zip(estimates, state.limits, strict=True)])
+        moved = np.array([one.moved for one in estimates])
+        limits, record = newton_step(
+            state.limits, excess, recent_covariance(state), moved=moved if moved.any() else None, held=still
+        )
+        after, lines = replace(state, limits=limits), tuple(record.log_lines())
+    steps = []
+    for one in estimates:
+        old = state[one.constraint]
+        if one.constraint in held:
+            step = DualStep(old.name, one, old.multiplier, old.multiplier, 0.0, held[one.constraint])
+        elif old.name in joint:
+            new = after[old.name]
+            step = DualStep(old.name, one, old.multiplier, new.multiplier, 0.0, new.message)
+        else:
+            after, step = ascend(after, one)
+        steps.append(step)
+    return after, JointStep(tuple(steps), lines)
+
+
 def temperature_of(states: Sequence[LimitState], beta: float) -> float:
     """beta + mu: of both stages, where a limit on the drift has the multiplier mu."""
     return beta + sum(state.multiplier for state in states if state.kl)
 
 
-def recent_covariance(
-    covariances: Sequence[Array], temperatures: Sequence[float], states: Sequence[LimitState]
-) -> Array:
-    """Mean covariance of the last rounds, as it is at the last one's temperature. K times [I, I], [K] -> [I, I]
+def _with_covariance(state: DualState, covariance: Array) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
+    newest = temperature_of(state.limits, 0.0), tuple(map(tuple, covariance.tolist()))
+    return (*state.covariances, newest)[-COVARIANCE_ROUNDS:]
+
+
+def recent_covariance(state: DualState) -> Array:
+    """Mean covariance of the last rounds, as it is at the last one's temperature. -> [I, I]
 
     log policy / reference is a score divided by the temperature: what it was at another one is put on today's.
     """
-    kl = np.array([state.kl for state in states])
-    factors = [np.where(kl, temperature / temperatures[-1], 1.0) for temperature in temperatures]
-    today = [one * np.outer(factor, factor) for one, factor in zip(covariances, factors, strict=True)]
-    return np.asarray(np.mean(today[-COVARIANCE_ROUNDS:], axis=0))
-
-
-def newton_step(
-    states: Sequence[LimitState], estimates: CostEstimates, rule: NewtonRule, *, held: Collection[str] = ()
-) -> tuple[tuple[LimitState, ...], MatrixStep]:
-    """The next multipliers of all limits at once; those of the limits that are `held` stay, and the others move as if
-    these were given. Raises ValueError where an estimate is no finite number.
-    """
-    scales = np.array([state.scale for state in states])
-    multipliers = np.array([state.multiplier for state in states])
-    upper = np.array([state.upper for state in states])
-    excess = estimates.means - np.array([state.aim for state in states])
-    if not np.isfinite(excess).all():
-        missing = states[int(np.argmin(np.isfinite(excess)))].name
-        raise ValueError(f"{missing}: the estimate is not a finite number; a dual step needs one for every limit")
-    beta, kl = temperature_of(states, rule.beta), np.array([state.kl for state in states])
-    covariance = estimates.covariance / np.outer(scales, scales) + rule.ridge * np.eye(len(states))
-    low = np.maximum(-multipliers, np.where(kl, -beta / 2.0, -np.inf)) * scales
-    high = np.minimum(upper - multipliers, np.where(kl, beta, np.inf)) * scales
-    low, high = np.maximum(low, -rule.trust), np.minimum(high, rule.trust)
-    still = np.array([state.name in held for state in states])
-    low, high = np.where(still, 0.0, low), np.where(still, 0.0, high)
-    step, parts = box_step(excess / scales, covariance / (rule.damping * beta), low, high)
-    # the ends themselves, where rounding would leave a multiplier just off them
-    after = np.where(step <= -multipliers * scales, 0.0, np.minimum(multipliers + step / scales, upper))
-    after = np.where(still, multipliers, after)
-    moved = tuple(
-        one if one.name in held else _counted(replace(one, multiplier=float(new)), e > 0)
-        for one, new, e in zip(states, after, excess, strict=True)
-    )
-    record = MatrixStep(tuple(state.name for state in states), multipliers, after, excess, parts / scales[:, None])
-    return moved, record
-
-
-def apart_step(
-    states: Sequence[LimitState], estimates: CostEstimates, rate: float, *, held: Collection[str] = ()
-) -> tuple[LimitState, ...]:
-    """adaLag's rule for each limit by itself: log lambda += rate * lambda * excess, both per range of the measure.
-
-    The multipliers of the limits that are `held` stay.
-    """
-    moved = []
-    for state, mean in zip(states, estimates.means, strict=True):
-        if state.name in held:
-            moved.append(state)
-            continue
-        excess = float(mean) - state.aim
-        value = state.multiplier * state.scale
-        # the exponent is bounded so that one wild estimate cannot overflow; the projection decides anyway
-        grown = value * math.exp(min(rate * value * excess / state.scale, 50.0)) / state.scale
-        projected = min(max(grown, state.lower), state.upper)
-        moved.append(_counted(replace(state, multiplier=projected), excess > 0))
-    return tuple(moved)
+    kl = np.array([one.kl for one in state.limits])
+    beta = next((one.rule.beta for one in state.limits if isinstance(one.rule, DampedNewton)), 0.0)
+    today = []
+    for mu, matrix in state.covariances:
+        factor = np.where(kl, (beta + mu) / (beta + state.covariances[-1][0]), 1.0)
+        today.append(np.array(matrix) * np.outer(factor, factor))
+    return np.asarray(np.mean(today, axis=0))
 
 
 def box_step(excess: Array, hessian: Array, low: Array, high: Array) -> tuple[Array, Array]:
@@ -282,31 +293,6 @@ def label_variance(unsafe_shares: ArrayLike, labels_each: int) -> Array:
     """
     shares = np.asarray(unsafe_shares, dtype=np.float64)
     return shares * (1.0 - shares) / (labels_each - 1) if labels_each > 1 else np.zeros_like(shares)
-
-
-def message_of(state: LimitState) -> str | None:
-    """Says in words that a multiplier stays at an end of its interval; None otherwise."""
-    if state.rounds_at_zero >= ROUNDS_AT_AN_END:
-        return (
-            f"{state.name}: the multiplier is 0 for {state.rounds_at_zero} rounds: the limit does not bind, the policy"
-            " keeps it without being held to it"
-        )
-    if state.rounds_at_upper >= ROUNDS_AT_AN_END:
-        return (
-            f"{state.name}: the multiplier is at its upper end {state.upper:.4g} for {state.rounds_at_upper} rounds and"
-            " the estimate stays above the limit: it cannot be kept by this model and data, or dual.rho is too small"
-        )
-    return None
-
-
-def _counted(state: LimitState, above: bool) -> LimitState:
-    """The state after a step, with how long its multiplier is at an end."""
-    at_upper = state.multiplier >= state.upper and above
-    return replace(
-        state,
-        rounds_at_upper=state.rounds_at_upper + 1 if at_upper else 0,
-        rounds_at_zero=state.rounds_at_zero + 1 if state.multiplier <= 0.0 else 0,
-    )
 
 
 def _positive(covariance: Array) -> Array:

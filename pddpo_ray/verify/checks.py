@@ -21,7 +21,7 @@ from pddpo_ray.exploration.resampling import exact_base
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.cost_stage import cost_temperature
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, limit_state
 from pddpo_ray.theory.margins import bonus_margin, printed_margin
 from pddpo_ray.theory.mle import box_mle, gradient, negative_log_likelihood
 from pddpo_ray.theory.objectives import preference_loss
@@ -283,7 +283,7 @@ def multiplier_zero_is_the_reward_policy(world: TabularWorld) -> Check:
 def exact_dual_run(oracle: Oracle, *, first: float, rounds: int) -> list[float]:
     """Multipliers of the theory's algorithm with exact scores and costs."""
     rule = ProjectedFixed(rounds=rounds, first=first, cost_max=oracle.cost_max)
-    constraint = constraint_state("cost", rho=oracle.rho, rule=rule, first=first, threshold=oracle.threshold)
+    constraint = limit_state("cost", rho=oracle.rho, rule=rule, first=first, limit=oracle.threshold)
     state, multipliers = DualState((constraint,)), []
     for _ in range(rounds):
         multipliers.append(state.multiplier)

@@ -1,4 +1,4 @@
-"""The mutants that must turn red at every `make test`: where, what was written, what stands there instead, which tests.
+"""The mutants that must turn red at every `make full`: where, what was written, what stands there instead, which tests.
 
 A test is named by its function. All tests that a mutant names must pass without it, and one of them must fail with it.
 """
@@ -239,8 +239,8 @@ FIXED = (
     mutant(
         "the sign of the dual step",
         "theory/dual _gradient_step",
-        "constraint.multiplier + eta * constraint.excess(estimate)",
-        "constraint.multiplier - eta * constraint.excess(estimate)",
+        "limit.price + eta * limit.excess(estimate)",
+        "limit.price - eta * limit.excess(estimate)",
         "test_fixed_step_by_hand",
     ),
     mutant(
@@ -252,9 +252,9 @@ FIXED = (
     ),
     mutant(
         "the threshold's sign",
-        "theory/dual ConstraintState.excess",
-        "return estimate.value - (self.threshold - self.margin)",
-        "return estimate.value + (self.threshold - self.margin)",
+        "theory/dual LimitState.excess",
+        "return (estimate.value - self.aim) / self.scale",
+        "return (estimate.value + self.aim) / self.scale",
         "test_moving_limit_and_cost_together_gives_the_same_step_up_to_the_bound",
     ),
     mutant(
@@ -266,9 +266,9 @@ FIXED = (
     ),
     mutant(
         "every constraint answers every estimate",
-        "theory/dual ascend",
-        "new if c.name == new.name else c for c",
-        "new for c",
+        "theory/dual DualState.with_limit",
+        "new if one.name == new.name else one for one",
+        "new for one",
         "test_each_constraint_of_a_vector_has_its_own_multiplier",
     ),
     mutant(
@@ -281,7 +281,7 @@ FIXED = (
     mutant(
         "anytime steps do not shrink",
         "theory/dual ProjectedAnytime.next",
-        "(constraint.steps + 1) * (1 +",
+        "(limit.steps + 1) * (1 +",
         "1 * (1 +",
         "test_anytime_steps_shrink_with_the_square_root_of_the_round",
     ),
@@ -295,7 +295,7 @@ FIXED = (
     mutant(
         "PID winds up",
         "theory/dual Pid.next",
-        "min(max(memory.integral + self.integral * excess, constraint.lower), constraint.upper)",
+        "min(max(memory.integral + share * self.integral * excess, ends[0]), ends[1])",
         "memory.integral + self.integral * excess",
         "test_pid_does_not_wind_up_at_the_upper_end",
     ),

@@ -11,9 +11,9 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.run import run_recipe
-from tests.answering_people import answering
-from tests.traces import trace, workers_by_round
-from tests.unit.loop.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
+from tests.runs.test_people_limits import AT_ONCE, PARKED, QUESTION, long, nobody_twice
+from tests.support.answering_people import answering
+from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 
@@ -28,7 +28,7 @@ SMALL = (
 def measured(run: Path) -> list[tuple[int, str, object]]:
     """Every number that a limit's source gave, and what each step did to the multipliers."""
     with open_folder(run) as journal:
-        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="joint"), *journal.phases(like="reward-%")]
+        wanted = [*journal.phases(like="measure-%"), *journal.phases(like="dual"), *journal.phases(like="reward-%")]
         return [(one.round, one.phase, one.payload) for one in wanted]
 
 
@@ -42,7 +42,7 @@ def test_limits_on_texts_through_ray_equal_those_in_one_process(ray_running: Non
     assert there["limits"] == here["limits"]
     assert not set(workers_by_round(tmp_path / "there" / "run")) & set(workers_by_round(tmp_path / "here" / "run"))
     phases = [phase for _, phase, _ in measured(tmp_path / "here" / "run")]
-    assert {"measure-offline", "measure-pairs", "measure-answers", "joint", "reward-pairs"} <= set(phases)
+    assert {"measure-offline", "measure-pairs", "measure-answers", "dual", "reward-pairs"} <= set(phases)
     assert measured(tmp_path / "there" / "run") == measured(tmp_path / "here" / "run")
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 

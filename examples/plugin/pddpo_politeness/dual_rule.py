@@ -10,7 +10,7 @@ from pydantic import Field
 from pddpo_ray.config.dual import RuleKind
 from pddpo_ray.config.section import Strict
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import ConstraintState, Memory, RuleContext
+from pddpo_ray.theory.dual import LimitState, Memory, RuleContext
 
 
 class Signs(Strict):
@@ -26,7 +26,7 @@ class BySign:
 
     step: float
 
-    def next(self, constraint: ConstraintState, estimate: CostEstimate) -> tuple[float, float, Memory]:
+    def next(self, constraint: LimitState, estimate: CostEstimate) -> tuple[float, float, Memory]:
         size = self.step / math.sqrt(constraint.steps + 1)
         moved = math.copysign(size, constraint.excess(estimate))
         return constraint.multiplier + moved, size, constraint.memory

@@ -12,8 +12,8 @@ from deploy.annotation.queue_service import WebSettings
 from deploy.web.http_errors import ApiError
 from deploy.web.request_limits import RateLimit
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 SAFE: dict[str, Any] = {"kind": "label", "given": {"safety": "safe"}}
 

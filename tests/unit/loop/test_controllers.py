@@ -36,7 +36,7 @@ from pddpo_ray.records import (
 from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.seeds import seed_of
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
@@ -282,7 +282,7 @@ def test_each_constraint_has_its_own_labels_and_its_own_rows(journal: Journal, t
 
 def two_constraints() -> LocalDual:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
-    return LocalDual(DualState(tuple(constraint_state(name, rho=2.0, rule=rule, first=1.0) for name in ("a", "b"))))
+    return LocalDual(DualState(tuple(limit_state(name, rho=2.0, rule=rule, first=1.0) for name in ("a", "b"))))
 
 
 def test_each_multiplier_answers_its_own_estimate_from_the_next_round_on(journal: Journal) -> None:
@@ -290,8 +290,8 @@ def test_each_multiplier_answers_its_own_estimate_from_the_next_round_on(journal
     dual = DualController(two_constraints(), journal)
     for number in journal.rounds(2):
         if number == 1:
-            assert dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint="a")) == pytest.approx(1.2)
-            assert dual.ascend(CostEstimate(-0.4, 0.1, 9, 5, constraint="b")) == pytest.approx(0.9)
+            both = [CostEstimate(value, 0.1, 9, 5, constraint=name) for name, value in (("a", 0.8), ("b", -0.4))]
+            assert dual.step(both) == pytest.approx({"a": 1.2, "b": 0.9})
             assert dual.multipliers == {"a": 1.0, "b": 1.0}
         else:
             assert dual.multipliers == pytest.approx({"a": 1.2, "b": 0.9})
@@ -302,7 +302,7 @@ def test_a_restored_dual_variable_goes_on_where_the_journal_stops(tmp_path: Path
         with Journal.open(tmp_path / "journal.sqlite", "run", create={}) as journal:
             dual = DualController(two_constraints(), journal)
             for _ in journal.rounds(number):
-                dual.ascend(CostEstimate(0.8, 0.1, 9, 5, constraint="a"))
+                dual.step([CostEstimate(0.8, 0.1, 9, 5, constraint="a")])
     with read_journal(tmp_path / "journal.sqlite", "run") as journal:
         assert [step.multiplier_after for step in journal.dual_steps()] == pytest.approx([1.2, 1.4, 1.6])
 

@@ -23,14 +23,16 @@ from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, Safety
 from pddpo_ray.theory.dual import (
     DampedNewton,
     DualState,
+    LogMultiplier,
+    Pid,
     ProjectedAnytime,
     Rule,
     ascend,
-    constraint_state,
+    limit_state,
     stale_share,
 )
 from pddpo_ray.worlds.tabular import rare_world
-from tests.answering_people import answering
+from tests.support.answering_people import answering
 from tests.unit.loop.small_run import SMALL, finish, ledger, small
 
 NEWTON = "dual.rule={kind: newton}"
@@ -45,7 +47,7 @@ def exact_trace(
     """Multipliers of a world whose fits and costs are exact and whose estimates come `late` rounds late (or, with
     `bursts`, all at every so manieth round); and the optimum."""
     oracle = rare_world(3).oracle
-    state = DualState((constraint_state("cost", rho=oracle.rho, rule=rule, threshold=oracle.threshold),))
+    state = DualState((limit_state("cost", rho=oracle.rho, rule=rule, limit=oracle.threshold),))
     made: list[float] = []
     taken = 0
     for k in range(rounds):
@@ -99,6 +101,19 @@ def test_gradient_steps_come_to_rest_with_labels_ten_rounds_late() -> None:
     made, optimum = exact_trace(rule, 10, 400)
     assert abs(made[-1] - optimum) < 0.05
     assert np.ptp(made[-40:]) < 0.05
+
+
+@pytest.mark.parametrize("late", [0, 10])
+@pytest.mark.parametrize("gains", [(0.0, 0.9), (0.3, 0.5), (0.5, 0.9)])
+def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: tuple[float, float], late: int) -> None:
+    """Steps of 0.5 and 0.9 of the curvature's inverse; ten rounds late as they are they would swing for ever."""
+    oracle = rare_world(3).oracle
+    optimum = oracle.optimum
+    curvature = oracle.cost_variance(optimum.policy) / oracle.beta
+    rules = [Pid(*(gain / curvature for gain in gains)), LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature))]
+    for rule in rules:
+        made, _ = exact_trace(rule, late, 800)
+        assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
 
 
 @pytest.mark.parametrize("late", [1, 2, 10])
@@ -259,7 +274,6 @@ def test_certificates_have_the_draws_of_every_round_in_order(tmp_path: Path) -> 
     ("given", "said"),
     [
         (["algorithm=pd-dpo-fixed", "dual.rule={kind: fixed}", "dual.first=1.0"], "waits for its labels"),
-        (["dual.rule={kind: pid}"], "not made for late estimates"),
         (["feedback.rounds_late=-1"], "rounds_late"),
     ],
 )

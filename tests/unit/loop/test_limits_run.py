@@ -160,7 +160,7 @@ def test_a_limit_that_is_slack_ends_at_0_and_is_said_so(tmp_path: Path) -> None:
 def test_a_run_says_every_limit_in_its_own_unit_and_which_limit_moved_which_multiplier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.joint_dual"):
+    with caplog.at_level(logging.INFO, logger="pddpo_ray.loop.dual_step"):
         result = run_recipe(three_limits(), tmp_path / "run")
     leaks = result["limits"]["leaks"]
     assert (leaks["limit"], leaks["unit"], leaks["bound"]) == ("at most 50 % over private", "share", 0.5)
@@ -185,7 +185,7 @@ def test_a_run_under_limits_that_breaks_off_goes_on_as_if_it_had_not(
     once = Journal.once
 
     def broken(journal: Journal, phase: str, compute: Any) -> Any:
-        if journal.round == 3 and phase == "joint":
+        if journal.round == 3 and phase == "dual":
             raise RunError("the machine went away")
         return once(journal, phase, compute)
 
@@ -238,7 +238,6 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
         (["limits.leaks.rate={rule: refusal}"], "a table has none"),
         (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
-        (["dual.rule={kind: projected}"], "set it to newton"),
         (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
         (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
@@ -276,6 +275,36 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     assert "limits" not in settings
     assert "prompts" not in settings
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("rule", "step"),
+    [
+        # first / (C' sqrt K): 0.3 / ((0.5 + 0) sqrt 4)
+        ("{kind: projected, curvature_cap: false}", lambda number, price: 0.3),
+        ("{kind: anytime, first_step: 0.2, curvature_cap: false}", lambda number, price: 0.2 / np.sqrt(number)),
+        ("{kind: log, rate: 0.5}", None),
+        ("{kind: pid, proportional: 0.0, integral: 0.4}", lambda number, price: 0.4),
+    ],
+)
+def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:
+    """Prices and excesses per range of a measure: harm's costs lie in [-2, 2], leaks is a rate, both at the middle."""
+    config = load("tabular-limits", [*QUICK, "dual.first=0.3", f"dual.rule={rule}", "rounds=4"])
+    run_recipe(config, tmp_path / "run")
+    rho = tabular_view(tabular_world(config.world), ArtifactStore(tmp_path / "store"), config).oracle.rho
+    scales, limits, moved = {"harm": 4.0, "leaks": 1.0}, {"harm": 0.0, "leaks": 0.5}, 0
+    with open_folder(tmp_path / "run") as journal:
+        for one in journal.dual_steps():
+            scale = scales[one.constraint]
+            price, excess = one.multiplier_before * scale, (one.estimate.value - limits[one.constraint]) / scale
+            following = (
+                price * np.exp(0.5 * price * excess) if step is None else price + step(one.round, price) * excess
+            )
+            low, high = (0.05 if step is None else 0.0), 2.0 * rho
+            assert one.multiplier_after * scale == pytest.approx(min(max(following, low), high))
+            moved += one.multiplier_after != one.multiplier_before
+    assert moved >= 6
 
 
 # --- version 0.1 ----------------------------------------------------------------------------------------------------
@@ -427,9 +456,9 @@ def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
     run_recipe(today, tmp_path / "today")
     with open_folder(tmp_path / "old") as journal:
         assert not journal.phases(like="measure-%")
-        assert not journal.phases(like="joint")
+        assert [phase.payload["covariance"] for phase in journal.phases(like="dual")] == [None, None]
         assert len(journal.safety(1)) == 24
         multipliers = [step.multiplier_after for step in journal.dual_steps()]
     with open_folder(tmp_path / "today") as journal:
-        assert len(journal.phases(like="joint")) == 2
+        assert len(journal.phases(like="dual")) == 2
         assert multipliers != [step.multiplier_after for step in journal.dual_steps()]

@@ -18,7 +18,7 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.run_data import read_run
-from pddpo_ray.theory.dual import DampedNewton, DualState, LogMultiplier, ProjectedFixed, Rule, ascend, constraint_state
+from pddpo_ray.theory.dual import DampedNewton, DualState, LogMultiplier, ProjectedFixed, Rule, ascend, limit_state
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.power import allowed_failures, draws_needed
 from tests.unit.loop.small_run import small
@@ -63,8 +63,8 @@ def test_a_number_is_taken_as_it_is_and_none_changes_no_digest() -> None:
 )
 def test_a_step_with_a_margin_is_the_step_under_the_lower_limit(rule: Rule) -> None:
     estimate = CostEstimate(0.05, 0.1, 64, 4)
-    with_margin = constraint_state("cost", rho=1.0, rule=rule, threshold=0.1, margin=0.2)
-    lower = constraint_state("cost", rho=1.0, rule=rule, threshold=-0.1)
+    with_margin = limit_state("cost", rho=1.0, rule=rule, limit=0.1, margin=0.2)
+    lower = limit_state("cost", rho=1.0, rule=rule, limit=-0.1)
     after, under = (ascend(DualState((state,)), estimate)[0]["cost"] for state in (with_margin, lower))
     assert after.excess(estimate) == pytest.approx(0.15)
     assert after.multiplier == pytest.approx(under.multiplier)

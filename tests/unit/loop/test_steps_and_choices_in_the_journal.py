@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.dual_step import DualController, LocalDual
+from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual, journalled_estimates
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.records import CandidateSet, CostEstimate, LabelledPair, LossBonus, Pair, PairRow, Response, Verdict
 from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, ascend, limit_state
 from pddpo_ray.worlds.tabular import trap_world
 
 WORLD = trap_world()
@@ -32,27 +32,28 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def two() -> DualState:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0, step=9.0)
-    return DualState(
-        tuple(constraint_state(name, rho=rho, rule=rule) for name, rho in (("harm", 1.0), ("length", 3.0)))
-    )
+    return DualState(tuple(limit_state(name, rho=rho, rule=rule) for name, rho in (("harm", 1.0), ("length", 3.0))))
 
 
 def estimate(value: float, name: str) -> CostEstimate:
     return CostEstimate(value, 0.1, 9, 5, constraint=name, within_variance=0.25, cost_max=2.0)
 
 
-def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Journal) -> None:
+def test_a_step_of_all_limits_is_one_phase_with_each_ones_metrics_and_message(journal: Journal) -> None:
     dual = DualController(LocalDual(two()), journal)
     state = two()
     for number in journal.rounds(4):
         assert dual.multiplier == dual.multipliers["harm"]
-        for name, value in (("harm", 0.5), ("length", 0.25)):
-            asked = estimate(value, name)
-            before = dual.multipliers[name]
+        both = [estimate(value, name) for name, value in (("harm", 0.5), ("length", 0.25))]
+        multipliers, following = dual.multipliers, dual.step(both)
+        (payload,) = (entry.payload for entry in journal.phases(number, "dual"))
+        assert (payload["moved"], payload["covariance"]) == ([], None)
+        for asked, value in zip(both, (0.5, 0.25), strict=True):
+            name = asked.constraint
             state, step = ascend(state, asked)
-            assert dual.ascend(asked) == step.multiplier_after
-            assert dual.multipliers[name] == before == step.multiplier_before
-            prefix, phase = ("", "dual") if name == "harm" else ("length/", "dual-length")
+            assert following[name] == step.multiplier_after
+            assert dual.multipliers[name] == multipliers[name] == step.multiplier_before
+            prefix = "" if name == "harm" else "length/"
             ends = interval(asked)
             assert ends is not None
             told = {
@@ -61,10 +62,8 @@ def test_each_constraints_step_has_its_own_phase_metrics_and_message(journal: Jo
             }  # fmt: skip
             metrics = journal.metrics()[number]
             assert {key: metrics[prefix + key] for key in told} == told
-            payload = next(entry.payload for entry in journal.phases(number) if entry.phase == phase)
-            assert payload == {
-                "multiplier": step.multiplier_after, "message": step.message, "constraint": name,
-                "within_variance": 0.25,
+            assert payload["limits"][name] == {
+                "multiplier": step.multiplier_after, "message": step.message, "within_variance": 0.25, "rounds_late": 0,
             }  # fmt: skip
         if number < 3:
             assert dual.message is None
@@ -81,30 +80,31 @@ def test_an_observed_cost_is_journalled_at_the_multiplier_that_it_is_told(journa
     asked: tuple[dict[str, float], ...] = ({}, {"multiplier": 0.0}, {"multiplier": 0.25, "following": 0.0})
     expected = [(1.0, 3.0, 1.0, 3.0), (0.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.0)]
     for number, given in zip(journal.rounds(3), asked, strict=True):
-        for name in ("harm", "length"):
-            dual.observe(estimate(0.5, name), **given)
+        dual.observe([estimate(0.5, name) for name in ("harm", "length")], **given)
         told = journal.metrics()[number]
         names = ("dual/multiplier", "length/dual/multiplier", "dual/next", "length/dual/next")
         assert tuple(told[name] for name in names) == expected[number - 1]
         assert told["dual/eta"] == 0.0
         assert dual.multipliers == {"harm": 1.0, "length": 3.0}
     payloads = [entry.payload for entry in journal.phases(like="dual%")]
-    assert {(p["message"], p["within_variance"]) for p in payloads} == {(None, 0.25)}
+    told_of = [one for payload in payloads for one in payload["limits"].values()]
+    assert {(one["message"], one["within_variance"]) for one in told_of} == {(None, 0.25)}
+    assert all(payload["observed"] for payload in payloads)
+    assert journalled_estimates(journal) == []
     assert dual.message is None
 
 
 def test_multipliers_of_any_round_are_known_whatever_was_stepped_since() -> None:
     owner = LocalDual(two(), warmup_rounds=2)
     for number in (1, 2, 3, 4):
-        step = owner.ascend(number, estimate(0.05, "harm"))
-        assert owner.ascend(number, estimate(0.9, "harm")) is step
+        (step,) = owner.step(Estimates(number, (estimate(0.05, "harm"),))).steps
+        assert owner.step(Estimates(number, (estimate(0.9, "harm"),))).steps == (step,)
         assert (step.eta, step.message is None) == ((0.0, False) if number < 3 else (9.0, True))
-    assert step.threshold == 0.0
     found = [owner.multipliers(number)["harm"] for number in range(6)]
     assert found == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.45, 1.9])
     assert [owner.multipliers(number)["length"] for number in (1, 5)] == [3.0, 3.0]
     again = LocalDual(two(), warmup_rounds=2)
-    again.restore((number, estimate(0.05, "harm")) for number in (1, 2, 3, 4))
+    again.restore(Estimates(number, (estimate(0.05, "harm"),)) for number in (1, 2, 3, 4))
     assert [again.multipliers(number) for number in range(6)] == [owner.multipliers(number) for number in range(6)]
 
 
@@ -115,6 +115,7 @@ class Chooser:
         self.met: list[dict[str, list[str]]] = []
         self.updates: list[list[Pair]] = []
         self.selected: list[tuple[int, int, float]] = []
+        self.learned: list[list[str]] = []
         self.metrics = {"explore/tau": 0.5, "explore/pairs": 99.0}
 
     def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None:
@@ -130,6 +131,9 @@ class Chooser:
     def update(self, pairs: Sequence[Pair]) -> None:
         self.updates.append(list(pairs))
 
+    def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None:
+        self.learned.append([item.pair.id for item in labelled()])
+
     def bonuses(self, responses: Sequence[Response]) -> tuple[np.ndarray, np.ndarray]:
         reward = np.array([10.0 * r.prompt.token_ids[0] + r.token_ids[0] for r in responses])
         return reward, 0.25 * reward
@@ -138,6 +142,15 @@ class Chooser:
 def sets() -> list[CandidateSet]:
     log = (0.0, 0.0)
     return [CandidateSet(pair.prompt, (pair.first, pair.second), log, log) for pair in PAIRS[:3]]
+
+
+def test_a_round_is_chosen_with_the_labels_of_the_rounds_before(journal: Journal) -> None:
+    chooser = Chooser()
+    plain = ExplorationController(chooser, journal)
+    for _ in journal.rounds(2):
+        labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in plain.choose(sets())]
+        journal.once("compare", partial(journal.add_pair_labels, labelled, "world"))
+    assert chooser.learned == [[], ["1-pair-0", "1-pair-1", "1-pair-2"]]
 
 
 def test_chosen_pairs_are_named_by_round_and_counted(journal: Journal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_the_mirror_bets_are_the_promised_ones(values: list[float], limit: float
     assert ((bets_above(limit) >= 0) & (bets_above(limit) < 1)).all()
 
 
+@pytest.mark.slow
 def test_a_false_certificate_is_as_rare_as_its_level_although_every_draw_is_looked_at() -> None:
     """10,000 runs with the true rate at the limit, 1.1 and 2 times it: at most 5 % + 2 standard errors certify."""
     generator = np.random.default_rng(20)
@@ -147,3 +149,13 @@ def test_limits_and_levels_that_nothing_can_certify_are_refused(limit: float, le
 
 def test_no_values_say_nothing() -> None:
     assert (upper_bound([], 0.1, 0.05), lower_bound([], 0.1, 0.05), first_certified([], 0.1, 0.05)) == (1.0, 0.0, None)
+
+
+def test_a_mean_above_the_limit_is_rejected_and_bounded_from_below() -> None:
+    """The mirror image: bets on 1 - Z against a limit of 1 - d, with Z in {0, 1} and a single bet by hand."""
+    values = [1.0] * 40
+    assert first_rejected(values, 0.5, 0.05) is not None
+    assert first_rejected([0.0] * 40, 0.5, 0.05) is None
+    assert 0.5 < lower_bound(values, 0.5, 0.05) < 1.0
+    assert lower_bound([0.0] * 40, 0.5, 0.05) == 0.0
+    assert candidate_level(0.1, 2) == pytest.approx(0.6 / (math.pi**2 * 4))

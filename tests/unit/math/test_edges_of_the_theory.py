@@ -39,9 +39,8 @@ from pddpo_ray.theory.dual import (
     ProjectedAnytime,
     ProjectedFixed,
     ascend,
-    constraint_state,
     curvature_variance,
-    message_of,
+    limit_state,
 )
 from pddpo_ray.theory.explicit_dual import dual_slope
 from pddpo_ray.theory.intervals import clopper_pearson, mean_interval, student_half_width
@@ -170,30 +169,30 @@ def estimate(value: float, error: float = 0.1, **more: float) -> CostEstimate:
 
 def test_only_a_broken_limit_presses_a_multiplier_against_its_upper_end() -> None:
     rule = ProjectedFixed(rounds=1, first=1.0, cost_max=1.0, step=10.0)
-    state = DualState((constraint_state("cost", rho=1.0, rule=rule, threshold=0.25),))
+    state = DualState((limit_state("cost", rho=1.0, rule=rule, limit=0.25),))
     counted = []
     for cost in (1.0, 1.0, 0.25, 1.0, -1.0, -1.0, 1.0, 0.3):
         state, _ = ascend(state, estimate(cost))
         counted.append((state["cost"].rounds_at_upper, state["cost"].rounds_at_lower))
     assert counted == [(1, 0), (2, 0), (0, 0), (1, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
     assert state["cost"].steps == 8
-    rising = DualState((constraint_state("cost", rho=1.0, rule=replace(rule, step=0.1)),))
+    rising = DualState((limit_state("cost", rho=1.0, rule=replace(rule, step=0.1)),))
     assert ascend(rising, estimate(0.5))[0]["cost"].rounds_at_upper == 0
 
 
 def test_a_multiplier_may_begin_at_either_end() -> None:
     for first in (0.2, 3.0):
-        made = constraint_state("cost", rho=1.0, rule=Fixed(), first=first, lower=0.2, upper=3.0)
+        made = limit_state("cost", rho=1.0, rule=Fixed(), first=first, lower=0.2, upper=3.0)
         assert made.multiplier == first
-    assert constraint_state("cost", rho=1.0, rule=Fixed()).dead_band is False
-    assert constraint_state("cost", rho=1.0, rule=Fixed(), dead_band=True).dead_band is True
+    assert limit_state("cost", rho=1.0, rule=Fixed()).dead_band is False
+    assert limit_state("cost", rho=1.0, rule=Fixed(), dead_band=True).dead_band is True
     with pytest.raises(ValueError, match="reversed"):
-        constraint_state("cost", rho=1.0, rule=Fixed(), lower=-0.1)
+        limit_state("cost", rho=1.0, rule=Fixed(), lower=-0.1)
 
 
 def test_a_step_that_the_dead_band_leaves_out_has_size_0() -> None:
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
-    state = DualState((constraint_state("cost", rho=1.0, rule=rule, dead_band=True),))
+    state = DualState((limit_state("cost", rho=1.0, rule=rule, dead_band=True),))
     after, step = ascend(state, estimate(0.09))
     assert (step.eta, after.multiplier, after["cost"].steps) == (0.0, 1.0, 1)
     assert ascend(state, estimate(0.1))[1].eta == pytest.approx(0.25)
@@ -201,14 +200,14 @@ def test_a_step_that_the_dead_band_leaves_out_has_size_0() -> None:
 
 
 def test_one_wild_estimate_multiplies_by_e_to_the_50_at_most() -> None:
-    constraint = constraint_state("cost", rho=1.0, rule=Fixed(), first=0.5)
+    constraint = limit_state("cost", rho=1.0, rule=Fixed(), first=0.5)
     assert LogMultiplier(1e9).next(constraint, estimate(1.0))[0] == pytest.approx(0.5 * math.exp(50.0))
 
 
 def test_rules_shrink_the_variance_with_their_own_bound_of_costs() -> None:
     """Prior 16 responses of variance (3 / 2)^2; 9 responses of 0.01 * 9 or of 0.4 within prompts."""
     whole, within = (0.09 * 9 + 2.25 * 16) / 25, (0.4 * 9 + 2.25 * 16) / 25
-    constraint = constraint_state("cost", rho=2.0, rule=Fixed(), threshold=0.25)
+    constraint = limit_state("cost", rho=2.0, rule=Fixed(), limit=0.25)
     known = estimate(0.75, within_variance=0.4)
     assert curvature_variance(known, 3.0) == pytest.approx(within)
     value, eta, _ = ProjectedAnytime(9.0, 3.0, curvature_beta=0.1).next(constraint, known)
@@ -224,7 +223,7 @@ def test_rules_shrink_the_variance_with_their_own_bound_of_costs() -> None:
 
 def test_pid_remembers_its_integral_inside_the_multipliers_interval() -> None:
     rule = Pid(proportional=0.5, integral=1.0, derivative=2.0)
-    constraint = constraint_state("cost", rho=1.0, rule=rule, lower=0.2, threshold=0.1)
+    constraint = limit_state("cost", rho=1.0, rule=rule, lower=0.2, limit=0.1)
     for cost, total in ((0.3, 1.2), (9.0, 2.0), (-9.0, 0.2)):
         value, eta, memory = rule.next(constraint, estimate(cost))
         assert (memory.integral, memory.previous_excess, eta) == pytest.approx((total, cost - 0.1, 1.5))
@@ -232,14 +231,14 @@ def test_pid_remembers_its_integral_inside_the_multipliers_interval() -> None:
 
 
 def test_what_is_said_at_an_end_names_the_constraint_its_end_and_its_limit() -> None:
-    made = replace(constraint_state("harm", rho=1.5, rule=Fixed(), threshold=0.25, lower=0.125), rounds_at_upper=3)
-    said = message_of(made) or ""
+    made = replace(limit_state("harm", rho=1.5, rule=Pid(1.0, 1.0), limit=0.25, lower=0.125), rounds_at_upper=3)
+    said = made.message or ""
     assert said.startswith("harm: the multiplier sits at its upper end 3 for 3 rounds")
     assert "stays above the limit 0.25" in said
-    said = message_of(replace(made, rounds_at_upper=2, rounds_at_lower=4)) or ""
+    said = replace(made, rounds_at_upper=2, rounds_at_lower=4).message or ""
     assert said.startswith("harm: the multiplier sits at 0.125 for 4 rounds")
     assert "the limit 0.25 does not bind" in said
-    assert message_of(replace(made, rounds_at_upper=2, rounds_at_lower=2)) is None
+    assert replace(made, rounds_at_upper=2, rounds_at_lower=2).message is None
 
 
 def test_the_slope_of_the_explicit_dual_by_hand() -> None:

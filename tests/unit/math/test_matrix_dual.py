@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
 from pddpo_ray.records import CostEstimate
-from pddpo_ray.theory.dual import DampedNewton, DualState, ascend, constraint_state
+from pddpo_ray.theory.dual import (
+    DampedNewton,
+    DualState,
+    LimitState,
+    LogMultiplier,
+    ProjectedFixed,
+    ascend,
+    limit_state,
+)
 from pddpo_ray.theory.feasibility import largest_margin
 from pddpo_ray.theory.matrix_dual import (
-    CostEstimates,
-    LimitState,
-    NewtonRule,
-    apart_step,
+    MatrixStep,
+    ascend_all,
     box_step,
     label_variance,
-    message_of,
     newton_step,
     within_covariance,
 )
@@ -26,6 +33,23 @@ from pddpo_ray.theory.several_limits import LagrangianDual, minimise
 
 BETA, UPPER = 0.2, 8.0
 STRENGTHS = (0.5, 0.8, 0.95, 0.99)
+
+
+def newton(trust: float, *, beta: float = BETA, damping: float = 0.5, ridge: float = 1e-4) -> DampedNewton:
+    return DampedNewton(1, beta, 0.5, damping, trust, ridge)
+
+
+def moved(
+    states: Sequence[LimitState],
+    means: Sequence[float] | np.ndarray,
+    covariance: object,
+    rule: DampedNewton,
+    **given: Any,
+) -> tuple[tuple[LimitState, ...], MatrixStep]:
+    """One Newton step of limits that all have this rule."""
+    ruled = [replace(state, rule=rule) for state in states]
+    excess = np.array(means) - np.array([state.aim for state in ruled])
+    return newton_step(ruled, excess, np.array(covariance, dtype=float), **given)
 
 
 # --- worlds -------------------------------------------------------------------------------------------------------
@@ -56,16 +80,18 @@ def correlated(seed: int, strength: float) -> LagrangianDual:
     return replace(free, excess=excess)
 
 
-def exact(dual: LagrangianDual, multipliers: np.ndarray) -> CostEstimates:
+def exact(dual: LagrangianDual, multipliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Violations [I] and covariance [I, I]."""
     policy = dual.policy(multipliers)
-    return CostEstimates(dual.violations(policy), np.zeros(2), dual.covariance(policy))
+    return dual.violations(policy), dual.covariance(policy)
 
 
 def by_matrix(dual: LagrangianDual, rounds: int) -> np.ndarray:
     states = tuple(LimitState(name, 1.0, UPPER, 0.0) for name in ("first", "second"))
     for _ in range(rounds):
         multipliers = np.array([state.multiplier for state in states])
-        states, record = newton_step(states, exact(dual, multipliers), NewtonRule(BETA, trust=0.5))
+        violations, covariance = exact(dual, multipliers)
+        states, record = moved(states, violations, covariance, newton(0.5))
         if np.abs(record.after - record.before).max() < 1e-7:
             break
     return np.array([state.multiplier for state in states])
@@ -75,8 +101,8 @@ def clipped_after(dual: LagrangianDual, rounds: int) -> np.ndarray:
     """Newton's step with the whole matrix, clipped to the trust region and the box afterwards."""
     multipliers = np.ones(2)
     for _ in range(rounds):
-        estimates = exact(dual, multipliers)
-        step = 0.5 * BETA * np.linalg.solve(estimates.covariance + 1e-4 * np.eye(2), estimates.means)
+        means, covariance = exact(dual, multipliers)
+        step = 0.5 * BETA * np.linalg.solve(covariance + 1e-4 * np.eye(2), means)
         multipliers = np.clip(multipliers + np.clip(step, -0.5, 0.5), 0.0, UPPER)
     return multipliers
 
@@ -84,13 +110,13 @@ def clipped_after(dual: LagrangianDual, rounds: int) -> np.ndarray:
 def one_by_one(dual: LagrangianDual, rounds: int) -> np.ndarray:
     """Today's rule for one limit, on each of them alone: excess / variance, clipped."""
     rule = DampedNewton(rounds, BETA, cost_max=2.0, trust=0.5)
-    state = DualState(tuple(constraint_state(n, rho=UPPER / 2, rule=rule, first=1.0) for n in ("first", "second")))
+    state = DualState(tuple(limit_state(n, rho=UPPER / 2, rule=rule, first=1.0) for n in ("first", "second")))
     for _ in range(rounds):
-        estimates = exact(dual, np.array(state.multipliers))
+        means, covariance = exact(dual, np.array(state.multipliers))
         for index, name in enumerate(("first", "second")):
             estimate = CostEstimate(
-                float(estimates.means[index]), 0.0, 10**6, 1, constraint=name,
-                within_variance=float(estimates.covariance[index, index]),
+                float(means[index]), 0.0, 10**6, 1, constraint=name,
+                within_variance=float(covariance[index, index]),
             )  # fmt: skip
             state, _ = ascend(state, estimate)
     return np.array(state.multipliers)
@@ -132,8 +158,8 @@ def test_one_limit_at_a_time_misses_it_where_costs_are_strongly_correlated(stren
 def test_a_step_of_one_limit_by_hand() -> None:
     """Range 4, excess 2, variance 1.6: scaled .5 and .1. Step .5 * .2 * .5 / .1 = .5 scaled, .125 of the multiplier."""
     state = LimitState("length", 0.3, 5.0, 10.0, scale=4.0)
-    estimates = CostEstimates(np.array([12.0]), np.zeros(1), np.array([[1.6]]))
-    (after,), record = newton_step([state], estimates, NewtonRule(0.2, trust=1.0, ridge=0.0))
+    means, covariance = [12.0], np.array([[1.6]])
+    (after,), record = moved([state], means, covariance, newton(1.0, ridge=0.0))
     assert after.multiplier == pytest.approx(0.425)
     np.testing.assert_allclose(record.moved_by, [[0.125]])
     assert record.log_lines() == ["length 0.3 -> 0.425: +0.125 by length"]
@@ -141,44 +167,43 @@ def test_a_step_of_one_limit_by_hand() -> None:
 
 def test_the_trust_region_is_in_rewards_per_range() -> None:
     state = LimitState("length", 0.3, 5.0, 10.0, scale=4.0)
-    estimates = CostEstimates(np.array([50.0]), np.zeros(1), np.array([[1.6]]))
-    (after,), _ = newton_step([state], estimates, NewtonRule(0.2, trust=0.2))
+    means, covariance = [50.0], np.array([[1.6]])
+    (after,), _ = moved([state], means, covariance, newton(0.2))
     assert after.multiplier == pytest.approx(0.3 + 0.2 / 4.0)
 
 
 def test_units_change_nothing() -> None:
     """A length in seconds instead of minutes: the same policy, so its multiplier is 60 times smaller."""
     covariance = np.array([[0.04, 0.1], [0.1, 0.9]])
-    rule = NewtonRule(0.1, trust=0.4)
-    plain, _ = newton_step(
+    rule = newton(0.4, beta=0.1)
+    plain, _ = moved(
         [LimitState("a", 0.5, 4.0, 0.1), LimitState("b", 0.1, 1.0, 2.0, scale=5.0)],
-        CostEstimates(np.array([0.2, 2.1]), np.zeros(2), covariance), rule,
+        [0.2, 2.1], covariance, rule,
     )  # fmt: skip
     unit = np.diag([1.0, 60.0])
-    other, _ = newton_step(
+    other, _ = moved(
         [LimitState("a", 0.5, 4.0, 0.1), LimitState("b", 0.1 / 60, 1.0 / 60, 120.0, scale=300.0)],
-        CostEstimates(np.array([0.2, 126.0]), np.zeros(2), unit @ covariance @ unit), rule,
+        [0.2, 126.0], unit @ covariance @ unit, rule,
     )  # fmt: skip
     assert other[0].multiplier == pytest.approx(plain[0].multiplier)
     assert other[1].multiplier == pytest.approx(plain[1].multiplier / 60)
 
 
 def test_a_margin_moves_the_aim() -> None:
-    estimates = CostEstimates(np.array([0.2]), np.zeros(1), np.array([[0.1]]))
+    means, covariance = [0.2], np.array([[0.1]])
     state = LimitState("unsafe", 1.0, 4.0, 0.2, margin=0.05)
-    (after,), record = newton_step([state], estimates, NewtonRule(0.2, trust=1.0))
-    assert after.multiplier > 1.0
-    assert record.excess[0] == pytest.approx(0.05)
+    (after,), _ = moved([state], means, covariance, newton(1.0, ridge=0.0))
+    assert after.multiplier == pytest.approx(1.0 + 0.5 * 0.2 * 0.05 / 0.1)
 
 
 def test_a_kl_limit_makes_beta_larger_for_all() -> None:
     """beta .2 + mu .3 = .5 in place of .2: steps are 2.5 times as long."""
-    estimates = CostEstimates(np.array([0.01, 8.0]), np.zeros(2), np.diag([0.1, 4.0]))
+    means, covariance = [0.01, 8.0], np.diag([0.1, 4.0])
     plain = (LimitState("unsafe", 1.0, 4.0, 0.0), LimitState("drift", 0.3, 4.0, 8.0))
     with_kl = (plain[0], replace(plain[1], kl=True))
-    rule = NewtonRule(0.2, trust=1.0, ridge=0.0)
-    moved = [newton_step(states, estimates, rule)[0][0].multiplier - 1.0 for states in (plain, with_kl)]
-    assert moved == pytest.approx([0.01, 0.025])
+    rule = newton(1.0, ridge=0.0)
+    steps = [moved(states, means, covariance, rule)[0][0].multiplier - 1.0 for states in (plain, with_kl)]
+    assert steps == pytest.approx([0.01, 0.025])
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -208,8 +233,8 @@ def test_the_step_is_the_minimiser_inside_the_box(seed: int) -> None:
 def test_the_log_says_which_limit_moved_which_multiplier() -> None:
     """The first limit keeps itself exactly; the second pushes both, since their costs are correlated."""
     states = (LimitState("a", 1.0, 4.0, 0.0), LimitState("b", 1.0, 4.0, 0.0))
-    estimates = CostEstimates(np.array([0.0, 0.05]), np.zeros(2), np.array([[0.1, 0.05], [0.05, 0.1]]))
-    _, record = newton_step(states, estimates, NewtonRule(0.2, trust=1.0, ridge=0.0))
+    means, covariance = [0.0, 0.05], np.array([[0.1, 0.05], [0.05, 0.1]])
+    _, record = moved(states, means, covariance, newton(1.0, ridge=0.0))
     # H = Cov / .1, inverse [[4, -2], [-2, 4]] / 3: the excess .05 moves a by -1/30 and b by 2/30
     np.testing.assert_allclose(record.moved_by, [[0.0, -0.1 / 3], [0.0, 0.2 / 3]], atol=1e-12)
     assert record.log_lines() == ["a 1 -> 0.9667: -0.0333 by b", "b 1 -> 1.067: +0.0667 by b"]
@@ -217,30 +242,83 @@ def test_the_log_says_which_limit_moved_which_multiplier() -> None:
 
 def test_a_multiplier_at_its_end_leaves_it_with_the_first_estimate_that_says_so() -> None:
     state: LimitState = LimitState("unsafe", 3.9, 4.0, 0.1)
-    rule = NewtonRule(0.2, trust=0.5)
+    rule = newton(0.5)
     for _ in range(50):
-        (state,), _ = newton_step([state], CostEstimates(np.array([0.9]), np.zeros(1), np.array([[0.05]])), rule)
+        (state,), _ = moved([state], [0.9], [[0.05]], rule)
     assert state.multiplier == 4.0
-    assert "stays above the limit" in (message_of(state) or "")
-    (state,), _ = newton_step([state], CostEstimates(np.array([0.0]), np.zeros(1), np.array([[0.05]])), rule)
+    assert "stays above the limit" in (state.message or "")
+    (state,), _ = moved([state], [0.0], [[0.05]], rule)
     assert state.multiplier < 3.9
-    assert message_of(state) is None
+    assert state.message is None
 
 
 def test_a_limit_that_never_binds_ends_at_zero_and_is_said_so() -> None:
     state = LimitState("pii", 0.4, 4.0, 0.1)
     for _ in range(10):
-        (state,), _ = newton_step(
-            [state], CostEstimates(np.array([0.001]), np.zeros(1), np.array([[0.001]])), NewtonRule(0.2, trust=0.5)
-        )
+        (state,), _ = moved([state], [0.001], [[0.001]], newton(0.5))
     assert state.multiplier == 0.0
-    assert "does not bind" in (message_of(state) or "")
+    assert "does not bind" in (state.message or "")
+
+
+def estimate(name: str, value: float, **known: Any) -> CostEstimate:
+    return CostEstimate(value, 0.05, 100, 1, "unsafe_rate", name, **known)
 
 
 def test_an_estimate_that_is_no_number_names_its_limit() -> None:
-    states = (LimitState("a", 1.0, 4.0, 0.0), LimitState("b", 1.0, 4.0, 0.0))
-    with pytest.raises(ValueError, match="b: the estimate is not a finite number"):
-        newton_step(states, CostEstimates(np.array([0.0, np.nan]), np.zeros(2), np.eye(2)), NewtonRule(0.2, trust=1.0))
+    states = (LimitState("a", 1.0, 4.0, 0.0, newton(1.0)), LimitState("b", 1.0, 4.0, 0.0, newton(1.0)))
+    with pytest.raises(ValueError, match="b: the cost estimate is nan"):
+        ascend_all(DualState(states), [estimate("a", 0.0), estimate("b", np.nan)], np.eye(2))
+
+
+def test_limits_with_a_rule_of_their_own_step_by_it_beside_newtons() -> None:
+    """The second limit's range is 4: price .8, excess .5 / 4; the joint step of the first is as if it stood still."""
+    joint, alone = LimitState("a", 1.0, 4.0, 0.0, newton(1.0)), LimitState("b", 0.2, 1.0, 1.0, LogMultiplier(0.5), 4.0)
+    covariance = np.array([[0.1, 0.05], [0.05, 0.4]])
+    after, taken = ascend_all(DualState((joint, alone)), [estimate("a", 0.02), estimate("b", 1.5)], covariance)
+    assert after["b"].multiplier == pytest.approx(0.2 * np.exp(0.5 * 0.8 * 0.125))
+    assert after["a"].multiplier == pytest.approx(1.0 + 0.5 * 0.2 * 0.02 / 0.1001)
+    assert [step.constraint for step in taken.steps] == ["a", "b"]
+    assert taken.lines == ("a 1 -> 1.02: +0.02 by a",)
+
+
+def test_every_rule_gives_the_same_step_in_another_unit() -> None:
+    """Minutes or seconds, centred and scaled: multipliers are 60 times smaller."""
+    for rule in (ProjectedFixed(25, 1.0, 0.5, 0.1), LogMultiplier(0.5), DampedNewton(25, 0.1, 0.5)):
+        states = [
+            limit_state("a", rho=1.0, rule=rule, limit=2.0 * unit, scale=5.0 * unit, centre=1.5 * unit)
+            for unit in (1.0, 60.0)
+        ]
+        moved_to = [
+            ascend(DualState((state,)), CostEstimate(2.4 * unit, 0.1 * unit, 50, 1, "cost_model", "a"))[0].multiplier
+            for state, unit in zip(states, (1.0, 60.0), strict=True)
+        ]
+        assert moved_to[1] == pytest.approx(moved_to[0] / 60.0)
+        assert moved_to[0] > 0.2
+
+
+def test_late_estimates_of_several_limits_step_from_where_their_multipliers_were() -> None:
+    """Taken at once the step goes to the optimum of the quadratic model; two rounds late it goes to the same place."""
+    states = tuple(LimitState(name, 1.0, 40.0, 0.0, newton(30.0, damping=1.0, ridge=0.0)) for name in "ab")
+    covariance, means = np.array([[0.1, 0.05], [0.05, 0.4]]), [0.02, 0.05]
+    now, _ = ascend_all(DualState(states), [estimate(n, m) for n, m in zip("ab", means, strict=True)], covariance)
+    ahead = tuple(replace(state, multiplier=state.multiplier + d) for state, d in zip(states, (0.3, -0.2), strict=True))
+    late = [
+        estimate(name, mean, rounds_late=2, moved=d) for name, mean, d in zip("ab", means, (0.3, -0.2), strict=True)
+    ]
+    then, _ = ascend_all(DualState(ahead), late, covariance)
+    assert then.multipliers == pytest.approx(now.multipliers)
+
+
+def test_a_step_uses_the_mean_covariance_of_five_rounds_at_todays_temperature() -> None:
+    """The drift's variance was 4 at beta + mu = .4 and is 1 at .8: at .8 the first one counts as 1 too."""
+    drift = LimitState("drift", 0.2, 4.0, 8.0, newton(1.0, ridge=0.0), kl=True)
+    state, _ = ascend_all(DualState((drift,)), [estimate("drift", 8.0)], np.array([[4.0]]))
+    state = state.with_limit(replace(state["drift"], multiplier=0.6))
+    _, taken = ascend_all(state, [estimate("drift", 8.1)], np.array([[1.0]]))
+    assert taken.steps[0].multiplier_after == pytest.approx(0.6 + 0.5 * 0.8 * 0.1 / 1.0)
+    for _ in range(9):
+        state, _ = ascend_all(state, [estimate("drift", 8.0)], np.array([[1.0]]))
+    assert len(state.covariances) == 5
 
 
 # --- the covariance -----------------------------------------------------------------------------------------------
@@ -290,17 +368,18 @@ def test_noise_larger_than_what_is_seen_leaves_a_thousandth_and_no_negative_dire
 
 def test_a_limit_that_is_held_stays_and_the_others_step_as_if_it_were_given() -> None:
     """Two correlated costs: with the second held, the first takes the Newton step of a problem with one limit."""
-    both = [LimitState("one", 0.5, 4.0, 0.0), LimitState("two", 0.8, 4.0, 0.0)]
-    estimates = CostEstimates(np.array([0.3, -0.4]), np.zeros(2), np.array([[0.9, 0.5], [0.5, 0.7]]))
-    rule = NewtonRule(beta=0.2, trust=1.0)
-    after, record = newton_step(both, estimates, rule, held=["two"])
-    alone = CostEstimates(estimates.means[:1], np.zeros(1), estimates.covariance[:1, :1])
-    (single,), _ = newton_step(both[:1], alone, rule)
+    both = [LimitState(name, at, 4.0, 0.0, newton(1.0)) for name, at in (("one", 0.5), ("two", 0.8))]
+    means, covariance = [0.3, -0.4], np.array([[0.9, 0.5], [0.5, 0.7]])
+    rule = newton(1.0)
+    after, record = moved(both, means, covariance, rule, held=["two"])
+    (single,), _ = moved(both[:1], means[:1], covariance[:1, :1], rule)
     assert after[1] == both[1]
     assert after[0].multiplier == pytest.approx(single.multiplier, abs=1e-12)
     assert after[0].multiplier == pytest.approx(0.5 + 0.5 * 0.2 * 0.3 / 0.9001, abs=1e-12)
-    assert newton_step(both, estimates, rule)[0][1] != both[1]
+    assert moved(both, means, covariance, rule)[0][1] != both[1]
     assert not [line for line in record.log_lines() if line.startswith("two")]
-    apart = apart_step(both, estimates, 0.5, held=["two"])
-    assert apart[1] == both[1]
-    assert apart[0].multiplier == pytest.approx(0.5 * np.exp(0.5 * 0.5 * 0.3), abs=1e-12)
+    held = {"two": "its judge is at chance"}
+    seen = [estimate("one", 0.3), estimate("two", -0.4)]
+    _, taken = ascend_all(DualState(tuple(both)), seen, covariance, held)
+    assert (taken.steps[1].multiplier_after, taken.steps[1].message) == (0.8, held["two"])
+    assert taken.steps[0].multiplier_after == after[0].multiplier

@@ -15,7 +15,8 @@ from scipy.special import softmax
 from pddpo_ray.limits.sources import chosen_for
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
-from pddpo_ray.theory.matrix_dual import CostEstimates, LimitState, NewtonRule, newton_step
+from pddpo_ray.theory.dual import DampedNewton, LimitState
+from pddpo_ray.theory.matrix_dual import newton_step
 from pddpo_ray.theory.measured_pairs import Factors, MeasuredAnswer, estimates_on_sets, value_pairs, with_repeated_noise
 from pddpo_ray.theory.prompt_sets import prompt_sets
 from pddpo_ray.theory.value_stage import table_scores, value_scale
@@ -162,8 +163,9 @@ def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.
     by_prompt: Factors = {(x,): factors[:, x] for x in range(shape[0])}
     measured = [answer(x, y, *costs[:, x, y]) for x, y in np.ndindex(*shape)]
     base = np.log(world["reference"]) + np.array(world["reward"]) / world["beta"]
+    rule = DampedNewton(rounds, world["beta"], 0.5, damping=0.8, trust=1.0)
     states = tuple(
-        LimitState(limit["name"], 0.5 / scale, 20.0 / scale, bound, scale)
+        LimitState(limit["name"], 0.5 / scale, 20.0 / scale, bound, rule, scale)
         for limit, bound, scale in zip(world["limits"], bounds, scales, strict=True)
     )
     for _ in range(rounds):
@@ -177,8 +179,7 @@ def run_with_exact_expectations(world: dict[str, Any], rounds: int) -> tuple[np.
         means = np.einsum("x,xy,ixy->i", sets.weights, policy, on_all)
         centred = on_all - np.einsum("xy,ixy->ix", policy, on_all)[:, :, None]
         covariance = np.einsum("x,xy,ixy,jxy->ij", sets.weights, policy, centred, centred)
-        estimates = CostEstimates(means, np.zeros(len(means)), covariance)
-        states, _ = newton_step(states, estimates, NewtonRule(world["beta"], trust=1.0, damping=0.8))
+        states, _ = newton_step(states, means - np.array(bounds), covariance)
     return np.array([state.multiplier for state in states]), policy
 
 

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from pddpo_ray.algorithms.caid import resumed, stepped
-from pddpo_ray.algorithms.pd_dpo_adalag import windowed
 from pddpo_ray.algorithms.safe_dpo import transformed
 from pddpo_ray.algorithms.safe_rlhf import newest_answers
 from pddpo_ray.algorithms.stages import (
     NO_BONUS,
+    AtOnce,
     Parts,
     Sizes,
-    estimates_of,
     neighbours_of,
     single_objective,
     unsafe_bits,
     weighed_objective,
 )
 from pddpo_ray.config import MethodConfig
+from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.records import (
     CostEstimate,
     LabelledPair,
@@ -40,7 +40,7 @@ from pddpo_ray.records import (
     UniformMixture,
     Verdict,
 )
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 
 PROMPT = Prompt("x", (0,), "question")
 METHOD = MethodConfig(answers=4, window=6, rate=0.5, margin=3.0, share=0.25)
@@ -127,7 +127,6 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         "preferences": Asked(
             calls, "preferences", reward="D_r", cost="D_c", labelled=LABELLED, cost_of=lambda name: f"D_{name}"
         ),
-        "estimate_cost": lambda labels: f"estimate of {labels}",
         "explorer": Asked(calls, "explorer", loss_bonus=lambda stage, *_: bonus(stage)),
         "scoring": Asked(
             calls, "scores", threshold=0.25, upper=2.0, held=False, reference_answers=lambda _: ANSWERS,
@@ -136,8 +135,16 @@ def calls_of(method: str, sizes: Sizes = SIZES, **parts: Any) -> tuple[Calls, Un
         ),
         "merge": "merging",
     } | parts  # fmt: skip
+    estimate = known.pop("estimate", lambda labels: f"estimate of {labels}")
+    window = (known["journal"], sizes.method.window) if method == "pd-dpo-adalag" else None
+    known["limits"] = labelled_limits(known, estimate, window)
     found = METHODS[method].run(Parts(**known), sizes, "reference")  # type: ignore[arg-type]
     return [call for call in calls if call[0] != "preferences.cost_of"], found
+
+
+def labelled_limits(known: dict[str, Any], estimate: Any, window: Any = None) -> LabelledLimits:
+    dual, feedback = known["dual"], known["feedback"]
+    return LabelledLimits(dual, feedback, estimate, AtOnce(), beta=0.1, labels_each=3, window=window)
 
 
 def bonus(stage: str) -> LossBonus:
@@ -178,10 +185,7 @@ def observe(version: str, number: int, multiplier: float | None, estimate: Any =
         ("rollout.sample", "5 prompts", version, (), 1),
         ("feedback.open_safety", f"answers-{number}", 3),
         *answered(number),
-        *(
-            ("dual.observe", estimate or labels(number, name), ("multiplier", multiplier))
-            for name in ("harm", "length")
-        ),
+        ("dual.observe", [estimate or labels(number, name) for name in ("harm", "length")], ("multiplier", multiplier)),
     ]
 
 
@@ -202,7 +206,7 @@ def test_pd_dpo_fits_the_reward_once_and_a_chain_of_cost_fits_in_every_round() -
                 ("rollout.sample", "5 prompts", version, (), 1),
                 ("feedback.open_safety", f"answers-{number}", 3),
                 *answered(number),
-                *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+                ("dual.step", [labels(number, name) for name in ("harm", "length")]),
             ]
         assert calls == expected
         assert found == ALL
@@ -221,27 +225,30 @@ def test_adalag_answers_to_a_window_of_each_constraints_labels() -> None:
             ("rollout.publish", f"policy-{2 * number + 1}"),
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"policy-{2 * number + 1}", (), 1),
+            ("feedback.open_safety", f"answers-{number}", 3),
+            *answered(number),
         ]
-        for name in ("harm", "length"):
-            expected += [
-                ("feedback.safety", f"answers-{number}", 3, name),
-                ("dual.ascend", f"estimate of {windows[number].format(name)}"),
-            ]
+        expected.append(("dual.step", [f"estimate of {windows[number].format(name)}" for name in ("harm", "length")]))
     assert calls == expected
     assert found == LAST
+
+
+def windowed(journal: Any, name: str, count: int) -> list[Any]:
+    """The labels that an estimate is made of."""
+    dual = Asked([], "dual", multipliers={name: 0.5})
+    limits = labelled_limits(
+        {"dual": dual, "feedback": Asked([], "feedback")}, lambda labels: labels, window=(journal, count)
+    )
+    return limits.estimates("answers")  # type: ignore[arg-type]
 
 
 def test_a_window_reaches_back_as_far_as_it_must_and_never_before_round_1() -> None:
     journal: Any = Rounds()
     journal.round = 3
     journal.labelled = {(number, "harm"): [10 * number, 10 * number + 1] for number in range(4)}
-    parts: Any = Asked([], "parts", journal=journal)
     for window, newest in ((1, [31]), (2, [30, 31]), (3, [21, 30, 31]), (6, [10, 11, 20, 21, 30, 31])):
         for wide in (window, 99 if window == 6 else window):
-            calls: Calls = []
-            parts = Asked(calls, "parts", journal=journal)
-            windowed(parts, "harm", wide)
-            assert calls == [("parts.estimate_cost", newest)]
+            assert windowed(journal, "harm", wide) == [newest]
 
 
 def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit() -> None:
@@ -265,7 +272,7 @@ def test_o_pd_dpo_chooses_pairs_while_labels_are_given_and_begins_the_next_fit()
             ("explorer.update", "explorer.choose"),
             ("trainer.begin", reward(), "D_r"),
             *answered(number),
-            *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
         ]
     assert calls == expected
     assert found == ALL
@@ -292,7 +299,7 @@ def test_the_papers_method_has_each_stages_bonus_in_its_loss() -> None:
             ("explorer.choose", "rollout.candidates"),
             ("feedback.compare", "explorer.choose"),
             *answered(number),
-            *(("dual.ascend", labels(number, name)) for name in ("harm", "length")),
+            ("dual.step", [labels(number, name) for name in ("harm", "length")]),
             ("preferences.extend", "feedback.compare"),
             ("explorer.update", "explorer.choose"),
         ]
@@ -401,7 +408,7 @@ def test_pecan_scores_by_two_policies_and_sets_their_zero_where_it_asks_for_a_mu
         ("scores.anchored", "scores.policies", ANSWERS, 0.75),
         ("scores.explicit_multiplier", "scores.anchored", ANSWERS),
     ]
-    found = calls_of("pecan", estimate_cost=lambda labels: ESTIMATE)
+    found = calls_of("pecan", estimate=lambda labels: ESTIMATE)
     assert found == (anchored + one_shot("scores.anchored", 0.7, 2, 1, ESTIMATE), ALL)
 
 
@@ -416,7 +423,7 @@ def test_c_dpo_prices_and_trains_with_the_same_models() -> None:
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", f"policy-{number}"),
             ("scores.cost_of", "scores.models", f"answers-{number}"),
-            ("dual.ascend", ESTIMATE),
+            ("dual.step", [ESTIMATE]),
         ]
     assert calls == expected
     assert found == LAST
@@ -426,7 +433,7 @@ def test_c_dpo_prices_and_trains_with_the_same_models() -> None:
 def test_caid_steps_on_its_own_policys_cost(scores: str) -> None:
     """0.7, then 0.7 + 0.5 (0.75 - 0.25) = 0.95, then 1.2; pairs are of the reference's answers, two by two."""
     sizes = replace(SIZES, method=METHOD.model_copy(update={"scores": scores}))
-    estimates = {"estimate_cost": lambda labels: ESTIMATE}
+    estimates = {"estimate": lambda labels: ESTIMATE}
     calls, found = calls_of("caid", sizes, **estimates)
     begin = next(index for index, call in enumerate(calls) if call[0] == "scores.explicit_multiplier")
     scorer = "scores.models" if scores == "models" else "scores.anchored"
@@ -448,7 +455,7 @@ def test_caid_steps_on_its_own_policys_cost(scores: str) -> None:
             ("prompts.draw", 5),
             ("rollout.sample", "5 prompts", version),
             ("scores.cost_of", scorer, answers),
-            ("dual.observe", ESTIMATE, ("following", following), ("multiplier", at)),
+            ("dual.observe", [ESTIMATE], ("following", following), ("multiplier", at)),
         ]
     assert calls[begin + 1 :] == expected
     assert found == LAST
@@ -493,7 +500,7 @@ def test_safe_rlhf_updates_on_the_answers_before_and_steps_on_the_newest() -> No
         scored = calls[len(expected)]
         assert scored[0] == "scores.cost_of"
         assert scored[2] == [before[-1], *own]
-        expected += [scored, ("dual.ascend", ESTIMATE)]
+        expected += [scored, ("dual.step", [ESTIMATE])]
     assert calls == expected
     assert found == LAST
     resumed_calls, _ = calls_of("safe-rlhf", journal=_at_round_2(journal))
@@ -520,7 +527,7 @@ def test_c_grpo_samples_whole_groups_and_keeps_no_critic() -> None:
     assert [call for call in calls if call[0] == "trainer.reinforce"] == [
         ("trainer.reinforce", "reference", before, f"scores of {before}", 0.5, None, ("group", 2)) for before in answers
     ]
-    assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.ascend"]
+    assert [call[0] for call in calls[-4:]] == ["rollout.publish", "rollout.sample", "scores.cost_of", "dual.step"]
 
 
 def _at_round_2(journal: Rounds) -> Rounds:
@@ -541,11 +548,10 @@ def test_bounds_of_weighed_scores_and_one_estimate_for_each_constraint() -> None
     assert weighed_objective("reference", 0.4, SIZES) == weighed(0.4)  # type: ignore[arg-type]
     assert (Sizes(1, 1, 1, 1, 0.1).reward_max, Sizes(1, 1, 1, 1, 0.1).cost_max) == (2.0, 2.0)
     calls: Calls = []
-    parts: Any = Asked(
-        calls, "parts", dual=Asked(calls, "dual", multipliers={"harm": 0.5}), feedback=Asked(calls, "feedback")
-    )
-    assert estimates_of(parts, "answers", SIZES) == ["parts.estimate_cost"]  # type: ignore[arg-type, comparison-overlap]
-    assert calls == [("feedback.safety", "answers", 3, "harm"), ("parts.estimate_cost", "feedback.safety")]
+    known = {"dual": Asked(calls, "dual", multipliers={"harm": 0.5}), "feedback": Asked(calls, "feedback")}
+    limits = labelled_limits(known, lambda labels: f"estimate of {labels}")
+    assert limits.estimates("answers") == ["estimate of feedback.safety"]  # type: ignore[arg-type, comparison-overlap]
+    assert calls == [("feedback.safety", "answers", 3, "harm")]
 
 
 def test_windows_read_no_round_that_they_do_not_need() -> None:
@@ -553,6 +559,6 @@ def test_windows_read_no_round_that_they_do_not_need() -> None:
     journal.round = 3
     journal.labelled = {(number, name): [number, number] for number in range(4) for name in ("harm", "cost")}
     parts: Any = Asked([], "parts", journal=journal)
-    windowed(parts, "harm", 4)
+    windowed(journal, "harm", 4)
     newest_answers(parts, 4, 4)
     assert journal.read == [3, 2, 3, 2]

@@ -18,7 +18,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.theory.dual import LogMultiplier, constraint_state
+from pddpo_ray.theory.dual import LogMultiplier, limit_state
 from pddpo_ray.theory.ppo import (
     advantages,
     clipped_policy_loss,
@@ -31,7 +31,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 
@@ -120,6 +120,7 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
     return float(0.5 * np.abs(np.exp(one) - np.exp(other)).sum(axis=1).max())
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
 def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: float) -> None:
     rng = np.random.default_rng(4)
@@ -141,7 +142,7 @@ def test_with_the_dual_step_policy_and_multiplier_reach_the_known_saddle_point()
     best = brentq(lambda multiplier: mean_cost(optimum(multiplier)), 0.01, 20.0)
     rng = np.random.default_rng(5)
     tables = Tables(REFERENCE, np.zeros(2), np.zeros(2))
-    state = constraint_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
+    state = limit_state("cost", rho=5.0, rule=LogMultiplier(0.25), first=1.0, lower=0.05)
     prices, late = [], []
     for step in range(65):
         settings = SETTINGS.model_copy(update={"learning_rate": 0.06 if step < 35 else 0.015})
@@ -185,6 +186,7 @@ def lead(trainer: LocalTrainer, version: object) -> float:
     return float(good - bad)
 
 
+@pytest.mark.run
 def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: LocalTrainer) -> None:
     assert isinstance(trainer, PolicyGradient)
     first = trainer.reinforce(command_of(trainer))
@@ -194,6 +196,7 @@ def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: Loca
     assert first.metrics["ppo/kl_estimate"] == pytest.approx(0.0, abs=1e-6), "the first batch is the reference's own"
 
 
+@pytest.mark.run
 def test_the_next_update_goes_on_with_policy_and_critics(trainer: LocalTrainer) -> None:
     first = trainer.reinforce(command_of(trainer))
     following = command_of(trainer, sequence=2, result="policy-2", start=first.version, critics=first.critics)

@@ -161,6 +161,7 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
     assert not words & {"import_module", "__import__"}
 
 
+@pytest.mark.slow
 def test_files_import_each_other_in_no_circle() -> None:
     assert circle(arrows()) == []
 
@@ -173,6 +174,7 @@ def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
 
 
+@pytest.mark.slow
 def test_ray_is_used_by_the_shell_alone() -> None:
     users = [
         name_of(path)

@@ -79,7 +79,7 @@ import pddpo_ray
 from pddpo_ray.theory import certificate, cost_estimate, dual, intervals, margins, matrix_dual, power, price
 assert pddpo_ray.first_certified([0.0] * 1000, 0.05, 0.05) < 100
 assert pddpo_ray.upper_bound([0.0] * 1000, 0.05, 0.05) < 0.01
-state = dual.constraint_state("cost", rho=1.0, rule=dual.ProjectedFixed(rounds=4, first=1.0, cost_max=2.0))
+state = dual.limit_state("cost", rho=1.0, rule=dual.ProjectedFixed(rounds=4, first=1.0, cost_max=2.0))
 assert state.multiplier == 1.0
 print(sorted({"torch", "ray", "pandas"} & set(sys.modules)))
 """
@@ -137,6 +137,7 @@ def test_a_judge_names_its_extra(tmp_path: Path) -> None:
     assert "pip install 'pddpo-ray[judge]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_every_module_that_the_product_imports_is_the_bases_or_an_extras() -> None:
     """So that none can be missing without a line that says what brings it."""
     base = {

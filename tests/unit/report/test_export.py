@@ -17,8 +17,8 @@ from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
 from pddpo_ray.storage.artifacts import tensors_sha256
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 TEXT = torch.tensor([[1, 5, 6, 7, 20, 30, 40, 2]])
 
@@ -76,6 +76,7 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     )
 
 
+@pytest.mark.slow
 def test_an_uncertified_round_is_exported_when_it_is_asked_for_and_its_card_says_so(
     run: ServedRun, tmp_path: Path
 ) -> None:

@@ -18,13 +18,13 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.run import PhaseChanged, RoundFinished, run_recipe
-from pddpo_ray.loop.scorer_gate import check_scorers, held_multiplier, known_trials, scorers_result
+from pddpo_ray.loop.scorer_gate import check_scorers, held_limits, held_multiplier, known_trials, scorers_result
 from pddpo_ray.plan.scale import cost_scale
 from pddpo_ray.records import Array, CostEstimate, LabelledPair, Pair, Prompt, Response, Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.dual import DualState, ProjectedFixed, constraint_state
+from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
 from tests.unit.scoring.test_feedback_run import PowerCut, journal, tiny
 
 UNTRAINED = "scorers={pairs: 80, held_out: 0.5, fit: {steps: 1, learning_rate: 1.0e-7}}"
@@ -131,7 +131,7 @@ def test_a_multiplier_moves_only_on_a_cost_model_better_than_chance(tmp_path: Pa
     assert (binomtest(right, 40).proportion_ci(0.95, "exact").low <= 0.5) == held
     models = ScoredLabeller(WordScorer("reward", 1.0), WordScorer("cost", 1.0))
     rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0, step=0.5)
-    state = DualState((constraint_state("cost", rho=1.0, rule=rule, upper=4.0, threshold=-1.0),))
+    state = DualState((limit_state("cost", rho=1.0, rule=rule, upper=4.0, limit=-1.0),))
     estimate = CostEstimate(1.0, 0.1, 12, 5, "logit_labels", "cost")
     values, messages = [], []
     for number in (1, 2):
@@ -139,15 +139,16 @@ def test_a_multiplier_moves_only_on_a_cost_model_better_than_chance(tmp_path: Pa
             if number == 1:
                 check_scorers(given(), log, models, {}, by_prompt=True)
             for _ in log.rounds(number):
-                dual = DualController(LocalDual(state), log, partial(held_multiplier, log))
-                values.append(dual.ascend(estimate))
+                dual = DualController(LocalDual(state), log, partial(held_limits, given(), log))
+                values.append(dual.step([estimate])["cost"])
                 messages.append(dual.message)
             said = scorers_result(log)
     assert said is not None
     assert ("cost" in said["at_chance"]) == held
     assert values == ([1.0, 1.0] if held else [2.0, 3.0])
     assert all(
-        (message is not None and "stays at 1: train it on more pairs" in message) == held for message in messages
+        (message is not None and "its multiplier stays where it is: train it on more pairs" in message) == held
+        for message in messages
     )
     with before_round_1(tmp_path / "stop", labelled_pairs(40, right)) as log:
         if held:
@@ -169,18 +170,18 @@ def test_a_model_of_our_own_training_is_judged_by_what_it_held_out(tmp_path: Pat
     with before_round_1(tmp_path / "run", labelled_pairs(40, 40)) as log:
         check_scorers(config, log, models, {}, by_prompt=True)
         assert known_trials(log) == {"reward": Trials(40, 40), "cost": Trials(11, 20)}
-        assert "11 of 20" in (held_multiplier(log, 1.0) or "")
+        assert "11 of 20" in (held_multiplier(log) or "")
 
 
 def test_the_models_of_a_method_are_held_to_the_same(tmp_path: Path) -> None:
     """Safe RLHF trains models of its own, whose costs move its multiplier, whoever labels."""
     with before_round_1(tmp_path / "run", []) as log:
-        assert held_multiplier(log, 1.0) is None
+        assert held_multiplier(log) is None
         log.once("method-models", lambda: {"cost": {"held_out": Trials(6, 10).as_metrics()}})
-        assert "6 of 10 comparisons" in (held_multiplier(log, 1.0) or "")
+        assert "6 of 10 comparisons" in (held_multiplier(log) or "")
     with before_round_1(tmp_path / "other", []) as log:
         log.once("method-models", lambda: {"cost": {"held_out": Trials(10, 10).as_metrics()}})
-        assert held_multiplier(log, 1.0) is None
+        assert held_multiplier(log) is None
 
 
 def test_the_plan_says_that_scores_are_held_against_the_box() -> None:

@@ -20,8 +20,8 @@ from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.records import Decoding, Message, Prompt
 from pddpo_ray.text.renderer import Renderer, stop_ids
 from pddpo_ray.text.templates import TEMPLATES, for_reading, template_named
-from tests.chat_tokenizers import LAYOUTS, gemma, gpt_2, llama_3, mistral, qwen_2_5, smollm2, zephyr
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.chat_tokenizers import LAYOUTS, gemma, gpt_2, llama_3, mistral, qwen_2_5, smollm2, zephyr
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full
 
 QUESTION = (Message("user", "How do I light the stove?"),)

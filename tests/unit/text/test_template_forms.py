@@ -19,7 +19,7 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import OF_VERSION, TEMPLATES, template_named, with_arguments
 from pddpo_ray.training.local import store_reference
-from tests.chat_tokenizers import LAYOUTS, llama_3, qwen_2_5
+from tests.support.chat_tokenizers import LAYOUTS, llama_3, qwen_2_5
 from tests.unit.text.test_renderer import QUESTION, model_folder, real_text
 
 THINKS = (
