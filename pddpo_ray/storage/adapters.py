@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import MadeTensors
 from pddpo_ray.storage.whole_files import (
@@ -81,8 +81,7 @@ def put_on(model: Any, folder: Path) -> Any:
         wrapped = PeftModel.from_pretrained(model, str(folder))
         expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
     except Exception as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"{folder} cannot be put on its base model: {reason}") from error
+        raise UserError(f"{folder} cannot be put on its base model: {one_line(error)}") from error
     if stored != expected:
         raise UserError(
             f"{folder}: its {len(stored)} tensors are not the {len(expected)} that {ADAPTER_CONFIG} asks for here"
