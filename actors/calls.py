@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from pddpo_ray.errors import PddpoError, RunError
+from pddpo_ray.errors import PddpoError, RunError, one_line
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -44,13 +45,19 @@ def wait_for_actor(reference: Any, *, deadline_s: float, who: str) -> Any:
         return wait_for(reference, deadline_s=deadline_s, who=who, what="its start")
     except RayActorError as error:
         seconds = time.monotonic() - began
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        reason = lines[-1].strip() if lines else type(error).__name__
-        raise RunError(f"{who} failed to start after {seconds:.0f} s: {reason}") from error
+        raise RunError(
+            f"{who} failed to start after {seconds:.0f} s: {one_line(error)}; all of it is in Ray's session folder"
+            " (`ray logs`)"
+        ) from error
 
 
 class AnsweringActor:
     """What every actor that an `Answerer` asks can do from its start on."""
+
+    def __init__(self) -> None:
+        # Ray leaves all GPUs visible to an actor that reserved none.
+        if not ray.get_gpu_ids():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     def ready(self) -> bool:
         return True

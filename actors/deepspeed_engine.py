@@ -9,6 +9,7 @@ state, which a new fit must not inherit.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pddpo_ray.config import FitConfig
-from pddpo_ray.training.engine import ADAM_BETAS, check_names
+from pddpo_ray.training.engine import ADAM_BETAS, copied, matched
 from pddpo_ray.training.fit import Shard, Tensors
 from pddpo_ray.training.log_probs import ResponseScorer, device_of
 
@@ -35,19 +36,19 @@ class DeepSpeedEngine:
         self._stage = stage
         self._has_masters = dtype == "bfloat16"
         self._parameters = {n: p for n, p in scorer.model.named_parameters() if p.requires_grad}
-        self._shapes = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        # Of before: under stage 3 the parameters themselves are empty afterwards.
+        self._shapes = {name: torch.empty_like(p, device="meta") for name, p in self._parameters.items()}
         self._engine = _initialize(scorer, list(self._parameters.values()), stage, dtype)
-        # Shapes alone are wanted: under stage 3 the parameters themselves are now empty.
-        self._shapes = {name: tensor.to("meta") for name, tensor in self._shapes.items()}
 
     def load(self, weights: Tensors) -> None:
-        check_names(self._shapes, weights)
-        if self._stage < 3:
-            with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    parameter.copy_(weights[name])
-        else:
-            self._load_partitioned(weights)
+        import deepspeed
+
+        for parameter, (_, value) in zip(self._parameters.values(), matched(self._shapes, weights), strict=True):
+            # One at a time: a whole model would not fit where stage 3 is needed.
+            whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._stage == 3)
+            with whole, torch.no_grad():
+                if self._stage < 3 or self.shard.rank == 0:
+                    parameter.copy_(value)
         self._engine.optimizer.refresh_fp32_params()
         self._load_masters(weights)
 
@@ -81,20 +82,18 @@ class DeepSpeedEngine:
         dist.all_gather_object(parts, part)
         return parts
 
-    def weights(self) -> dict[str, Tensor]:
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         import deepspeed
 
-        if self._has_masters:
-            whole = deepspeed.utils.safe_get_full_fp32_param
-            return {name: whole(p).detach().cpu().clone() for name, p in self._parameters.items()}
-        if self._stage < 3:
-            return {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
-        result = {}
-        # One at a time: a whole model would not fit where stage 3 is needed.
         for name, parameter in self._parameters.items():
-            with deepspeed.zero.GatheredParameters([parameter]):
-                result[name] = parameter.detach().cpu().clone()
-        return result
+            if self._has_masters:
+                yield name, deepspeed.utils.safe_get_full_fp32_param(parameter).detach()
+            else:
+                with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
+                    yield name, parameter.detach()
+
+    def weights(self) -> dict[str, Tensor]:
+        return copied(self.each_weight(), self.shard)
 
     def _load_masters(self, weights: Tensors) -> None:
         """Refreshed from the parameters they would be roundings of what is loaded."""
@@ -105,23 +104,15 @@ class DeepSpeedEngine:
             for name, parameter in self._parameters.items():
                 deepspeed.utils.safe_set_full_fp32_param(parameter, weights[name].to(device).float())
 
-    def _load_partitioned(self, weights: Tensors) -> None:
-        import deepspeed
-
-        device = device_of(self.scorer)
-        for name, parameter in self._parameters.items():
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
-                if self.shard.rank == 0:
-                    parameter.copy_(weights[name].to(device))
-
 
 def _initialize(scorer: ResponseScorer, parameters: list[torch.nn.Parameter], stage: int, dtype: str) -> Any:
-    if not torch.cuda.is_available():
+    on_gpu = device_of(scorer).type == "cuda"
+    if not on_gpu:
         # Read by DeepSpeed while it is imported; it would look for a device otherwise.
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
     optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=ADAM_BETAS, weight_decay=0.0)
     engine, *_ = deepspeed.initialize(
         model=scorer,

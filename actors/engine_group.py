@@ -60,6 +60,7 @@ class RolloutActor(AnsweringActor):
     """One engine in a process of its own."""
 
     def __init__(self, make_engine: MakeEngine) -> None:
+        super().__init__()
         self._engine = make_engine()
 
     def pid(self) -> int:

@@ -5,7 +5,8 @@ Labels follow from the items and a seed, scores from the texts alone, so a lost 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -16,6 +17,7 @@ from actors.placement import beside_driver
 from pddpo_ray.contracts import Labeller
 from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels
 from pddpo_ray.scoring.interface import AnswerScorer, TextPair
+from pddpo_ray.training.device import device_for, loaded_on, release_cached_memory
 
 MakeLabeller = Callable[[], Labeller]
 SafetyQuestion = tuple[list[Response], int, int]
@@ -29,6 +31,7 @@ class FeedbackActor(AnsweringActor):
     """One labeller; `pieces` are those of its pickled maker."""
 
     def __init__(self, *pieces: bytes) -> None:
+        super().__init__()
         make_labeller: MakeLabeller = cloudpickle.loads(b"".join(pieces))
         self._labeller = make_labeller()
 
@@ -91,26 +94,42 @@ MakeScorer = Callable[[], AnswerScorer]
 
 
 class ScorerActor(AnsweringActor):
-    """One score model."""
+    """One score model. `in_turns`: it is on its GPU only while it scores, and in the host's memory otherwise."""
 
-    def __init__(self, make_scorer: MakeScorer, threads: int) -> None:
+    def __init__(self, make_scorer: MakeScorer, threads: int, in_turns: bool) -> None:
+        super().__init__()
         import torch
 
         torch.set_num_threads(threads)
-        self._scorer = make_scorer()
+        with loaded_on("cpu" if in_turns else "auto"):
+            self._scorer = make_scorer()
+        self._moved = getattr(self._scorer, "model", None) if in_turns else None
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
-        return self._scorer.score_texts(texts)
+        with self._turn():
+            return self._scorer.score_texts(texts)
 
     def score(self, responses: Sequence[Response]) -> Array:
-        return self._scorer.score(responses)
+        with self._turn():
+            return self._scorer.score(responses)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        try:
+            if self._moved is not None:
+                self._moved.to(device_for())
+            yield
+        finally:
+            if self._moved is not None:
+                self._moved.to("cpu")
+            release_cached_memory()
 
 
 class ScorerHandle(Handle[ScorerActor]):
     """A score model in another process; satisfies `pddpo_ray.scoring.interface.AnswerScorer`.
 
-    `__init__` only starts it. Raises RunError that names the scorer when its deadline passes or its process was lost
-    too often.
+    `__init__` only starts it. `take_turn` empties the GPU for a scorer that shares it: its model is there only while it
+    scores. Raises RunError that names the scorer when its deadline passes or its process was lost too often.
     """
 
     def __init__(
@@ -123,17 +142,23 @@ class ScorerHandle(Handle[ScorerActor]):
         gpus: float = 0.0,
         threads: int = 1,
         restarts: int = 3,
+        take_turn: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
+        self._take_turn = take_turn
         actor = (
             ray.remote(ScorerActor)
             .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
-            .remote(make_scorer, threads)
+            .remote(make_scorer, threads, take_turn is not None)
         )
         self._answerer = Answerer(actor, f"scorer {name}", restarts, deadline_s, start_deadline_s)
 
     def score_texts(self, texts: Sequence[TextPair]) -> Array:
+        if self._take_turn is not None and texts:
+            self._take_turn()
         return self._answerer.ask(f"scores of {len(texts)} texts", ScorerActor.score_texts, list(texts))
 
     def score(self, responses: Sequence[Response]) -> Array:
+        if self._take_turn is not None and responses:
+            self._take_turn()
         return self._answerer.ask(f"scores of {len(responses)} answers", ScorerActor.score, list(responses))

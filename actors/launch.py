@@ -6,8 +6,9 @@
       ├─ labeller      (FeedbackActor)
       └─ dual          (DualVariableActor, named)
 
-The rollout actors are created first and the trainer next, so that their imports overlap; the driver itself imports no
-engine. Whoever is lost comes back: ranks by Ray Train, engines and labeller by their handles, the driver by `--resume`.
+The rollout actors are created first and the trainer next, so that their imports overlap; where both share a GPU the
+trainer starts when the engines are ready. The driver itself imports no engine. Whoever is lost comes back: ranks by Ray
+Train, engines and labeller by their handles, the driver by `--resume`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.dual import DualState
 from pddpo_ray.worlds.tabular_files import tabular_world
+
+COLLECTIVES = "cpu:gloo,cuda:nccl"
+"""What ranks with GPUs speak: a group made with `nccl` alone refuses every tensor and object of the host."""
 
 
 def run_recipe(
@@ -84,15 +88,17 @@ class Groups:
     """The groups of one run while they are being started; `stack` ends whatever was started if one of them fails."""
 
     def __init__(self, config: Config, cluster: RayCluster, run_dir: Path, stack: ExitStack) -> None:
-        self.config = config
+        device = _device(config)
+        # decided once: a process must not look for another one
+        self.config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
         self.run_dir = run_dir
         self.engines: list[RolloutHandle] = []
         self._trainer: TrainerGroup | None = None
         self._duals = 0
         self._cluster = cluster
         self.stack = stack
-        self._device = _device(config)
-        self._bundles: dict[str, Bundle] = {bundle.part: bundle for bundle in bundles(config, self._device)}
+        self._device = device
+        self._bundles: dict[str, Bundle] = {bundle.part: bundle for bundle in bundles(config, device)}
         check_cluster(list(self._bundles.values()), autoscaler_s=cluster.autoscaler_s)
         self._lack = partial(lack, list(self._bundles.values()))
         self._waiting: list[Callable[[], None]] = []
@@ -112,7 +118,12 @@ class Groups:
         for index in range(bundle.count):
             name = f"{names}-{index}"
             self.engines.append(RolloutHandle(name, make(name), settings, (group, index)))
-        self._waiting += [engine.wait_ready for engine in self.engines]
+        if 0 < bundle.gpus < 1:
+            # vLLM gives its cache what it finds free while it starts: nobody may take memory beside it meanwhile.
+            for engine in self.engines:
+                engine.wait_ready()
+        else:
+            self._waiting += [engine.wait_ready for engine in self.engines]
         return self.engines
 
     def start_trainer(self, make: MakeBackend) -> TrainerGroup:
@@ -121,7 +132,7 @@ class Groups:
             workers=bundle.count,
             threads=trainer.threads,
             gpus=bundle.gpus,
-            backend="nccl" if bundle.gpus else "gloo",
+            backend=COLLECTIVES if bundle.gpus else "gloo",
             placement=self._cluster.placement.upper(),
             max_failures=trainer.max_failures,
             start_deadline_s=self._cluster.start_deadline_s,
@@ -146,16 +157,22 @@ class Groups:
 
     def start_scorer(self, name: str, make_scorer: MakeScorer) -> ScorerHandle:
         """A reward or cost model in an actor of its own, ready to score."""
+        gpus = self._bundles["feedback"].gpus if "feedback" in self._bundles else 0.0
         handle = ScorerHandle(
             name,
             make_scorer,
             deadline_s=self.config.feedback.deadline_s,
             start_deadline_s=self._cluster.start_deadline_s,
-            gpus=self._bundles["feedback"].gpus if "feedback" in self._bundles else 0.0,
+            gpus=gpus,
+            take_turn=self._engines_asleep if gpus and self._cluster.layout == "time-shared" else None,
         )
         self.stack.callback(handle.close)
         handle.wait_ready()
         return handle
+
+    def _engines_asleep(self) -> None:
+        for engine in self.engines:
+            engine.sleep()
 
     def start_dual(self, state: DualState, *, warmup_rounds: int) -> DualVariableHandle:
         """The owner of one journal's multipliers; the offline comparison of a run has its own."""

@@ -12,8 +12,9 @@ import ray
 from actors.mailbox import STOP, Outcome, Worker
 from actors.weights import SendCommand, WeightSender
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
-from pddpo_ray.errors import PddpoError
+from pddpo_ray.errors import PddpoError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.training.device import release_cached_memory
 from pddpo_ray.training.progress import PROGRESS
 
 POLL_S = 5.0
@@ -97,10 +98,6 @@ def _perform(do: Callable[[Rank], Any], rank: Rank, *, first: bool) -> Outcome:
         value = do(rank)
     except (PddpoError, ArithmeticError, ValueError, OSError) as error:
         return Outcome(error=type(error).__name__, message=one_line(error))
+    finally:
+        release_cached_memory()
     return Outcome(value if first else None)
-
-
-def one_line(error: BaseException | None) -> str:
-    """The last line of an error's message, or its class where it has none."""
-    text = str(error).strip() if error is not None else ""
-    return text.splitlines()[-1] if text else type(error).__name__ if error is not None else "without an error"

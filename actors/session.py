@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,14 +25,12 @@ from pddpo_ray.storage.whole_files import kept_secret
 
 STARTS = 3
 """How often a session of this machine is tried."""
-SET = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "RAY_API_SERVER_ADDRESS", "RAY_worker_niceness")
+SET = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "RAY_worker_niceness")
 """Environment variables that a session of this machine sets while it lasts."""
 
 
 @contextmanager
-def ray_session(
-    namespace: str, *, address: str | None = None, cpus: int | None = None, working_dir: Path | None = None
-) -> Iterator[None]:
+def ray_session(namespace: str, *, address: str | None = None, cpus: int | None = None) -> Iterator[None]:
     """Connect for the duration of a run; a session of this machine is ended afterwards, a cluster is left alone.
 
     address: `auto`, host:port, or None for $RAY_ADDRESS (a job finds its cluster there), else a session here.
@@ -65,7 +62,7 @@ def ray_session(
 def _on_loopback() -> Iterator[None]:
     """Ray's processes listen on the loopback address alone, as they do on systems where it builds no clusters.
 
-    Otherwise its servers take every address of the machine, whatever the dashboard's host is.
+    Otherwise its servers take every address of the machine.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR], ray_constants.ENABLE_RAY_CLUSTER = "0", False
@@ -103,8 +100,7 @@ def _token_of_this_user() -> None:
 def _start_local(namespace: str, cpus: int | None) -> None:
     """A session of this machine, reachable from this machine alone.
 
-    Ray gives a node half a minute and its dashboard a minute, too little on a busy machine now and then; or somebody
-    took the port meanwhile. Then the start is tried again.
+    Ray gives a node half a minute, too little on a busy machine now and then. Then the start is tried again.
     """
     # It warns at every start that token authentication is on, which is what we want.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
@@ -124,19 +120,14 @@ def _start_local(namespace: str, cpus: int | None) -> None:
 
 
 def _start_once(namespace: str, cpus: int | None) -> None:
-    """Ray's state API ignores the driver's connection and would read a stale address file; it is told the dashboard's
-    address before the start. Workers get the driver's priority; Ray's default would starve them on a shared machine.
-    """
-    port = free_port()
-    os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    """Without a dashboard, which no run asks. Workers get the driver's priority; Ray's default would starve them on a
+    shared machine."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",
         namespace=namespace,
         num_cpus=cpus,
-        dashboard_host="127.0.0.1",
-        dashboard_port=port,
-        include_dashboard=True,
+        include_dashboard=False,
         logging_level=logging.WARNING,
         log_to_driver=False,
     )
@@ -155,12 +146,6 @@ def _end(processes: Iterable[psutil.Process]) -> None:
                 process.kill()
                 ended.append(process)
     psutil.wait_procs(ended, timeout=10)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 SECRETS = "PDDPO_SECRETS"

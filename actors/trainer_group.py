@@ -27,16 +27,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 
 from actors.mailbox import Mailbox, Outcome, Worker
 from actors.placement import beside_driver, release_places_of_lost_groups, release_superseded_places
-from actors.rank import POLL_S, MakeBackend, Rank, one_line, rank_loop
+from actors.rank import POLL_S, MakeBackend, Rank, rank_loop
 from actors.weights import SendCommand
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
-from pddpo_ray.errors import RunError
+from pddpo_ray.errors import RunError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TrainerSettings:
     threads: int = 1
     gpus: float = 0.0
     """Share of a GPU that each rank reserves; 0: the group computes on CPUs."""
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: str = "gloo"
     """What the ranks' process group speaks."""
     placement: str = "PACK"
     max_failures: int = 3

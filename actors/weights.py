@@ -5,14 +5,15 @@
     send(policy, engine) ->      WeightSender.send     ->         init (once), start, update, finish
     delivered(policy)   ->                                        hash over what was consumed, version
 
-What is sent is what the artifact store holds, checked by its hash while it is read: any version can be delivered, not
-only the one that happens to be resident, and a sharded trainer gathered it already. NCCL is for engines on other GPUs
-(only rank 0 sends); CUDA IPC is for engines that share the ranks' GPUs (every rank shows its own copy). A version
-changes once per stage and round, so the transfer is no bottleneck.
+What is sent is what the artifact store holds, checked by its hash once for all engines: any version can be delivered,
+not only the one that happens to be resident, and a sharded trainer gathered it already. NCCL is for engines on other
+GPUs (rank 0 alone reads and sends); CUDA IPC is for engines that share the ranks' GPUs (every rank shows its own copy).
+A version changes once per stage and round, so the transfer is no bottleneck.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 from ray.exceptions import RayActorError
 
-from actors.session import free_port
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.device import device_for
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +49,15 @@ class WeightSender:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._open: dict[str, Any] = {}
+        self._source: tuple[PolicyVersion, Any] | None = None
 
     def send(self, command: SendCommand) -> int:
         """Send and return the number of tensors. Raises RunError when the engine was lost on the way."""
-        source = stored_weights(command.store, command.policy)
+        if command.transfer == "nccl" and self._rank > 0:
+            return 0
+        if self._source is None or self._source[0] != command.policy:
+            self._source = command.policy, stored_weights(command.store, command.policy)
+        source = self._source[1]
         key = command.engine._actor_id.hex()
         try:
             if key not in self._open:
@@ -61,6 +67,7 @@ class WeightSender:
         except RayActorError as error:
             self._open.pop(key, None)
             raise RunError(f"an engine was lost while it was sent {command.policy.name}") from error
+        self._open[key].source = None
         return len(source.metadata())
 
     def _connect(self, command: SendCommand, source: Any) -> Any:
@@ -79,32 +86,34 @@ class WeightSender:
 
         return NCCLTrainerInitInfo(
             master_address=ray.util.get_node_ip_address(),
-            master_port=free_port(""),
+            master_port=free_port(),
             world_size=1 + command.devices,
             rank=self._rank,
         )
+
+
+def free_port() -> int:
+    """On any address of this node."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def stored_weights(store: str, policy: PolicyVersion) -> Any:
     """A stored version as vLLM's WeightSource, in order of names: the engine's witness hashes the stream."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    artifacts = ArtifactStore(store)
+    stored = ArtifactStore(store).read_torch(policy.path, policy.sha256)
 
     class StoredWeights(WeightSource):
-        """Reads the version once and checks its hash; tensors go to the device one at a time."""
-
-        def __init__(self) -> None:
-            self._tensors = dict(sorted(artifacts.read_torch(policy.path, policy.sha256).items()))
+        """Its hash is checked; tensors are read and go to the device one at a time."""
 
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors.items()]
+            return [ParamMeta(name, stored[name].dtype, tuple(stored[name].shape)) for name in sorted(stored)]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            import torch
-
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            for name, tensor in self._tensors.items():
-                yield name, tensor.to(device)
+            device = device_for()
+            for name in sorted(stored):
+                yield name, stored[name].to(device)
 
     return StoredWeights()

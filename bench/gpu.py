@@ -335,6 +335,14 @@ def table(hardware: Hardware, rows: Sequence[Row]) -> str:
     return "\n".join([head, "", "| step | | seconds | |", "|---|---|---|---|", *lines, ""])
 
 
+def result(hardware: Hardware, rows: Sequence[Row]) -> dict[str, Any]:
+    """What `bench.gpu_results` makes its table of."""
+    card = "none: rehearsed on CPUs" if hardware.rehearse else f"{hardware.words}, {devices()}"
+    software = f"torch {torch.__version__}, {platform.platform()}"
+    told = [{"step": row.step, "passed": row.passed, "seconds": round(row.seconds), "said": row.said} for row in rows]
+    return {"card": card, "date": str(datetime.date.today()), "software": software, "rows": told}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
     parser.add_argument("--gpus", type=int, choices=(1, 4, 8), default=1, help="on each node")
@@ -360,6 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{rows[-1].step}: {'passed' if rows[-1].passed else 'NOT'}: {rows[-1].said}", flush=True)
                 # after every step, so that what broke off has its table too
                 (chosen.out / "table.md").write_text(table(hardware, rows), encoding="utf-8")
+                (chosen.out / "rows.json").write_text(json.dumps(result(hardware, rows), indent=2), encoding="utf-8")
     print(f"\n{table(hardware, rows)}\n{chosen.out / 'table.md'}")
     return 0 if rows and all(row.passed for row in rows) else 1
 

@@ -7,7 +7,8 @@ without a traceback; anything else that escapes is a bug and keeps its traceback
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 
 class PddpoError(Exception):
@@ -44,6 +45,60 @@ class StoppedError(PddpoError):
     """The run was told to stop (SIGTERM); `--resume` goes on. The code is a shell's for that signal."""
 
     exit_code = 143
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on, each once: Ray raises errors that are their own cause."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
+
+
+LONGEST_LINE = 400
+RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*)(?:: ?(?P<said>.*))?$")
+"""The line under a traceback: the error's class and the beginning of its message."""
+FRAME = re.compile(r'^\s*File ".+", line \d+|^(?:\x1b\[\d+m)?ray::')
+DECORATION = re.compile(r"\x1b\[\d+m|^[ |+]*\|(?= )|^\(\w+ pid=\d+[^)]*\) ")
+TO_READ = re.compile(
+    r"^\W*(?:for (?:further|more) information|background on this error|(?:please )?(?:see|visit|refer to)|"
+    r"(?:read|learn) more|documentation|docs?)\b.*https?://\S+(?:\s+\w+){0,4}\W*$|^\W*https?://\S+\W*$",
+    re.IGNORECASE,
+)
+"""A line that only says where there is more to read."""
+
+
+def one_line(error: BaseException | None) -> str:
+    """An error in one line of at most `LONGEST_LINE` characters: its class and what it says, without links to read.
+
+    Of an error that carries a traceback in its text, as Ray's do, it is the error under the last traceback. Errors of
+    this project say everything in their message, and go without their class.
+    """
+    if error is None:
+        return "without an error"
+    name, lines = _under_the_last_traceback(
+        type(error).__name__, [DECORATION.sub("", line) for line in str(error).splitlines()]
+    )
+    text = " ".join(" ".join(line.split()) for line in lines if line.strip() and not TO_READ.match(line))
+    if not text:
+        return name
+    whole = text if _of_this_project(error, name) or text.startswith(f"{name}:") else f"{name}: {text}"
+    return whole if len(whole) <= LONGEST_LINE else whole[: LONGEST_LINE - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _under_the_last_traceback(name: str, lines: list[str]) -> tuple[str, list[str]]:
+    """Class and message of the error that a text's last traceback ends in; of a text without one, as they are."""
+    frames = [number for number, line in enumerate(lines) if FRAME.match(line)]
+    for number in range(frames[-1] + 1 if frames else len(lines), len(lines)):
+        if raised := RAISED.match(lines[number]):
+            return raised["name"], [raised["said"] or "", *lines[number + 1 :]]
+    return name, lines
+
+
+def _of_this_project(error: BaseException, name: str) -> bool:
+    return isinstance(error, PddpoError) or name in {one.__name__ for one in PddpoError.__subclasses__()}
 
 
 def nearest(word: str, words: Sequence[str], otherwise: str = "") -> str:

@@ -119,7 +119,8 @@ class Verdict(StrEnum):
     ABSTAIN = "abstain"
     FAILED = "failed"
     MISSING = "missing"
-    """No label that may be used, and a person decided that it is not asked for again."""
+    """No label that may be used, and none that is asked for again: a person decided so, or its source refuses the text.
+    It counts as the worst that it may say."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ class LabelledPair:
     helpful: Verdict
     harmful: Verdict
     further: tuple[tuple[str, Verdict], ...] = ()
+    reason: str = ""
+    """Why a verdict failed or is missing, where its source says so; for messages alone."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class SafetyLabels:
     response: Response
     labels: tuple[Verdict, ...]
     constraint: str = "cost"
+    reason: str = ""
+    """Why a label failed or is missing, where its source says so; for messages alone."""
 
 
 @dataclass(frozen=True)

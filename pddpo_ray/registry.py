@@ -42,7 +42,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "safe-dpo", "sacpo", "p-sacpo", "mocan", "pecan", "c-dpo", "caid", "safe-rlhf", "c-grpo",
     ),
     "bonuses": _in(
-        "pddpo_ray.config.explore", "elliptical", "simhash", "thompson", "greedy", "proposals", "off"
+        "pddpo_ray.config.explore", "elliptical", "theorem", "simhash", "thompson", "greedy", "proposals", "off"
     ),
     "dual_rules": _in("pddpo_ray.config.dual", "projected", "anytime", "newton", "log", "pid", "fixed"),
     "sources": _in(

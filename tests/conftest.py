@@ -65,6 +65,7 @@ class Work:
     def watch(self) -> None:
         """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
         sys.addaudithook(self._hear)
+        time.sleep = self._counting_sleep(time.sleep)
         if runs := sys.modules.get("pddpo_ray.loop.run"):
             runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
         if "torch" in sys.modules:
@@ -75,8 +76,13 @@ class Work:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in PROCESS_STARTS:
             self.done.add("starts a process")
-        elif event == "time.sleep":
-            self.slept += float(arguments[0])
+
+    def _counting_sleep(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        def counted(seconds: float) -> None:
+            self.slept += seconds
+            sleep(seconds)
+
+        return counted
 
     def _noting(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:

@@ -6,46 +6,37 @@ app = create_app(state)
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
-from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import Receive, Send
-from starlette.types import Scope as ASGIScope
 
 from deploy.serving import verdicts
-from deploy.serving.engine import TOKENS_FIELDS, EngineGone, Kind, Piece, TokensCall
-from deploy.serving.entrance import EntranceState, Reply
-from deploy.serving.kept_prompts import CONSENT_HEADER, turns_of
-from deploy.serving.requests import KNOWN, Call, error_body, error_reply, parse, read_json
-from deploy.serving.tracing import Span
-from deploy.serving.traffic import ENGINE_S, SOON_S
-from deploy.web.http_errors import ApiError, Failure, hidden
+from deploy.serving.engine import TOKENS_FIELDS, EngineGone, TokensCall
+from deploy.serving.entrance import EntranceState
+from deploy.serving.exchange import STATED, Exchange, public_error
+from deploy.serving.kept_prompts import CONSENT_HEADER
+from deploy.serving.request_fields import Kind
+from deploy.serving.requests import KNOWN, error_reply, parse, read_json
+from deploy.serving.traffic import SOON_S
+from deploy.web.http_errors import ApiError, hidden
 from deploy.web.web_app import address, bearer_token, healthy, web_app
 from pddpo_ray import __version__
-from pddpo_ray.journal.served import Sent
-from pddpo_ray.limits.sources import Answer
 from pddpo_ray.loop.taking_back import take_back
-from pddpo_ray.serving.alarms import answering_weights
-from pddpo_ray.serving.catalog import NONE, RELEASED, NotServed, ServedPolicy, facts
+from pddpo_ray.serving.catalog import NotServed, facts
 from pddpo_ray.serving.keys import ApiKey, Scope
 
 logger = logging.getLogger("deploy.serving")
 
-CONVERSATION, CERTIFICATE = "x-conversation-id", "x-pddpo-certificate"
-STATED = ("run", "model", "round", "policy_version", "multiplier", "release", "certificate")
-"""What `x-pddpo-…` headers say; the body's `pddpo` field says the same."""
+CONVERSATION = "x-conversation-id"
 
 
 def create_app(state: EntranceState) -> FastAPI:
@@ -96,7 +87,7 @@ def create_app(state: EntranceState) -> FastAPI:
             allow_origins=list(state.args.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", CONVERSATION, CONSENT_HEADER],
-            expose_headers=[f"x-pddpo-{name.replace('_', '-')}" for name in (*STATED, "conversation")],
+            expose_headers=[f"x-pddpo-{name.replace('_', '-')}" for name in STATED],
         )
     return app
 
@@ -198,227 +189,35 @@ async def _tokens(way: TokensCall, request: Request, parts: EntranceState, key: 
         parts.traffic.demand()
         raise
     status = int(reply["status"])
-    return JSONResponse(reply["body"] if status == 200 else _public(status, reply["body"]), status)
+    return JSONResponse(reply["body"] if status == 200 else public_error(status, reply["body"]), status)
 
 
 async def _answer(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Response:
     try:
-        exchange, pieces, headers = await _let_in(kind, request, parts, key)
+        exchange = await _let_in(kind, request, parts, key)
     except (ApiError, NotServed) as error:
         parts.metrics.refused(error.status_code if isinstance(error, ApiError) else error.status)
         raise
-    return await exchange.reply(pieces, headers)
+    return await exchange.reply()
 
 
-async def _let_in(
-    kind: Kind, request: Request, parts: EntranceState, key: ApiKey
-) -> tuple[Exchange, AsyncGenerator[Piece, None], dict[str, str]]:
-    """Draws the policy once, here, and states it in headers before the first token is there."""
-    call = parse(kind, read_json(await request.body()), request.headers.get(CONVERSATION), parts.most)
+async def _let_in(kind: Kind, request: Request, parts: EntranceState, key: ApiKey) -> Exchange:
+    """Draws the policy once, here, and says how its answer will differ from what was tested."""
+    call = parse(kind, read_json(await request.body()), request.headers.get(CONVERSATION), parts.most, parts.control)
     parts.demand(key, parts.catalog.needed_scope(call.model))
     now_ms = parts.store.clock()
     policy = parts.catalog.choose(call.model, call.conversation, parts.args.seed, parts.draw_secret, now_ms=now_ms)
     stated = facts(parts.catalog, call.model, policy, key.scope) | {"conversation": call.conversation}
-    if certificate := parts.catalog.certificate_of(call.model, policy):
-        call = call.of_length(int(certificate.decoding["max_tokens"]), parts.most)
-        other = "another chat template" if parts.args.chat_template else certificate.other_decoding(call.body)
-        if other and parts.args.other_decoding == "refuse":
-            raise ApiError(400, f"{other} is other decoding than is certified for {call.model!r}: leave it out")
-        stated |= {"certificate": f"{NONE}: {other} is not what was tested"} if other else {}
+    stated |= {"clamped": call.clamped} if call.clamped else {}
+    certificate = parts.catalog.certificate_of(call.model, policy)
+    call = call if certificate is None else call.of_length(int(certificate.decoding["max_tokens"]))
+    consent = ",".join(request.headers.getlist(CONSENT_HEADER))
+    exchange = Exchange(parts, key, call, policy, certificate, stated, consent)
+    exchange.compare()
     parts.traffic.demand()
     parts.reserve(key, call.reserve)
-    certified = call.model == RELEASED and not str(stated["certificate"]).startswith(NONE)
-    measured_as = answering_weights(parts.catalog, policy) if certified else ""
-    span = parts.traces.begin(kind, request.headers)
-    said = request.headers.get(CONSENT_HEADER)
-    exchange = Exchange(parts, key, call, policy, stated, measured_as, span, said if kind == "chat" else "no")
-    headers = {f"x-pddpo-{name.replace('_', '-')}": _header(value) for name, value in stated.items()}
-    headers[CERTIFICATE] = " ".join(str(stated["certificate"]).split())
-    return exchange, parts.engines.respond(kind, policy, call.body, span.traceparent), headers
-
-
-def _header(value: object) -> str:
-    """Headers hold ASCII; what is not there is `none`."""
-    return "none" if value is None else quote(str(value), safe="-_.~:/@+ ")
-
-
-class Exchange:
-    """One request on its way: its deadline, its tokens, what is remembered and what is logged of it."""
-
-    def __init__(
-        self,
-        parts: EntranceState,
-        key: ApiKey,
-        call: Call,
-        policy: ServedPolicy,
-        stated: dict[str, Any],
-        measured_as: str,
-        span: Span,
-        consent: str | None,
-    ) -> None:
-        """`measured_as`: the weights of the answer, where it may be measured after it; else empty. `consent`: what the
-        request says of training; conversations alone are kept."""
-        self._measured_as, self._span, self._consent = measured_as, span, consent
-        self._parts, self._key, self._call, self._policy, self._stated = parts, key, call, policy, stated
-        self._began = time.monotonic()
-        self._deadline = asyncio.get_running_loop().time() + parts.args.request_s
-        self._id = ""
-        self._answer = ""
-        self._tokens = 0
-        self._status = 500
-        self._first_s: float | None = None
-        parts.traffic.enter()
-
-    async def reply(self, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]) -> Response:
-        streams = False
-        try:
-            first = await self._next(pieces)
-            assert isinstance(first, dict)
-            self._status = int(first["status"])
-            streams = self._status == 200 and self._call.stream
-            if streams:
-                return Streamed(self, pieces, headers)
-            ok = self._status == 200
-            content = self._finished(first["body"]) if ok else _public(self._status, first["body"], self._call.id)
-            return JSONResponse(content, self._status, headers=headers)
-        except Exception as error:
-            failure = self._failure("an answer", error)
-            return error_reply(replace(failure, headers={**failure.headers, **headers}))
-        finally:
-            if not streams:
-                await self.close(pieces)
-
-    def _failure(self, what: str, error: Exception) -> Failure:
-        """What a client is told of an error, and the status that the log has."""
-        if isinstance(error, TimeoutError):
-            failure = Failure(504, f"the request took longer than {self._parts.args.request_s:g} s")
-        elif isinstance(error, EngineGone):
-            self._parts.lost()
-            message = f"the engine is gone, another one is being started; try again in {ENGINE_S} s"
-            failure = Failure(503, message, headers={"Retry-After": str(ENGINE_S)})
-        else:
-            failure = Failure(500, hidden(what, error), "internal")
-        self._status = failure.status
-        return failure
-
-    async def close(self, pieces: AsyncGenerator[Piece, None]) -> None:
-        """The end of the exchange, also where the client has left: then the generation ends too."""
-        self._parts.traffic.leave()
-        self._end(self._status)
-        await pieces.aclose()
-
-    def _finished(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._count(body)
-        self._id = str(body.get("id", ""))
-        self._answer = _text(body)
-        return {**body, "model": self._call.model, "pddpo": self._stated}
-
-    async def events(self, pieces: AsyncGenerator[Piece, None]) -> AsyncIterator[str]:
-        """Events as vLLM makes them, each with the `pddpo` field. What breaks ends with an error, never silently."""
-        try:
-            while (piece := await self._next(pieces)) is not None:
-                for event in str(piece).split("\n\n"):
-                    if changed := self._event(event):
-                        yield changed + "\n\n"
-        except Exception as error:
-            failure = self._failure("a stream", error)
-            yield _error_event(failure.status, failure.detail)
-
-    def _event(self, event: str) -> str:
-        data = event.removeprefix("data: ")
-        if not data.startswith("{"):
-            return event
-        chunk: dict[str, Any] = json.loads(data)
-        if "error" in chunk:
-            return "data: " + json.dumps(_public(int(chunk["error"].get("code") or 500), chunk, self._call.id))
-        self._count(chunk)
-        self._id = str(chunk.get("id", ""))
-        self._answer += _text(chunk)
-        if not chunk.get("choices") and not self._call.wants_usage:
-            return ""
-        return "data: " + json.dumps({**chunk, "model": self._call.model, "pddpo": self._stated})
-
-    async def _next(self, pieces: AsyncGenerator[Piece, None]) -> Piece | None:
-        async with asyncio.timeout_at(self._deadline):
-            piece = await anext(pieces, None)
-        self._parts.traffic.heard()
-        if self._first_s is None and not (isinstance(piece, dict) and self._call.stream):
-            self._first_s = time.monotonic() - self._began
-        return piece
-
-    def _count(self, body: dict[str, Any]) -> None:
-        self._tokens = int((body.get("usage") or {}).get("total_tokens", self._tokens))
-
-    def _end(self, status: int) -> None:
-        used = self._tokens if self._tokens or status != 200 else self._call.reserve
-        self._parts.settle(self._key, self._call.reserve, used)
-        if self._id and status == 200 and self._call.prompts == 1:
-            reply = Reply(self._key.name, self._call.question, self._answer, self._policy, self._call.model)
-            self._parts.remember(self._id, reply)
-            self._parts.measured.offer(self._measured_as, Answer(self._call.question, self._answer))
-            self._parts.kept.offer(self._key, self._consent, self._sent())
-        seconds = time.monotonic() - self._began
-        self._parts.metrics.answered(self._call.model, self._policy.round, status, self._tokens, self._first_s, seconds)
-        self._span.end(
-            **{
-                "gen_ai.request.model": self._call.model,
-                "gen_ai.usage.total_tokens": self._tokens,
-                "http.response.status_code": status,
-                "pddpo.request": self._call.id,
-                "pddpo.round": self._policy.round,
-                "pddpo.version": self._policy.version.number,
-                "pddpo.first_piece_s": self._first_s,
-            }
-        )
-        line = {"id": self._call.id, "key": self._key.name, "status": status, "tokens": self._tokens, **self._stated}
-        line["round"] = self._policy.round
-        line |= {"seconds": round(seconds, 3)}
-        if self._parts.args.log_texts:
-            line |= {"question": self._call.question, "answer": self._answer}
-        # One line either way: a formatter for JSON writes the fields by themselves, one for text the message alone.
-        logger.info("%s", "request" if self._parts.args.log_json else json.dumps(line, ensure_ascii=False), extra=line)
-
-    def _sent(self) -> Sent | None:
-        """The exchange as it may be kept; None where it is no conversation with a question at its end."""
-        turns = turns_of(self._call.body.get("messages") or ())
-        if turns is None:
-            return None
-        author = self._policy.version.number
-        return Sent(self._key.name, self._call.user, turns, self._id, self._answer, author)
-
-
-class Streamed(StreamingResponse):
-    """A stream whose exchange is closed whatever becomes of it, even where the client left before its first event."""
-
-    def __init__(self, exchange: Exchange, pieces: AsyncGenerator[Piece, None], headers: dict[str, str]) -> None:
-        super().__init__(exchange.events(pieces), media_type="text/event-stream", headers=headers)
-        self._exchange, self._pieces = exchange, pieces
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._exchange.close(self._pieces)
-
-
-def _public(status: int, body: dict[str, Any], request: str = "") -> dict[str, Any]:
-    """An engine's error in our form; what failed inside stays inside. The engine's log has the request's id too."""
-    if status >= 500:
-        return error_body(status, hidden(f"the engine, request {request}", body), "internal")
-    return error_body(status, str((body.get("error") or body).get("message", "the engine refused the request")))
-
-
-def _error_event(status: int, message: str) -> str:
-    return f"data: {json.dumps(error_body(status, message))}\n\ndata: [DONE]\n\n"
-
-
-def _text(body: dict[str, Any]) -> str:
-    """The words of the first answer in a reply or in a chunk of one."""
-    for choice in body.get("choices", ()):
-        if choice.get("index", 0) == 0:
-            message = choice.get("message") or choice.get("delta") or choice
-            return str(message.get("content") or message.get("text") or "")
-    return ""
+    exchange.begin(parts.traces.begin(kind, request.headers))
+    return exchange
 
 
 # --- feedback and administration --------------------------------------------------------------------------------------

@@ -26,10 +26,11 @@ from ray.serve.schema import LoggingConfig
 
 from actors.session import ray_session
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Kind, Piece, PolicyEngine, TokensCall
+from deploy.serving.engine import EngineGone, Piece, PolicyEngine, TokensCall
 from deploy.serving.entrance import Engines, EntranceState, most_tokens
 from deploy.serving.measured_traffic import WatchedLimit, watched_limits
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
+from deploy.serving.request_fields import Kind
 from deploy.serving.settings import ONGOING_MAX, EngineSettings, ServeArgs, engine_settings, find, mixture_max
 from deploy.serving.stopping import StopSignals, let_finish
 from deploy.serving.waits import DEAD, Waits
@@ -39,8 +40,10 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.read_only import open_to_read
 from pddpo_ray.journal.transactions import Store
+from pddpo_ray.loop.certifying import decoding_of
 from pddpo_ray.serving.catalog import ServedPolicy, read_catalog
 from pddpo_ray.serving.keys import ApiKeys
+from pddpo_ray.storage.checkpoints import control_tokens
 from pddpo_ray.storage.whole_files import kept_secret
 
 APPLICATION = "pddpo"
@@ -192,6 +195,8 @@ def entrance_state(args: ServeArgs, engines: Engines) -> EntranceState:
         args,
         engines,
         most=most_tokens(args, settings.max_model_len - 1),
+        decoding=decoding_of(served.config),
+        control=control_tokens(Path(settings.model)),
         mixture_max=mixture_max(args, settings),
         draw_secret=kept_secret(Path(args.run) / DRAW_KEY),
         limits=limits,

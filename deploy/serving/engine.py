@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ import numpy as np
 import ray
 
 from deploy.serving.gate import Gate
+from deploy.serving.request_fields import Kind
 from deploy.serving.settings import EngineSettings
 from deploy.serving.tracing import TRACEPARENT, let_engine_trace
 from pddpo_ray.errors import RunError
@@ -40,17 +42,19 @@ from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import template_named
 
 logger = logging.getLogger("deploy.serving.engine")
 
-Kind = Literal["chat", "completion"]
 TokensCall = Literal["tokenize", "detokenize"]
 TOKENS_FIELDS = ("prompt", "messages", "tokens", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 Piece = dict[str, Any] | str
-"""First {"status": ..., "body": ...}; a stream goes on with lines of server-sent events."""
+"""First {"status": ..., "body": ..., "room": tokens that the prompt leaves for the answer, at most those asked for}; a
+stream goes on with lines of server-sent events."""
+LENGTHS: ContextVar[list[int]] = ContextVar("LENGTHS")
+"""Lengths that vLLM gave to the answers of the request under way: it cuts them to what the prompt leaves."""
 
 BASE = "base"
 STOP = " Nothing is served from it."
@@ -131,14 +135,17 @@ class PolicyEngine:
         """The reply to one request, piece by piece, under exactly this policy. `trace`: the span to continue."""
         async with self._holding(policy) as model:
             asked = with_relative_temperature({**body, "model": model}, self._settings.temperature)
+            lengths: list[int] = []
+            LENGTHS.set(lengths)
             reply = await self._ask(kind, self._with_stop_ids(asked), trace)
+            room = {"room": min(lengths)} if lengths else {}
             if not isinstance(reply, dict):
-                yield {"status": 200}
+                yield {"status": 200, **room}
                 async for line in reply:
                     yield line
                 return
         # Outside of the block: whoever reads slowly keeps nobody else from their turn.
-        yield reply
+        yield {**reply, **room}
 
     def _with_stop_ids(self, body: dict[str, Any]) -> dict[str, Any]:
         """The answer ends where the model ends its turn, besides where the client wants."""
@@ -278,8 +285,10 @@ class PolicyEngine:
     def _compare_files(self, policy: ServedPolicy, folder: Path) -> None:
         version = policy.version
         check_version(self._shapes, self._tokenizer, folder, engine="serving", version=version.number)
-        tensors = dict(stored_tensors(folder))
-        check_hash(tensors_sha256(tensors.items()), version, len(tensors), what=f"{version.name}: ", stop=STOP)
+        stream = TensorStream()
+        for name, tensor in stored_tensors(folder):
+            stream.add(name, tensor)
+        check_hash(stream.sha256(), version, stream.count, what=f"{version.name}: ", stop=STOP)
 
     async def _compare_canaries(self, policy: ServedPolicy, adapter: Any) -> None:
         """Log-probabilities of answers that the run drew from this policy, against what the journal says of them."""
@@ -356,9 +365,13 @@ def watched_engine(settings: EngineSettings) -> Any:
         def holds(self, version: str | None) -> None:
             self._held = version
 
-        async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        def generate(self, prompt: Any, parameters: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            LENGTHS.get([]).append(parameters.max_tokens)
+            return self._watched(super().generate(prompt, parameters, *args, **kwargs))
+
+        async def _watched(self, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
             held = self._held
-            async for output in super().generate(*args, **kwargs):
+            async for output in outputs:
                 if output.finished:
                     demand_version(output, held)
                     self.verified_at = time.monotonic()

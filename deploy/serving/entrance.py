@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.serving.engine import Kind, Piece, TokensCall
+from deploy.serving.engine import Piece, TokensCall
 from deploy.serving.kept_prompts import KeptPrompts
 from deploy.serving.measured_traffic import MeasuredTraffic, WatchedLimit
 from deploy.serving.metrics import ServingMetrics
+from deploy.serving.request_fields import Kind
 from deploy.serving.settings import ServeArgs
 from deploy.serving.tracing import Traces
 from deploy.serving.traffic import HANGS_S, Traffic
@@ -67,7 +68,11 @@ class Reply:
 
 
 class EntranceState:
-    """State of one entrance. `most` is the longest answer in tokens."""
+    """State of one entrance.
+
+    most: longest answer in tokens. decoding: how the run draws its answers. control: texts of the model's special
+    tokens.
+    """
 
     def __init__(
         self,
@@ -76,11 +81,14 @@ class EntranceState:
         engines: Engines,
         *,
         most: int,
+        decoding: Mapping[str, Any],
+        control: Sequence[str] = (),
         mixture_max: int | None = None,
         draw_secret: str = "",
         limits: Sequence[WatchedLimit] = (),
     ) -> None:
-        self.store, self.args, self.engines, self.most = store, args, engines, most
+        self.store, self.args, self.engines = store, args, engines
+        self.most, self.decoding, self.control = most, decoding, tuple(control)
         self.traffic = Traffic(args.most_requests)
         self.metrics = ServingMetrics(store.run)
         self.traces = Traces(args.traces, store.run)
@@ -160,7 +168,9 @@ class EntranceState:
 
     def _alarmed(self, watched: Watched, alarm: Alarm) -> None:
         """Takes the release back, journals it and tells the webhook; the follower takes it over."""
+        key, count = self.measured.most_of(watched.sha256)
         reason = f"alarm: {watched.limit} is broken by what {alarm.answers} measured answers say"
+        reason += f"; of those since the start most, {count}, went to key {key!r}"
         stage = self.catalog.stage
         if stage is not None and self.catalog.policies[stage.round].version.sha256 == watched.sha256:
             now = self.releases.unstage(stage.round, by=ALARM, reason=reason)

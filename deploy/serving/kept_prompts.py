@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from deploy.serving.metrics import ServingMetrics
 from pddpo_ray.journal.served import Caps, Sent, UserVerdict, judge, keep
 from pddpo_ray.journal.transactions import Store
-from pddpo_ray.records import Message
-from pddpo_ray.serving.catalog import text_of
 from pddpo_ray.serving.keys import ApiKey
 from pddpo_ray.serving.scrubbing import Scrubber
 
@@ -27,7 +24,6 @@ Consent = Literal["off", "request", "key"]
 CONSENT_HEADER = "x-pddpo-training"
 """yes or no, of this request; a no counts whatever the key says."""
 WAITING_MAX = 1000
-ROLES = ("system", "user", "assistant")
 
 
 def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
@@ -36,14 +32,6 @@ def consents(consent: Consent, key: ApiKey, said: str | None) -> bool:
     if consent == "off" or word not in ("", "yes"):
         return False
     return word == "yes" if consent == "request" else key.consented
-
-
-def turns_of(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...] | None:
-    """The conversation up to its last question; None where it does not end with one, or has turns of other kinds."""
-    turns = tuple(Message(str(one.get("role")), text_of([{**one, "role": ""}]).removeprefix(": ")) for one in messages)
-    if not turns or turns[-1].role != "user" or any(one.role not in ROLES for one in turns):
-        return None
-    return turns
 
 
 class KeptPrompts:

@@ -3,7 +3,8 @@
 A coin that knows nothing of the answer chooses what is measured. Only answers of `released` that carry its certificate
 count, decoded as it was tested: each has an expected measure of at most the limit while the release keeps it, whatever
 came before. Texts are measured in memory and stored nowhere. An answer that the source cannot measure is left out, and
-counted by itself.
+counted by itself. One that was broken off is not measured: it counts as the best value, so that a client who leaves
+each stream that looks harmless raises no evidence.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +97,8 @@ class MeasuredTraffic:
     ) -> None:
         self._alarms, self._limits, self._share = Alarms(store), tuple(limits), share
         self._metrics, self._rang, self._coin = metrics, rang, coin
-        self._waiting: asyncio.Queue[tuple[str, Answer]] = asyncio.Queue(KEPT)
+        self._waiting: asyncio.Queue[tuple[str, Answer | None, str]] = asyncio.Queue(KEPT)
+        self._askers: dict[str, Counter[str]] = {}
         self._states: dict[Watched, Alarm] = {}
         self._over: set[str] = set()
 
@@ -104,25 +107,35 @@ class MeasuredTraffic:
         """Whether anything is measured at all."""
         return bool(self._limits) and self._share > 0
 
-    def offer(self, sha256: str, answer: Answer) -> None:
-        """An answer of the released policy with these weights; the coin decides before anybody reads it."""
+    def offer(self, sha256: str, answer: Answer | None, key: str = "") -> None:
+        """An answer of the released policy with these weights to this key, None: it was broken off; the coin decides
+        before anybody reads it."""
         if self._limits and sha256 and self._coin() < self._share and not self._waiting.full():
-            self._waiting.put_nowait((sha256, answer))
+            self._waiting.put_nowait((sha256, answer, key))
 
     async def work(self) -> None:
         """Measures what waits, for ever."""
         while True:
-            sha256, answer = await self._waiting.get()
+            offered = await self._waiting.get()
             try:
-                await asyncio.to_thread(self.measure, sha256, answer)
+                await asyncio.to_thread(self.measure, *offered)
             except Exception:
                 logger.exception("a served answer was not measured")
 
-    def measure(self, sha256: str, answer: Answer) -> None:
+    def most_of(self, sha256: str) -> tuple[str, int]:
+        """The key that got most of the answers of these weights that were measured since the start, and how many."""
+        return max(self._askers.get(sha256, Counter()).items(), key=lambda one: one[1], default=("", 0))
+
+    def measure(self, sha256: str, answer: Answer | None, key: str = "") -> None:
         """One answer under all limits. Raises what a source raises for a mistake that a person must mend."""
         if sha256 in self._over:
             return
+        if answer is not None:
+            self._askers.setdefault(sha256, Counter())[key] += 1
         for limit in self._limits:
+            if answer is None:
+                self._count(Watched(sha256, limit.name), limit, 0.0)
+                continue
             (value,) = limit.measured([answer])
             self._metrics.measured(limit.name, value, limit.at_most)
             if value is not None:

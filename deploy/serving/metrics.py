@@ -31,6 +31,7 @@ NAMES = (
     "pddpo_serving_undelivered",
     "pddpo_serving_alarms_total",
     "pddpo_serving_kept_total",
+    "pddpo_serving_cut_off_total",
 )
 """Names as Prometheus stores them; histograms have _bucket, _sum and _count besides."""
 
@@ -103,6 +104,13 @@ class ServingMetrics:
             ("run", "as"),
             **common,
         )
+        self._cut_off = Counter(
+            "pddpo_serving_cut_off",
+            "Answers that were broken off by their client or by time",
+            ("run",),
+            **common,
+        )
+        self._cut_off.labels(run)
         self._undelivered.labels(run)
         self._kept.labels(run, "kept")
         self._alarms.labels(run)
@@ -134,6 +142,9 @@ class ServingMetrics:
     def kept(self, as_: str) -> None:
         """One exchange: kept, beyond a cap, or dropped whole by a rule."""
         self._kept.labels(self._run, as_).inc()
+
+    def broke_off(self) -> None:
+        self._cut_off.labels(self._run).inc()
 
     def rang(self) -> None:
         self._alarms.labels(self._run).inc()

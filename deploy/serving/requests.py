@@ -1,4 +1,4 @@
-"""From a client's JSON to what an engine is asked: known fields only, every number bounded.
+"""From a client's JSON to what an engine is asked: known fields only (`request_fields`), every number bounded.
 
 Errors have the form that OpenAI clients read: {"error": {message, type, param, code}}.
 """
@@ -7,38 +7,29 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from deploy.serving.engine import Kind
+from deploy.serving.request_fields import Kind, departure, read, shortened
 from deploy.web.http_errors import ApiError, Failure
 from pddpo_ray.errors import UserError
+from pddpo_ray.records import Message
 from pddpo_ray.serving.catalog import RELEASED, NotServed, conversation_of, text_of
 
-COMMON = frozenset(
-    {
-        *("model", "user", "n", "seed", "stop", "stop_token_ids", "stream", "max_tokens", "min_tokens", "ignore_eos"),
-        *("temperature", "top_p", "top_k", "min_p", "logit_bias"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-    }
-)
-FIELDS: Mapping[str, frozenset[str]] = {
-    "chat": COMMON | {"messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"},
-    "completion": COMMON | {"prompt", "echo", "logprobs"},
-}
-"""What reaches the engine; other fields are ignored, as OpenAI's own clients expect, but for those refused below."""
-REFUSED = ("tools", "functions", "tool_choice", "audio", "suffix", "best_of", "prompt_embeds")
-"""To ignore these would answer another question than the one that was asked."""
-NO_TOOLS = "none"
-"""A client that names tools and forbids to call them asks for plain text."""
-
-ANSWERS_MAX = 8
 PROMPTS_MAX = 64
 USER_MAX = 200
-LOGPROBS_MAX = 20
+LENGTHS = {"max_tokens", "max_completion_tokens"}
+TOOL = "tool"
+ROLES = ("system", "user", "assistant", TOOL)
+TYPES_OF_TEXT = ("text", "message")
+"""What lm-eval and clients of other routes write beside a message that is one anyway."""
+ALIASES = {"developer": "system"}
+"""Other names of roles, as OpenAI's newer models have them."""
+NO_TOOLS = "none"
+"""A client that names tools and forbids to call them asks for plain text."""
 DEPTH_MAX = 32
 """Objects and lists inside each other: deeper ones only cost time and stack, here and in the engine."""
 BYTES_PER_TOKEN = 3
@@ -49,30 +40,63 @@ BYTES_PER_TOKEN = 3
 class Call:
     """One request. `reserve` is the most tokens that it can use, about; `question` is its text."""
 
+    kind: Kind
     id: str
     model: str
     conversation: str
     body: dict[str, Any]
+    """What the engine is asked."""
+    fields: Mapping[str, Any]
+    """Of it the fields that the client gave."""
+    turns: tuple[Message, ...]
+    """The conversation; empty for a completion."""
+    untested: str | None
+    """What in its messages makes another prompt than any that was tested."""
     stream: bool
     wants_usage: bool
+    wants_counts: bool
+    """Whether every event of a stream counts tokens, as the client asked."""
+    most: int
+    """Tokens of an answer at most."""
+    clamped: str | None
+    """The length that the client asked for and does not get, in words."""
     reserve: float
     question: str
     prompts: int
-    """How many prompts it asks about: more than one in a list for completions."""
-    length_given: bool
-    """Whether the client said how long an answer may be."""
+    """How many it asks about: more than one in a list for completions."""
     user: str = ""
     """Whom the application names as its user."""
 
-    def of_length(self, tokens: int, most: int) -> Call:
+    @property
+    def single(self) -> bool:
+        """Whether the reply is one answer and nothing else, so that a verdict about it is about that answer."""
+        return self.prompts == 1 and self.body.get("n", 1) == 1 and not self.body.get("echo")
+
+    @property
+    def prompt_tokens(self) -> float:
+        """About how many its prompts have."""
+        return len(self.question) / BYTES_PER_TOKEN
+
+    def departure(self, decoding: Mapping[str, Any]) -> str | None:
+        """What makes another answer of it than this decoding, by which the policy was tested; None: nothing."""
+        shorter = f"max_tokens={self.most}" if self.most < decoding["max_tokens"] else None
+        return self.untested or departure(self.kind, self.fields, decoding) or shorter
+
+    def of_length(self, tokens: int) -> Call:
         """The same request with an answer of at most so many tokens, unless it says itself how long."""
-        return self if self.length_given else replace(self, body={**self.body, "max_tokens": min(tokens, most)})
+        if not LENGTHS.isdisjoint(self.fields):
+            return self
+        most = min(tokens, self.most)
+        return replace(self, body={**self.body, "max_tokens": most}, most=most)
 
 
 def read_json(text: bytes) -> Any:
     """What a client sent. Raises ApiError 400 where it is no JSON or has too many levels."""
     try:
-        body = json.loads(text)
+        body = json.loads(text, parse_constant=_no_number)
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "the request holds half of a surrogate pair, which is no text") from None
     except ValueError:
         raise ApiError(400, "the request is not JSON") from None
     except RecursionError:
@@ -86,79 +110,117 @@ def read_json(text: bytes) -> Any:
     raise ApiError(400, f"the request has objects or lists inside each other more than {DEPTH_MAX} levels deep")
 
 
+def _no_number(name: str) -> Any:
+    """NaN and Infinity are Python's, not JSON's."""
+    raise ValueError(name)
+
+
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def parse(kind: Kind, body: Any, conversation: str | None, max_tokens: int) -> Call:
-    """Raises ApiError 400 naming the field that is wrong. `conversation` comes from the header, if there is one."""
+def parse(kind: Kind, body: Any, conversation: str | None, most: int, control: Sequence[str] = ()) -> Call:
+    """Raises ApiError 400 naming the field that is wrong. `conversation` comes from the header, if there is one; `most`
+    is the longest answer in tokens; `control`: texts by which the model's template begins and ends turns."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request must be a JSON object")
-    if body.get("tool_choice") == NO_TOOLS:
+    if kind == "chat" and body.get("tool_choice") == NO_TOOLS:
         body = {name: value for name, value in body.items() if name not in ("tools", "tool_choice")}
-    for name in REFUSED:
-        if body.get(name):
-            raise ApiError(400, f"{name} is not supported by this endpoint: leave it out")
     model = body.get("model") or RELEASED
     if not isinstance(model, str):
         raise ApiError(400, "model must be a string")
     named = conversation or body.get("conversation_id")
     if named is not None and not (isinstance(named, str) and 0 < len(named) <= 200):
         raise ApiError(400, "conversation_id must be a string of at most 200 characters")
-    asked = {name: value for name, value in body.items() if name in FIELDS[kind] and value is not None}
-    answers = _bounded(asked, "n", 1, ANSWERS_MAX, 1)
-    for name in ("logprobs", "top_logprobs"):
-        if not isinstance(asked.get(name), bool):
-            _bounded(asked, name, 0, LOGPROBS_MAX, 0)
-    length_given = not {"max_tokens", "max_completion_tokens"}.isdisjoint(asked)
-    tokens = _tokens(kind, asked, max_tokens)
-    texts = _texts(kind, asked)
+    asked = read(kind, body)
+    untested: str | None = None
+    if kind == "chat":
+        asked["messages"], untested = read_messages(asked.get("messages"), control)
+    texts = [text_of(asked["messages"])] if kind == "chat" else _texts(asked)
+    name, tokens, clamped = _length(kind, asked, most)
+    fields = dict(asked)
+    asked[name] = tokens
     question = "\n".join(texts)
     stream = asked.get("stream") is True
     if stream:
-        # Asked of the engine in any case, because the key's tokens are counted by it.
-        asked["stream_options"] = {"include_usage": True}
+        # Asked of the engine in any case: the key pays for what was drawn, also of an answer that is broken off.
+        asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     options = body.get("stream_options")
+    options = options if isinstance(options, dict) else {}
     id_ = uuid.uuid4().hex
     return Call(
+        kind=kind,
         id=id_,
         model=model,
-        conversation=conversation_of(named, _seed(asked), _opening(asked, question)),
+        conversation=conversation_of(named, asked.get("seed"), _opening(asked, question)),
         body={**asked, "request_id": id_},
+        fields=fields,
+        turns=tuple(Message(one["role"], one["content"]) for one in asked.get("messages", ())),
+        untested=untested,
         stream=stream,
-        wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        reserve=len(texts) * answers * tokens + len(question) / BYTES_PER_TOKEN,
+        wants_usage=bool(options.get("include_usage")),
+        wants_counts=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        most=tokens,
+        clamped=clamped,
+        reserve=len(texts) * asked.get("n", 1) * tokens + len(question) / BYTES_PER_TOKEN,
         question=question,
         prompts=len(texts),
-        length_given=length_given,
         user=str(asked.get("user") or "")[:USER_MAX],
     )
 
 
-def _tokens(kind: Kind, asked: dict[str, Any], most: int) -> int:
-    """Longest answer; what is not given is filled in, so that no request is without a bound."""
+def _length(kind: Kind, asked: dict[str, Any], most: int) -> tuple[str, int, str | None]:
+    """The field that says how long an answer may be, what it comes to, and the length that is not given. A request that
+    says nothing gets what the API gives, so that none is without a bound."""
     name = "max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"
-    default = most if kind == "chat" else min(16, most)
+    if name != "max_tokens":
+        asked.pop("max_tokens", None)  # as the engine has it
+    if name not in asked:
+        return name, most if kind == "chat" else min(16, most), None
+    wanted = int(asked[name])
     # Evaluation harnesses ask for the log-probabilities of the prompt alone.
-    least = 0 if kind == "completion" and asked.get("echo") is True else 1
-    asked[name] = _bounded(asked, name, least, most, default)
-    return int(asked[name])
+    least = 0 if kind == "completion" and asked.get("echo") else 1
+    if wanted < least:
+        raise ApiError(400, f"{name} must be a whole number from {least} to {most}, not {wanted}")
+    asked[name] = min(wanted, most)
+    return name, asked[name], f"{name}: {most} in place of {wanted}" if wanted > most else None
 
 
-def _bounded(asked: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
-    value = asked.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ApiError(400, f"{name} must be a whole number from {low} to {high}, not {value!r}")
-    return value
+def read_messages(value: Any, control: Sequence[str]) -> tuple[list[dict[str, Any]], str | None]:
+    """A conversation as the engine, the limits' sources and training all read it, and what in it makes another prompt
+    than any that was tested (in ASCII). Raises ApiError 400 naming a message."""
+    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+        raise ApiError(400, "messages must be a list of objects with role and content")
+    messages, untested = [], None
+    for number, message in enumerate(value):
+        role = ALIASES.get(str(message.get("role")), message.get("role"))
+        if role not in ROLES:
+            known = ", ".join((*ROLES, *ALIASES))
+            raise ApiError(400, f"messages[{number}]: the role {shortened(role)} is none of {known}")
+        content = _content(message.get("content"))
+        others = {name: one for name, one in message.items() if name not in ("role", "content") and one}
+        if others.get("type") in TYPES_OF_TEXT:
+            others.pop("type")
+        messages.append({"role": role, "content": content, **others})
+        if others or role == TOOL:
+            untested = untested or f"messages[{number}] with {shortened(next(iter(others), TOOL))}"
+        if mark := next((mark for mark in control if mark in content), None):
+            untested = untested or f"messages[{number}] with the control token {shortened(mark)}"
+    if messages[-1]["role"] != "user":
+        untested = untested or f"a last message of role {messages[-1]['role']}"
+    return messages, untested
 
 
-def _seed(asked: Mapping[str, Any]) -> int | None:
-    seed = asked.get("seed")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise ApiError(400, f"seed must be a whole number, not {seed!r}")
-    return seed
+def _content(value: Any) -> str:
+    """One text; parts are joined as vLLM joins them."""
+    parts = value if isinstance(value, list) else [{"text": "" if value is None else value}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
+    words = [text for text in texts if isinstance(text, str)]
+    if len(words) < len(parts):
+        raise ApiError(400, "messages: this model reads text alone; a part of a message is something else")
+    return "\n".join(words)
 
 
 def _opening(asked: Mapping[str, Any], question: str) -> str:
@@ -170,18 +232,9 @@ def _opening(asked: Mapping[str, Any], question: str) -> str:
     return text_of(messages[: first + 1])
 
 
-def _texts(kind: Kind, asked: Mapping[str, Any]) -> list[str]:
-    """The text of each prompt; token ids are written as numbers."""
-    if kind == "completion":
-        return [each if isinstance(each, str) else " ".join(str(token) for token in each) for each in _prompts(asked)]
-    messages = asked.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-        raise ApiError(400, "messages must be a list of objects with role and content")
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and any(not isinstance(part, dict) or "text" not in part for part in content):
-            raise ApiError(400, "messages: this model reads text alone; a part of a message is something else")
-    return [text_of(messages)]
+def _texts(asked: Mapping[str, Any]) -> list[str]:
+    """The text of each prompt of a completion; token ids are written as numbers."""
+    return [each if isinstance(each, str) else " ".join(str(token) for token in each) for each in _prompts(asked)]
 
 
 def _prompts(asked: Mapping[str, Any]) -> list[str | list[int]]:

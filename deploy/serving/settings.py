@@ -12,6 +12,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.storage.checkpoints import longest_context
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL
+from pddpo_ray.text.templates import OF_VERSION
 
 ONGOING_MAX = 128
 """Requests inside one engine replica, waiting for their turn or generating."""
@@ -177,7 +178,7 @@ def engine_settings(args: ServeArgs, served: ServedRun, reference_path: str) -> 
         gpu_memory=args.gpu_memory,
         tensor_parallel=args.tensor_parallel,
         threads=max(1, int(args.cpus)),
-        template=config.template,
+        template=OF_VERSION,
         chat_template=template,
         traces=args.traces,
         temperature=config.policy.temperature,

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pddpo_ray.annotation.questions import LANGUAGE, UNKNOWN_RISK, Kind, Question, Turns
-from pddpo_ray.data.fields import identity, messages, text
+from pddpo_ray.data.dialogue import messages
+from pddpo_ray.data.fields import identity, text
 from pddpo_ray.data.problems import Fault, Limits, RowError, shown
 from pddpo_ray.data.text_files import json_lines
 from pddpo_ray.errors import UserError

@@ -51,7 +51,7 @@ def chat(
         policy = policy_to_take(read_catalog(store), run, round_)
         questions = [prompt.text for prompt in JournalReader(store.engine, store.run).prompts().values()]
     stored = artifacts.stored(policy.version.path)
-    weights, renderer = weights_of(artifacts, policy), renderer_of(stored_run.config, stored)
+    weights, renderer = weights_of(artifacts, policy), renderer_of(stored)
     most = max_tokens or stored_run.config.rollout.max_tokens
     talk = Conversation(stored, weights, renderer, most, seed, stored_run.config.policy.temperature)
     if prompt is not None:
@@ -83,7 +83,7 @@ class Conversation:
         seed: int,
         temperature: float = 1.0,
     ) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
         from pddpo_ray.rollout.checkpoint import load_tokenizer
 
@@ -92,6 +92,8 @@ class Conversation:
         self._model = AutoModelForCausalLM.from_config(config).eval()
         self._model.load_state_dict(weights, strict=False)
         self._model.tie_weights()
+        # whatever the reference was drawn with: an answer is one of the policy's
+        self._model.generation_config = GenerationConfig(**renderer.sampling(temperature))
         context = int(getattr(config, "max_position_embeddings", sys.maxsize))
         if max_tokens >= context:
             raise UserError(
@@ -100,7 +102,6 @@ class Conversation:
             )
         self._room = context - max_tokens
         self._renderer, self._max_tokens, self._seed = renderer, max_tokens, seed
-        self._temperature = temperature
         self._turns: list[Message] = []
 
     def begin_anew(self) -> None:
@@ -113,7 +114,6 @@ class Conversation:
         from transformers import TextStreamer
 
         from pddpo_ray.records import Message
-        from pddpo_ray.report.exported import drawn_as
         from pddpo_ray.report.text import visible
 
         self._turns.append(Message("user", text))
@@ -138,12 +138,11 @@ class Conversation:
                 given,
                 attention_mask=torch.ones_like(given),
                 max_new_tokens=self._max_tokens,
-                pad_token_id=self._renderer.stop_ids[0],
                 streamer=Shown(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **drawn_as(self._renderer, self._temperature),
             )
         show("\n")
-        self._turns.append(Message("assistant", "".join(pieces).strip()))
+        said = self._renderer.without_lead(self._turns, "".join(pieces))
+        self._turns.append(Message("assistant", said))
 
 
 def _print(piece: str) -> None:

@@ -34,6 +34,10 @@ def compare(
     ] = 2,
     address: Annotated[str | None, typer.Option(help="A running Ray cluster; default: a session here.")] = None,
     page_only: Annotated[bool, typer.Option("--page", help="Run nothing; write the page of what is finished.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="paper: print where it has which model and what trains it; run nothing."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run every method of a suite on several seeds and write compare.html. Given again, it goes on where it was.
@@ -41,11 +45,13 @@ def compare(
     `pddpo compare paper` trains nothing: it evaluates published models, and ours by their runs, side by side.
     `pddpo compare RUN...` neither: table and curves of your own runs, in compare-runs.html beside them (or in --runs).
     """
+    if dry_run and suite != "paper":
+        raise UserError("--dry-run is of `pddpo compare paper`, whose models are trained elsewhere")
     if Path(suite).expanduser().is_dir():
         _own([suite, *(overrides or [])], runs, as_json=as_json)
         return
     if suite == "paper":
-        _paper(overrides or [], runs, as_json=as_json)
+        _paper(overrides or [], runs, dry_run=dry_run, as_json=as_json)
         return
     from pddpo_ray.compare import command
     from pddpo_ray.compare.suite import load_suite
@@ -73,9 +79,17 @@ def compare(
         raise RunError(f"{len(failures)} of the suite's runs failed: {names}; the page says why")
 
 
-def _paper(given: list[str], out: Path | None, *, as_json: bool) -> None:
-    from pddpo_ray.compare.paper import compare_paper, load_paper
+def _paper(given: list[str], out: Path | None, *, dry_run: bool, as_json: bool) -> None:
+    from pddpo_ray.compare.paper import compare_paper, load_paper, planned
     from pddpo_ray.evaluate.command import PAGE
+
+    if dry_run:
+        rows = planned(load_paper(given))
+        if as_json:
+            print_json({"rows": [dict(zip(("shown", "model", "source"), row, strict=True)) for row in rows]})
+        else:
+            print_columns([("in the paper", "model", "source, or what trains it"), *rows])
+        return
 
     folder = (out or Path("runs") / "compare-paper").expanduser().absolute()
     line = shlex.join(["pddpo", "compare", "paper", *given])

@@ -45,7 +45,9 @@ def check(
         rows.append((one.limit.name, str(one.limit), estimate, interval, count, VERDICT[one.kept]))
     print_columns(rows)
     for one in checked:
-        for line in (one.note, *one.reasons):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in one.kinds.items())
+        missing = f"{one.failed} without a number count as the worst in the interval: {kinds}" if one.failed else ""
+        for line in (one.note, missing, *one.reasons):
             if line:
                 typer.echo(f"{one.limit.name}: {line}")
 

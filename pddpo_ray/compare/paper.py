@@ -20,7 +20,7 @@ from pddpo_ray.config.document import parse_value, read_document
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.command import Plan, Scorers, Tell, evaluate
 from pddpo_ray.evaluate.models import Model
-from pddpo_ray.evaluate.scorers import fingerprint, lazy_scorer
+from pddpo_ray.evaluate.scorers import fingerprint, judges_at, lazy_scorer
 from pddpo_ray.evaluate.sets import read_set
 from pddpo_ray.records import Decoding
 
@@ -34,6 +34,8 @@ class ModelEntry(Strict):
     set: list[str] = Field(default_factory=list)
     signal: str | None = None
     """Cost model that moves the multiplier while it trains."""
+    shown: list[str] = Field(default_factory=list)
+    """Figures and tables of the paper that have it."""
 
 
 class PaperEntry(Strict):
@@ -44,6 +46,10 @@ class PaperEntry(Strict):
     models: dict[str, ModelEntry]
     reward_model: str
     cost_model: str
+    judge: str | None = None
+    """URL of an OpenAI-compatible endpoint that compares answers with the reference's, in both orders; null: none."""
+    judge_model: str = ""
+    """Model that the judge's endpoint is asked for."""
     sets: list[str] = Field(min_length=1)
     benign: list[str] = Field(default_factory=list)
     template: str = "safe-rlhf"
@@ -125,20 +131,38 @@ def compare_paper(
         max_model_len=paper.max_model_len,
         elo=paper.elo,
     )
-    own = Scorers(
-        reward=lazy_scorer(paper.reward_model, paper.dtype),
-        cost=lazy_scorer(paper.cost_model, paper.dtype),
-        fingerprint=fingerprint((paper.reward_model, paper.cost_model), paper.dtype),
-    )
     return evaluate(
         plan,
-        scorers or own,
+        scorers or scorers_of(paper),
         out,
         tell,
         title="pddpo compare paper",
         commands=[*([command] if command else []), *_trainings(paper.models)],
         notes=[paper.about, *_notes(missing)],
     )
+
+
+def scorers_of(paper: PaperEntry) -> Scorers:
+    """The plan's reward and cost model, loaded when they are first asked, and its judge of both axes if it has one."""
+    judge = (paper.judge, paper.judge_model) if paper.judge else ()
+    return Scorers(
+        reward=lazy_scorer(paper.reward_model, paper.dtype),
+        cost=lazy_scorer(paper.cost_model, paper.dtype),
+        judges=judges_at(paper.judge, paper.judge_model) if paper.judge else (),
+        fingerprint=fingerprint((paper.reward_model, paper.cost_model), *judge, paper.dtype),
+    )
+
+
+def planned(paper: PaperEntry) -> list[tuple[str, str, str]]:
+    """What `--dry-run` prints: where the paper has a model, its name, and its source or the command that trains it."""
+    shown = {name: entry.shown or ["not in the paper"] for name, entry in paper.models.items()}
+    order = {place: None for name in paper.models for place in shown[name]}
+    return [
+        (place, name, _training(name, entry) if entry.source is None else entry.source)
+        for place in order
+        for name, entry in paper.models.items()
+        if place in shown[name]
+    ]
 
 
 def _notes(missing: Sequence[Missing]) -> list[str]:

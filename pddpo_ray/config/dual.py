@@ -34,7 +34,8 @@ class AnytimeRule(Strict):
 
 
 class NewtonRule(Strict):
-    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region of 0.5 * upper / sqrt(K)."""
+    """Damped Newton: (estimate - d) * beta / Var(cost), within a trust region of 0.5 * upper / sqrt(K). No bound on its
+    regret is known, so that the theorem's rate is not shown for it (docs/paper.md)."""
 
     kind: Literal["newton"] = "newton"
     """Tag of this variant."""

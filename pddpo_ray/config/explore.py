@@ -21,6 +21,7 @@ class Bonus(Extension):
 
 
 ELLIPTICAL = Bonus(f"{MAKERS}:elliptical")
+THEOREM = Bonus(f"{MAKERS}:theorem")
 SIMHASH = Bonus(f"{MAKERS}:simhash")
 THOMPSON = Bonus(f"{MAKERS}:thompson")
 GREEDY = PROPOSALS = OFF = Bonus(f"{MAKERS}:none")
@@ -30,10 +31,11 @@ class ExploreConfig(Strict):
     """Which answers get labelled for preferences. The exploring policy is never served."""
 
     bonus: Annotated[str, Named("bonuses")] = "elliptical"
-    """elliptical: posterior standard deviations of frozen features. simhash: counts of hashed features, without linear
-    algebra. thompson: one random guess a round in place of a bonus. greedy: the candidates that the policy's own scores
-    rank first. proposals: any candidate, half of which are the reference's. off: answers of the policy as they come
-    (docs/exploration.md)."""
+    """elliptical: posterior standard deviations of frozen features. theorem: the same held within a round, drawn from
+    the optimistic policy itself; it lists every answer, as tables can (docs/paper.md). simhash: counts of hashed
+    features, without linear algebra. thompson: one random guess a round in place of a bonus. greedy: the candidates
+    that the policy's own scores rank first. proposals: any candidate, half of which are the reference's. off: answers
+    of the policy as they come (docs/exploration.md)."""
     settings: Annotated[dict[str, Any], SettingsOf("bonuses")] = Field({})
     """Settings of a bonus from an installed package."""
     loss: Literal["plain", "xpo"] = "plain"
@@ -56,8 +58,9 @@ class ExploreConfig(Strict):
     """Factor on the cost bonus; 0: only the reward's uncertainty is explored."""
     prior_sd: float = Field(2.0, gt=0)
     """s0: prior standard deviation of a difference of scores."""
-    information: float = Field(0.25, gt=0)
-    """w: Fisher information of one comparison (at most 1/4)."""
+    information: Annotated[float, Field(gt=0)] | Literal["fitted"] = 0.25
+    """w: Fisher information of one comparison, at most 1/4. fitted: sigma'(m) of each at its fitted difference m, whose
+    inverse is the Laplace covariance; 1/4 gives a lower bound of it (docs/paper.md)."""
     rank: int = Field(128, ge=1)
     """q: dimensions kept by the whitening."""
     feature_clip: float = Field(3.0, gt=0)

@@ -134,7 +134,7 @@ class ModelFeedback(FeedbackCommon):
 class EndpointConfig(Strict):
     """A language model behind an OpenAI-compatible endpoint, and how it is asked."""
 
-    endpoint: str = "http://127.0.0.1:8000/v1"
+    endpoint: str = Field("http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s/]+\S*$")
     """Base URL; /chat/completions is asked."""
     model: str
     """Name of the model there."""
@@ -150,6 +150,10 @@ class EndpointConfig(Strict):
     """Longest wait for one answer of the judge, in seconds."""
     tries: int = Field(4, ge=1)
     """How often one question is sent when the endpoint fails or is busy."""
+    fields: dict[Literal["max_tokens", "temperature", "seed", "system"], str | None] = Field(default_factory=dict)
+    """Names of request fields there, e.g. {max_tokens: max_completion_tokens, temperature: null}; null: not sent.
+    system: the role of the instructions; null: they begin the question. What is refused by its name before anything was
+    answered is renamed or left out without this, with a warning."""
 
 
 class JudgeFeedback(EndpointConfig, FeedbackCommon):
@@ -158,8 +162,8 @@ class JudgeFeedback(EndpointConfig, FeedbackCommon):
     kind: Literal["judge"] = "judge"
     """Tag of this variant."""
     excluded: float = Field(0.1, ge=0, lt=1)
-    """Largest share of a round's answers or pairs that are left out, and counted, because no reply about them could be
-    read in three attempts; beyond it the run fails."""
+    """Largest share of a round's answers or pairs about which no reply can be read in three attempts; beyond it the run
+    fails. Such answers count as unsafe, like those that the endpoint refuses, however many; such pairs are left out."""
 
 
 class WorldScores(Strict):

@@ -30,6 +30,7 @@ from pddpo_ray.storage.checkpoints import (
     adapter_problem,
     checkpoint_folder,
     checkpoint_problem,
+    is_adapter,
     is_hub_name,
     longest_context,
 )
@@ -484,7 +485,7 @@ def _check_files(config: Config, origins: Origins) -> None:
         raise UserError(f"{origin}: world.path {file} does not exist; give the path of a world file (JSON)")
     if config.model.reference is not None:
         origin, reference = _origin_of(("model", "reference"), origins), config.model.reference
-        folder = checkpoint_folder(reference) if is_hub_name(reference) else Path(reference)
+        folder = checkpoint_folder(reference) if is_hub_name(reference) or is_adapter(reference) else Path(reference)
         problem = checkpoint_problem(folder)
         if problem is None and config.model.parameters.kind == "lora":
             problem = adapter_problem(folder)

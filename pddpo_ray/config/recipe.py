@@ -381,6 +381,16 @@ class Config(Strict):
             raise ValueError(f"feedback.kind={self.feedback.kind} reads texts; a table has none, use world or people")
         if isinstance(self.world, NoWorldConfig):
             self._somebody_knows()
+        if self.explore.information == "fitted" and self.online:
+            if self.explore.bonus not in ("elliptical", "thompson") or self.algorithm == "o-pd-dpo-paper":
+                raise ValueError(
+                    "explore.information=fitted is of the design matrix that o-pd-dpo explores by: it needs"
+                    f" explore.bonus elliptical or thompson, not {self.explore.bonus} with {self.algorithm}"
+                )
+            if self.limits or self.reward:
+                raise ValueError("explore.information=fitted is of comparisons; measured limits and rewards have 1/4")
+        if self.explore.bonus == "theorem" and self.online and not tabular:
+            raise ValueError("explore.bonus=theorem lists every answer, as only a table can: use elliptical")
         if self.explore.weights == "exact" and self.rollout.proposal_temperature != 1.0 and self.online:
             raise ValueError(
                 "explore.weights=exact needs rollout.proposal_temperature=1.0, not "

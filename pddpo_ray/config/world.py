@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pddpo_ray.config.section import Strict
 
@@ -167,16 +167,20 @@ class NoWorldConfig(Strict):
     """Files of pairs whose `chosen` is the less harmful answer. A row that states both labels gives both, in
     either list."""
     columns: dict[str, str] = Field({})
-    """Names of fields of those pairs here, and what the files call them, e.g. {prompt: question}."""
+    """Names of fields here, and what the files of pairs or prompts call them, e.g. {prompt: ask}."""
     ignore: list[str] = Field([])
-    """Fields of those pairs that are left out on purpose, though their names sound like a judgement."""
+    """Fields of those files that are left out on purpose, though they hold text, or their names sound like a
+    judgement."""
     prompts: list[str] = Field([])
     """Files of prompts for the rounds; empty: those of the pairs."""
     prompt_count: int = Field(48, ge=1)
     """Prompts that a run uses at most; they are drawn by seed."""
     template: str = "tokenizer-or-hh"
-    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, tokenizer (the reference's own chat template), or
-    tokenizer-or-NAME: its own, and the named one where it has none."""
+    """From turns to text: plain, hh, safe-rlhf, alpaca, chatml, tokenizer (the reference's own chat template),
+    tokenizer:NAME (one of several), or tokenizer-or-NAME: its own, and the named one where it has none."""
+    template_arguments: dict[str, Any] = Field({})
+    """Arguments of the chat template, e.g. {enable_thinking: false}. They are set in the template that every version
+    carries, so training, sampling, the endpoint and exports have the same."""
     prompt_tokens: int = Field(96, ge=4)
     """Longer prompts are left out."""
     answer_tokens: int = Field(96, ge=2)
@@ -189,6 +193,14 @@ class NoWorldConfig(Strict):
     """The model that is trained on these texts where `model.reference` names none."""
     cache: str | None = None
     """Folder of trained references; null: `$PDDPO_CACHE`, else `~/.cache/pddpo_ray`."""
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _names_of_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if not name.isidentifier() or name in ("messages", "add_generation_prompt", "bos_token", "eos_token"):
+                raise ValueError(f"{name!r} is no argument that a recipe can set")
+        return arguments
 
 
 World = Annotated[TextWorldConfig | TabularWorldConfig | NoWorldConfig, Field(discriminator="kind")]

@@ -58,7 +58,8 @@ class Rendering:
         return () if self._renderer is None else (partial(self._demand_fit, self._renderer),)
 
     def warnings(self) -> list[str]:
-        return [f"{words}: {times:,} rows" for words, times in self._notes.items()]
+        found = [] if self._renderer is None else self._renderer.findings()
+        return [*found, *(f"{words}: {times:,} rows" for words, times in self._notes.items())]
 
     def _demand_fit(self, renderer: Renderer, example: Example) -> None:
         prompt = self.prompt(example.prompt)

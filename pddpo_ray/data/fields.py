@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 from pddpo_ray.data.example import Answer
 from pddpo_ray.data.problems import RowError, shown
-from pddpo_ray.records import Message
 
-ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 SEVERITIES = range(4)
 BLANK = "\u115f\u1160\u2800\u3164\uffa0\ufe0e\ufe0f\u034f"
 """Fillers and selectors that draw nothing, though Unicode calls them letters or marks."""
@@ -98,49 +97,39 @@ def identity(row: Fields) -> str | None:
     return str(value)
 
 
-def messages(value: object, name: str) -> tuple[Message, ...]:
-    """Turns from [{"role": .., "content": ..}, ...]."""
-    if value is None:
-        raise RowError("null-field", f"`{name}` is null")
-    if not isinstance(value, list):
-        raise RowError("wrong-type", f"`{name}` is a {type(value).__name__}, not a list of messages")
-    if not value:
-        raise RowError("empty-text", f"`{name}` holds no messages")
-    return tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
-
-
-def _message(item: object, name: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise RowError("wrong-type", f"`{name}` is a {type(item).__name__}, not a message with role and content")
-    role = checked_text(item.get("role", item.get("from")), f"{name}.role")
-    if role not in ROLES:
-        raise RowError("unknown-role", f"`{name}.role` is {shown(role)}; it must be system, user or assistant")
-    return Message(ROLES[role], checked_text(item.get("content", item.get("value")), f"{name}.content"))
-
-
-def answer(
-    row: Fields, *, response: str, safe: str, harm: str, level: str, prompt: str, digest: str | None = None
-) -> Answer:
+def answer(row: Fields, *, response: str, safe: str, harm: str, level: str, digest: str) -> Answer:
     """One answer with its safety labels; the fields are named by the caller."""
     reply = text(row, response)
     labelled = Answer(reply, flag(row, safe), severity(row, level), categories(row, harm))
     if labelled.safe and (labelled.severity or 0) > 0:
         raise RowError("labels-disagree", f"`{safe}` is true and `{level}` is {labelled.severity}")
-    if digest and isinstance(row.get(digest), str):
-        whole = hashlib.sha256((prompt + reply).encode()).hexdigest()
+    if isinstance(row.get(digest), str):
+        whole = hashlib.sha256((str(row.get("prompt")) + reply).encode()).hexdigest()
         if row[digest].lower() != whole:
             raise RowError("wrong-checksum", f"`{digest}` is not the SHA-256 of prompt and response: text was changed")
     return labelled
 
 
+def number(value: object, name: str) -> float | None:
+    """A number, also as text (CSV); None for null. RowError for anything else, NaN and infinity included."""
+    if value is None or value == "":
+        return None
+    try:
+        read = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        read = math.nan
+    if not math.isfinite(read):
+        raise RowError("wrong-type", f"`{name}` is {shown(value)}, not a number")
+    return read
+
+
 def _whole(value: object, name: str) -> int | None:
-    """A whole number, also as 1.0 (columns with nulls are often stored so) or as text (CSV)."""
+    """A whole number, also as 1.0 (columns with nulls are often stored so) or as text."""
     if value is None:
         return None
-    if isinstance(value, str) and value.strip().lstrip("-").isdigit() and len(value) < 10:
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    read = None if isinstance(value, bool) else number(value, name)
+    if read is None or not read.is_integer():
         raise RowError("wrong-type", f"`{name}` is {shown(value)}, not a whole number")
-    return value
+    return int(read)

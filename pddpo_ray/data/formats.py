@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pddpo_ray.data import fields, public_formats, transcripts
+from pddpo_ray.data import dialogue, fields, public_formats, transcripts
+from pddpo_ray.data.columns import DIALOGUES, HEADS, REPLIES, ReadFields, is_empty, plain, unread_labels
+from pddpo_ray.data.dialogue import Means, judged, pair, prompt_of, side
 from pddpo_ray.data.example import Answer, Dimension, Example
+from pddpo_ray.data.fields import Fields
 from pddpo_ray.data.problems import RowError
-from pddpo_ray.data.reading import ReadFields, demand_labels_read
-from pddpo_ray.data.turns import (
-    Fields,
-    Means,
-    demand_scores_agree,
-    demand_turns,
-    preferred,
-    prompt_of,
-    with_system,
-)
 from pddpo_ray.records import Message
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, rendered
 
 Render = Callable[[tuple[Message, ...]], str]
 """The turns of a prompt as one text."""
 
-QUESTIONS = ("prompt", "instruction", "question", "Question")
-REPLIES = ("response", "output", "answer", "completion")
+PKU_LABELS = ("better_response_id", "safer_response_id", "is_response_0_safe", "is_response_1_safe")
 JUDGED = ("is_safe", "severity_level", "severity_category", "safety_category", "harm_category")
 PREFERRED = ("chosen", "rejected")
 LEADS = (("better", "worse"), ("cheaper", "costlier"))
@@ -40,7 +31,7 @@ class Format:
 
     name: str
     marks: tuple[tuple[str, ...], ...]
-    read: Callable[[Fields, Means], Example]
+    read: Callable[[ReadFields, Means], Example]
     about: str
     strong: bool = True
 
@@ -48,13 +39,12 @@ class Format:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_pku(row: Fields, means: Means) -> Example:
+def read_pku(row: ReadFields, means: Means) -> Example:
     """PKU-SafeRLHF pairs of all versions: v0, 10K, 30K, single-dimension (one preference), and with severities."""
-    prompt = fields.text(row, "prompt")
+    prompt = prompt_of(row)
     answers = tuple(
         fields.answer(
             row,
-            prompt=prompt,
             response=f"response_{index}",
             safe=f"is_response_{index}_safe",
             harm=f"response_{index}_harm_category",
@@ -66,101 +56,72 @@ def read_pku(row: Fields, means: Means) -> Example:
     safer = fields.choice(row, "safer_response_id")
     if safer is not None and answers[safer].safe is False and answers[1 - safer].safe is True:
         raise RowError("labels-disagree", f"`safer_response_id` is {safer}, but of the two only the other one is safe")
-    return Example(prompt_of(prompt, "prompt"), answers, fields.choice(row, "better_response_id"), safer)
+    return Example(prompt, answers, fields.choice(row, "better_response_id"), safer)
 
 
-def read_pku_qa(row: Fields, means: Means) -> Example:
+def read_pku_qa(row: ReadFields, means: Means) -> Example:
     """One answer with safety labels: PKU-SafeRLHF-QA (both published layouts) and BeaverTails."""
-    prompt = fields.text(row, "prompt")
+    prompt = prompt_of(row)
     level = "severity_level" if "severity_level" in row else "severity_category"
     harm = next((name for name in ("harm_category", "category", "safety_category") if name in row), "harm_category")
-    reply = fields.answer(
-        row, prompt=prompt, response="response", safe="is_safe", harm=harm, level=level, digest="sha256"
-    )
+    reply = fields.answer(row, response="response", safe="is_safe", harm=harm, level=level, digest="sha256")
     if reply.safe is None and reply.severity is not None:
         reply = replace(reply, safe=reply.severity == 0)
-    return Example(prompt_of(prompt, "prompt"), (reply,))
+    return Example(prompt, (reply,))
 
 
-def read_hh(row: Fields, means: Means) -> Example:
-    """HH-RLHF: two transcripts that agree up to the assistant's last turn."""
-    chosen, rejected = (transcripts.turns(fields.text(row, name), name) for name in ("chosen", "rejected"))
-    if chosen[:-1] != rejected[:-1]:
-        raise RowError("different-prompts", "`chosen` and `rejected` differ before the last reply")
-    replies = [
-        fields.checked_text(turn[-1].content, name) for turn, name in ((chosen, "chosen"), (rejected, "rejected"))
-    ]
-    return preferred(tuple(chosen[:-1]), replies[0], replies[1], means)
+def read_pair(row: ReadFields, means: Means) -> Example:
+    """An answer that somebody preferred to another one, each as a text, a transcript or messages. Scores beside them
+    have to agree; equal ones are a tie."""
+    told = (names for names in LEADS if row.peek(names[0]) is not None or row.peek(names[1]) is not None)
+    names = PREFERRED if set(PREFERRED) & row.keys() else next(told, LEADS[0])
+    if names in LEADS:
+        means = "helpful" if names == LEADS[0] else "harmless"
+    prompt, answers = pair(row, names)
+    return judged(prompt, answers, None if _scores_tie(row, names) else 0, means)
 
 
-def read_trl(row: Fields, means: Means) -> Example:
-    """TRL preference, standard; without `prompt` the two texts share their beginning."""
-    chosen, rejected = fields.text(row, "chosen"), fields.text(row, "rejected")
-    demand_scores_agree(row)
-    asked = next((name for name in QUESTIONS if name in row), None)
-    if asked is not None:
-        return preferred(with_system(row, prompt_of(fields.text(row, asked), asked)), chosen, rejected, means)
-    shared = _shared_words(chosen, rejected)
-    if not shared.strip():
-        raise RowError("different-prompts", "there is no `prompt`, and `chosen` and `rejected` share no beginning")
-    replies = [
-        fields.checked_text(text[len(shared) :], name) for text, name in ((chosen, "chosen"), (rejected, "rejected"))
-    ]
-    return preferred(with_system(row, (Message("user", shared.strip()),)), replies[0], replies[1], means)
+def _scores_tie(row: ReadFields, names: tuple[str, str]) -> bool:
+    """Whether the scores beside a preference are equal. RowError where they prefer the other answer."""
+    ties = []
+    for name in row:
+        other = name.replace(*names)
+        if other == name or other not in row or not unread_labels([name.replace(names[0], "")]):
+            continue
+        if any(isinstance(row.peek(each), list | Mapping) for each in (name, other)):
+            continue
+        high, low = fields.number(row[name], name), fields.number(row[other], other)
+        if high is not None and low is not None:
+            if high < low:
+                raise RowError("labels-disagree", f"`{name}` is {high:g} and `{other}` is {low:g}")
+            ties.append(high == low)
+    return bool(ties) and all(ties)
 
 
-def read_trl_chat(row: Fields, means: Means) -> Example:
-    """TRL preference, conversational; the prompt is a list, or the common beginning of the two conversations."""
-    sides = [list(fields.messages(row.get(name), name)) for name in ("chosen", "rejected")]
-    demand_scores_agree(row)
-    asked = next((name for name in QUESTIONS if isinstance(row.get(name), str)), None)
-    if isinstance(row.get("prompt"), list):
-        prompt = list(fields.messages(row["prompt"], "prompt"))
-        if any(len(side) != 1 for side in sides):
-            raise RowError("wrong-turns", "`chosen` and `rejected` must be one reply each where there is a `prompt`")
-    elif len(sides[0]) == 1 and asked is not None:
-        prompt = list(prompt_of(fields.text(row, asked), asked))
-    else:
-        prompt = sides[0][:-1]
-        if prompt != sides[1][:-1]:
-            raise RowError("different-prompts", "`chosen` and `rejected` differ before the last reply")
-    if any(side[-1].role != "assistant" for side in sides):
-        raise RowError("wrong-turns", "a reply must be a message of the assistant")
-    demand_turns(prompt, "prompt")
-    return preferred(with_system(row, tuple(prompt)), sides[0][-1].content, sides[1][-1].content, means)
+def read_single(row: ReadFields, means: Means) -> Example:
+    """An answer without a judgement, in a column of its own or as the last turn of a dialogue."""
+    name = next((name for name in (*REPLIES, *DIALOGUES) if not is_empty(row.peek(name))), None)
+    if name is None:
+        raise RowError(
+            "missing-field", f"there is none of the fields {', '.join((*REPLIES, *DIALOGUES))} with an answer"
+        )
+    turns = side(row, name)
+    if name in DIALOGUES:
+        dialogue.demand_turns(turns[:-1], f"{name} before its last reply")
+    return Example(prompt_of(row, turns[:-1], but=(name,)), (Answer(turns[-1].content),))
 
 
-def read_pairs(row: Fields, means: Means) -> Example:
-    """Plain pairs: `better`/`worse` by helpfulness, or `cheaper`/`costlier` by harm; the names say which."""
-    told = (names for names in LEADS if row.get(names[0]) is not None or row.get(names[1]) is not None)
-    first, second = next(told, LEADS[0])
-    dimension: Means = "helpful" if first == "better" else "harmless"
-    prompt = prompt_of(fields.text(row, "prompt"), "prompt")
-    return preferred(prompt, fields.text(row, first), fields.text(row, second), dimension)
+def read_turns(row: ReadFields, means: Means) -> Example:
+    """ShareGPT turns with `chosen` and `rejected`, or a conversation that ends with a reply."""
+    return (read_pair if set(PREFERRED) & row.keys() else read_single)(row, means)
 
 
-def read_answers(row: Fields, means: Means) -> Example:
-    """Instruction and response without a judgement."""
-    asked = next(name for name in QUESTIONS if name in row)
-    replied = next(name for name in REPLIES if name in row)
-    question = fields.text(row, asked)
-    if asked == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
-        question = f"{question}\n\n{row['input']}"  # Alpaca's second half of the question
-    return Example(with_system(row, prompt_of(question, asked)), (Answer(fields.text(row, replied)),))
-
-
-def read_prompts(row: Fields, means: Means) -> Example:
+def read_prompts(row: ReadFields, means: Means) -> Example:
     """Questions alone, each with its `category` where the row names one."""
     category = row.get("category")
     if category is not None and (not isinstance(category, str) or not category.strip()):
         raise RowError("wrong-type", f"`category` is {category!r}, not the name of a group of prompts")
-    if isinstance(row.get("messages"), list) or isinstance(row.get("prompt"), list):
-        name = "messages" if isinstance(row.get("messages"), list) else "prompt"
-        turns = fields.messages(row[name], name)
-        demand_turns(list(turns), name)
-        return Example(turns, category=category)
-    asked = next((name for name in QUESTIONS if name in row), "prompt")
-    return Example(with_system(row, prompt_of(fields.text(row, asked), asked)), category=category)
+    return Example(prompt_of(row), category=category)
 
 
 FORMATS = {
@@ -168,20 +129,21 @@ FORMATS = {
     for form in (
         Format("pku", (("prompt", "response_0", "response_1"),), read_pku, "PKU-SafeRLHF pairs, all versions"),
         Format("pku-qa", (("prompt", "response"),), read_pku_qa, "PKU-SafeRLHF-QA and BeaverTails: one answer"),
-        Format("hh", (PREFERRED,), read_hh, "HH-RLHF transcripts"),
-        Format("trl", (PREFERRED,), read_trl, "TRL preference, standard"),
-        Format("trl-chat", (PREFERRED,), read_trl_chat, "TRL preference, conversational"),
-        Format("pairs", LEADS, read_pairs, "prompt, better, worse (or cheaper, costlier)"),
+        Format("hh", (PREFERRED,), read_pair, "HH-RLHF transcripts"),
+        Format("trl", (PREFERRED,), read_pair, "TRL preference, standard"),
+        Format("trl-chat", (PREFERRED,), read_pair, "TRL preference, conversational"),
+        Format("pairs", LEADS, read_pair, "prompt, better, worse (or cheaper, costlier)"),
+        Format("ratings", (), public_formats.read_ratings, "ratings of several answers: the pair is best and worst"),
         Format(
             "shp", (("history", "human_ref_A", "human_ref_B"),), public_formats.read_shp, "SHP: two replies and votes"
         ),
         Format("helpsteer", (), public_formats.read_helpsteer, "HelpSteer2 and HelpSteer3 preferences"),
         Format("kto", (("prompt", "completion", "label"),), public_formats.read_kto, "KTO: one answer, good or bad"),
-        Format("sharegpt", (("conversations",),), public_formats.read_sharegpt, "ShareGPT turns, with a pair or alone"),
-        Format("conversation", (("messages",),), public_formats.read_conversation, "messages that end with a reply"),
-        Format("argilla", (), public_formats.read_argilla, "Argilla records, nested or flat"),
+        Format("sharegpt", (("conversations",),), read_turns, "ShareGPT turns, with a pair or alone"),
+        Format("conversation", (("messages",),), read_single, "messages that end with a reply"),
+        Format("argilla", (), public_formats.read_choice, "two answers and who chose which, as Argilla exports them"),
         Format("label-studio", (("data", "annotations"),), public_formats.read_label_studio, "Label Studio, pairwise"),
-        Format("answers", (), read_answers, "instruction and response", strong=False),
+        Format("answers", (), read_single, "instruction and response", strong=False),
         Format("prompts", (), read_prompts, "prompts alone", strong=False),
     )
 }
@@ -189,6 +151,12 @@ FORMATS = {
 
 def recognise(row: Fields) -> Format | None:
     """The most telling format that a row has the fields of."""
+    return _format_of(plain(row))
+
+
+def _format_of(row: Fields) -> Format | None:
+    if {"response_0", "response_1"} & row.keys() and set(PKU_LABELS) & row.keys():
+        return FORMATS["pku"]
     public = public_formats.fits(row)
     if public is not None:
         return FORMATS[public]
@@ -196,44 +164,37 @@ def recognise(row: Fields) -> Format | None:
         return FORMATS["pku"]
     if "response" in row and (any(name in row for name in JUDGED) or isinstance(row.get("category"), Mapping)):
         return FORMATS["pku-qa"]
-    if {"chosen", "rejected"} & row.keys():
-        told = [row[name] for name in ("chosen", "rejected") if row.get(name) is not None]
-        if any(isinstance(value, list) for value in told):
+    if set(PREFERRED) & row.keys():
+        told = [row[name] for name in PREFERRED if row.get(name) is not None]
+        if any(isinstance(value, list | Mapping) for value in told):
             return FORMATS["trl-chat"]
-        if "prompt" not in row and any(transcripts.is_transcript(value) for value in told):
+        if "prompt" not in row and any(isinstance(text, str) and transcripts.is_transcript(text) for text in told):
             return FORMATS["hh"]
         return FORMATS["trl"] if told else None
     if any(set(names) & row.keys() for names in LEADS):
         return FORMATS["pairs"]
-    if any(name in row for name in QUESTIONS):
+    if public_formats.has_two_answers(row):
+        return FORMATS["argilla"]
+    if any(name in row for name in HEADS):
         return FORMATS["answers"] if any(name in row for name in REPLIES) else FORMATS["prompts"]
-    return FORMATS["prompts"] if isinstance(row.get("messages"), list) else None
+    return None
 
 
 def read_row(row: Fields, form: Format, means: Means, *, judged: bool = True) -> Example:
     """The row as an Example, with all of its judgements if `judged`. RowError says why it cannot be one."""
-    other = recognise(row)
+    row = plain(row)
+    other = _format_of(row)
     if other is not None and other is not form and other.strong and _is_other(row, form, other):
         raise RowError("mixed-formats", f"the row is {other.about}; the file is {form.about}")
     watched = ReadFields(row)
-    try:
-        example = form.read(watched, means)
-    except StopIteration:
-        raise RowError("missing-field", f"there is none of the fields {', '.join(QUESTIONS + REPLIES)}") from None
-    if len(example.answers) == 2 and example.answers[0].text.strip() == example.answers[1].text.strip():
+    example = form.read(watched, means)
+    texts = [text for name in HEADS if isinstance(text := row.get(name), str)]
+    example = dialogue.without_prompt_again(example, texts)
+    if len(example.answers) == 2 and example.answers[0].text.rstrip() == example.answers[1].text.rstrip():
         raise RowError("equal-responses", "both responses are the same text")
     identity = fields.identity(watched)
-    if judged:
-        demand_labels_read(watched.unread())
+    watched.demand_read([turn.content for turn in example.prompt], judged=judged)
     return replace(example, id=identity, unread=tuple(watched.unread()))
-
-
-def _shared_words(one: str, other: str) -> str:
-    """The common beginning of two texts, up to the end of its last whole word."""
-    length = next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-    return one[: max((match.end() for match in re.finditer(r"\s", one[:length])), default=0)]
 
 
 def _is_other(row: Fields, form: Format, other: Format) -> bool:

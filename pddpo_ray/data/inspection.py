@@ -21,10 +21,11 @@ from typing import Any
 
 from pddpo_ray.data import sources
 from pddpo_ray.data.between_rows import REASONS, BetweenRows, Finding
+from pddpo_ray.data.columns import renamed
+from pddpo_ray.data.dialogue import Means
 from pddpo_ray.data.example import Example
-from pddpo_ray.data.formats import FORMATS, Format, Means, read_row, recognise
+from pddpo_ray.data.formats import FORMATS, Format, read_row, recognise
 from pddpo_ray.data.problems import Bad, Fault, Good, Limits, Problem, Row, RowError
-from pddpo_ray.data.reading import renamed
 from pddpo_ray.errors import RunError, UserError
 
 GOOD, SET_ASIDE = 0, 255

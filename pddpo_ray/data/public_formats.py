@@ -1,4 +1,4 @@
-"""Formats of single public data sets and labelling tools: SHP, HelpSteer, KTO, ShareGPT, Argilla, Label Studio.
+"""Formats of single public data sets and labelling tools: SHP, HelpSteer, KTO, ratings, Argilla, Label Studio.
 
 Labels that say something about one answer alone become safety labels or are refused; they are no preference.
 """
@@ -11,35 +11,54 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.data import fields
+from pddpo_ray.data.columns import HEADS, REPLIES, SYSTEM, ReadFields, unread_labels
+from pddpo_ray.data.dialogue import ROLES, Means, judged, prompt_of, side
 from pddpo_ray.data.example import Answer, Example
+from pddpo_ray.data.fields import Fields
 from pddpo_ray.data.problems import RowError, shown
-from pddpo_ray.data.reading import ReadFields, unread_labels
-from pddpo_ray.data.turns import Fields, Means, demand_turns, judged, preferred, prompt_of, with_system
-from pddpo_ray.records import Message
 
 GRADES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 """What HelpSteer grades single answers by."""
 HELPSTEER = (("response1", "response2", "overall_preference"), ("response_1", "response_2", "preference_strength"))
 """Two answers and how much the second is preferred, from -3 to 3: HelpSteer3 and HelpSteer2."""
-QUESTIONS = ("prompt", "instruction", "question", "context", "input")
+SEVERAL = ("completions", "responses", "answers", "outputs", "candidates", "generations")
+"""Columns with a list of answers."""
+ANSWER = "response|answer|reply|completion|output|option|model|assistant"
 REPLY = re.compile(r"(?i)^(response|answer|reply|completion|output)[-_ ]?([012ab])$")
 """A field with one of two answers; what follows tells them apart."""
-SIDES = {"left": 0, "right": 1}
+CHOICE = re.compile(
+    rf"(?i)^(?:the )?(?:(?:{ANSWER})[-_ ]?)?([012ab]|first|second|left|right)(?: (?:one|{ANSWER}))?"
+    r"(?: is)?(?: (?:much|slightly|clearly))?(?: (?:the )?(?:better|best|preferred))?(?: (?:one|answer|response))?\.?$"
+)
+"""How people and tools name one of two answers."""
+CHOOSES = re.compile(r"(?i)comparison|choice|choose|chose|pairwise|pick|select|which|best")
+"""Names of columns with a choice between two answers."""
+SIDES = {"left": 0, "first": 0, "right": 1, "second": 1}
+TIES = ("tie", "equal", "both", "neither", "same", "none")
+REFUSED = -1
+"""A value that names no answer: its question asks something else."""
+
+Votes = list[int | None]
 
 
-def read_shp(row: Fields, means: Means) -> Example:
-    """SHP: `labels` is 1 where A is preferred; the scores are votes."""
+# --- two answers with a number ---------------------------------------------------------------------------------------
+
+
+def read_shp(row: ReadFields, means: Means) -> Example:
+    """SHP: `labels` is 1 where A is preferred; the scores are votes, and equal ones a tie."""
     answers = (fields.text(row, "human_ref_A"), fields.text(row, "human_ref_B"))
     first = fields.flag(row, "labels")
-    votes = [row.get(name) for name in ("score_A", "score_B")]
-    if first is not None and all(isinstance(vote, int | float) for vote in votes) and votes[0] != votes[1]:
-        if first != (votes[0] > votes[1]):  # type: ignore[operator]
-            raise RowError("labels-disagree", f"`labels` is {int(first)}, the votes are {votes[0]} and {votes[1]}")
-        row.get("score_ratio")  # their quotient: nothing new
-    return judged(_prompt(row, "history"), answers, None if first is None else 0 if first else 1, means)
+    votes = [fields.number(row.get(name), name) for name in ("score_A", "score_B")]
+    row.get("score_ratio")  # their quotient: nothing new
+    if votes[0] is not None and votes[1] is not None and first is not None:
+        if votes[0] == votes[1]:
+            first = None
+        elif first != (votes[0] > votes[1]):
+            raise RowError("labels-disagree", f"`labels` is {int(first)}, the votes are {votes[0]:g} and {votes[1]:g}")
+    return judged(prompt_of(row), answers, None if first is None else 0 if first else 1, means)
 
 
-def read_helpsteer(row: Fields, means: Means) -> Example:
+def read_helpsteer(row: ReadFields, means: Means) -> Example:
     """HelpSteer's preferences: negative where the first answer is better, 0 for a tie."""
     names = next((names for names in HELPSTEER if names[0] in row), None)
     if names is None:
@@ -48,17 +67,15 @@ def read_helpsteer(row: Fields, means: Means) -> Example:
             f"grades of one answer ({', '.join(name for name in GRADES if name in row)}) are no preference: use the"
             " preference files of HelpSteer, or leave the grades out (--ignore)",
         )
-    strength = row.get(names[2])
-    if isinstance(strength, str) and strength.lstrip("-").isdigit():
-        strength = int(strength)
-    if isinstance(strength, bool) or not (strength is None or isinstance(strength, int | float)):
-        raise RowError("wrong-type", f"`{names[2]}` is {shown(strength)}, not a number")
+    strength = fields.number(row.get(names[2]), names[2])
+    for name in row:
+        if "preference" in name:
+            row[name]  # what the one number sums up
     winner = None if not strength else int(strength > 0)
-    asked = "context" if "context" in row else "prompt"
-    return judged(_prompt(row, asked), (fields.text(row, names[0]), fields.text(row, names[1])), winner, means)
+    return judged(prompt_of(row), (fields.text(row, names[0]), fields.text(row, names[1])), winner, means)
 
 
-def read_kto(row: Fields, means: Means) -> Example:
+def read_kto(row: ReadFields, means: Means) -> Example:
     """KTO: one completion that was called good or bad."""
     good = fields.flag(row, "label")
     if means == "helpful":
@@ -67,59 +84,119 @@ def read_kto(row: Fields, means: Means) -> Example:
             "`label` says of one answer whether it is good: --means harmless reads it as safe or unsafe; a preference"
             " needs two answers",
         )
-    return Example(_prompt(row, "prompt"), (Answer(_reply(row.get("completion"), "completion"), safe=good),))
+    turns = side(row, "completion")
+    return Example(prompt_of(row, turns[:-1], but=("completion",)), (Answer(turns[-1].content, safe=good),))
 
 
-def read_sharegpt(row: Fields, means: Means) -> Example:
-    """ShareGPT turns with `chosen` and `rejected`, or a conversation that ends with a reply."""
-    turns = list(fields.messages(row.get("conversations"), "conversations"))
-    if "chosen" not in row and "rejected" not in row:
-        return _ended_by_a_reply(row, turns, "conversations")
-    demand_turns(turns, "conversations")
-    sides = [_reply(row.get(name), name) for name in ("chosen", "rejected")]
-    return preferred(with_system(row, tuple(turns)), sides[0], sides[1], means)
+# --- several answers, each with a rating ------------------------------------------------------------------------------
 
 
-def read_conversation(row: Fields, means: Means) -> Example:
-    """`messages` that end with a reply, as for supervised training."""
-    return _ended_by_a_reply(row, list(fields.messages(row.get("messages"), "messages")), "messages")
+def read_ratings(row: ReadFields, means: Means) -> Example:
+    """Several answers with a rating or a rank each: the pair is the best and the worst, the first of equals; a tie
+    where all are equal. RowError where there is no rating, or more than one."""
+    name = several_answers(row)
+    assert name is not None
+    entries = row[name]
+    texts = [_entry_text(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+    key, ratings = _ratings(row, name, entries)
+    if len(texts) < 2:
+        raise RowError("unpaired-label", f"`{name}` holds one answer with a rating; a preference needs two answers")
+    signs = [-rating if "rank" in key.lower() else rating for rating in ratings]
+    best, worst = signs.index(max(signs)), signs.index(min(signs))
+    tie = best == worst
+    second = 1 if tie else worst
+    return judged(prompt_of(row, but=(name,)), (texts[best], texts[second]), None if tie else 0, means)
 
 
-def read_argilla(row: Fields, means: Means) -> Example:
-    """Argilla's records, nested or flat: two replies among the fields and one question that chooses between them."""
-    nested = isinstance(row.get("fields"), Mapping)
-    texts: Fields = row["fields"] if nested else row
+def several_answers(row: Fields) -> str | None:
+    """The column that holds a list of answers."""
+    for name in SEVERAL:
+        entries = row.peek(name) if isinstance(row, ReadFields) else row.get(name)
+        if isinstance(entries, list) and entries and all(_entry_key(entry) is not None for entry in entries):
+            return name
+    return None
+
+
+def _entry_key(entry: object) -> str | None:
+    """Where an entry's text stands; empty: it is the text."""
+    if isinstance(entry, str):
+        return ""
+    known = (*REPLIES, "text", "content")
+    return next((name for name in known if name in entry), None) if isinstance(entry, Mapping) else None
+
+
+def _entry_text(entry: Any, name: str) -> str:
+    key = _entry_key(entry)
+    return fields.checked_text(entry, name) if not key else side(entry, key)[-1].content
+
+
+def _ratings(row: ReadFields, name: str, entries: Sequence[Any]) -> tuple[str, list[float]]:
+    """The one rating of every answer, inside of the entries or in a list beside them, and its name."""
+    found: dict[str, list[Any]] = {}
+    inside = [set(entry) for entry in entries if isinstance(entry, Mapping)]
+    for key in sorted(set.intersection(*inside)) if len(inside) == len(entries) else ():
+        found[key] = [entry[key] for entry in entries]
+    for key in row:
+        if key != name and isinstance(row.peek(key), list) and len(row.peek(key)) == len(entries):
+            found[key] = row.peek(key)
+    rated = {key: values for key, values in found.items() if unread_labels([key]) and _are_numbers(values)}
+    overall = [key for key in rated if "overall" in key.lower()]
+    chosen = overall if len(overall) == 1 else list(rated)
+    if len(chosen) != 1:
+        lacks = f"the ratings {', '.join(chosen)}: leave out all but one" if chosen else "no rating of each as a number"
+        raise RowError("ratings", f"`{name}` holds several answers, and there is {lacks}; or write pairs of them")
+    if chosen[0] in row:
+        row[chosen[0]]
+    return chosen[0], [fields.number(value, chosen[0]) or 0.0 for value in rated[chosen[0]]]
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    try:
+        return all(fields.number(value, "") is not None for value in values)
+    except RowError:
+        return False
+
+
+# --- two answers and a choice ----------------------------------------------------------------------------------------
+
+
+def read_choice(row: ReadFields, means: Means) -> Example:
+    """Two answers and a question that chooses between them: Argilla's records, nested or flat, and Label Studio's small
+    exports."""
+    nested = isinstance(row.peek("fields"), Mapping)
+    texts = _texts(row, "fields") if nested else row
     replies = _replies(texts)
-    asked = next((name for name in QUESTIONS if name in texts), None)
-    if len(replies) != 2 or asked is None:
+    if len(replies) != 2:
         raise RowError("missing-field", "there is no prompt with two replies among the fields")
-    told = _chosen_by_question(row, replies)
-    if len(told) > 1:
-        raise RowError("unread-label", f"several questions choose between the replies: {', '.join(told)}")
-    asked_too = row.get("responses") if nested else None
-    lost = unread_labels(str(name) for name in asked_too or () if name not in told)
-    if lost:
-        raise RowError("unread-label", f"answers to `{'`, `'.join(lost)}` would be lost: leave them out (--ignore)")
-    votes = next(iter(told.values()), [])
-    both = (fields.text(texts, replies[0]), fields.text(texts, replies[1]))
-    return judged(_prompt(texts, asked), both, _majority(votes), means)
+    questions = _nested_questions(row.get("responses")) if nested else _columns(row, replies)
+    if nested:
+        row.get("suggestions"), row.get("vectors")  # a model's, no person's
+    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
+    if nested:
+        texts.demand_read([turn.content for turn in example.prompt])
+    return example
 
 
-def read_label_studio(row: Fields, means: Means) -> Example:
-    """Label Studio's tasks with pairwise results: `left` is the first reply in `data`."""
-    data = row.get("data")
-    if not isinstance(data, Mapping):
+def read_label_studio(row: ReadFields, means: Means) -> Example:
+    """Label Studio's tasks with pairwise results or choices: `left` is the first reply in `data`."""
+    if not isinstance(row.peek("data"), Mapping):
         raise RowError("wrong-type", "`data` is not an object with the task's texts")
-    replies = _replies(data)
-    asked = next((name for name in QUESTIONS if name in data), None)
-    if len(replies) != 2 or asked is None:
+    texts = _texts(row, "data")
+    replies = _replies(texts)
+    if len(replies) != 2:
         raise RowError("missing-field", "there is no prompt with two replies in `data`")
-    votes = []
-    for annotation in row.get("annotations") or ():
-        if not annotation.get("was_cancelled"):
-            votes += [_side(result) for result in annotation.get("result") or ()]
-    both = (fields.text(data, replies[0]), fields.text(data, replies[1]))
-    return judged(_prompt(data, asked), both, _majority(votes), means)
+    questions: dict[str, list[Any]] = {}
+    for annotation in row["annotations"] or ():
+        for result in () if annotation.get("was_cancelled") else annotation.get("result") or ():
+            questions.setdefault(str(result.get("from_name", "annotations")), []).append(_selected(result))
+    row.get("predictions")  # a model's, no person's
+    example = judged(prompt_of(texts, but=replies), _both(texts, replies), _decided(questions, replies), means)
+    texts.demand_read([turn.content for turn in example.prompt])
+    return example
+
+
+def has_two_answers(row: Fields) -> bool:
+    return len(_replies(row)) == 2
 
 
 def fits(row: Fields) -> str | None:
@@ -134,42 +211,26 @@ def fits(row: Fields) -> str | None:
         return "sharegpt"
     if isinstance(row.get("data"), Mapping) and "annotations" in row:
         return "label-studio"
-    nested = row.get("fields")
-    texts: Fields = nested if isinstance(nested, Mapping) else row
-    if len(_replies(texts)) == 2 and (nested is not None or _chosen_by_question(row, _replies(texts))):
+    if isinstance(row.get("fields"), Mapping):
+        return "argilla" if has_two_answers(row["fields"]) else None
+    if has_two_answers(row) and _columns(ReadFields(row), _replies(row)):
         return "argilla"
+    if several_answers(row) is not None and not {"chosen", "rejected"} & row.keys():
+        return "ratings"
     turns = row.get("messages")
     if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping) and not {"chosen", "rejected"} & row.keys():
-        return "conversation" if fields.ROLES.get(str(turns[-1].get("role"))) == "assistant" else None
+        return "conversation" if ROLES.get(str(turns[-1].get("role")).lower()) == "assistant" else None
     return None
 
 
-def _prompt(row: Fields, name: str) -> tuple[Message, ...]:
-    value = row.get(name)
-    if not isinstance(value, list):
-        return with_system(row, prompt_of(fields.text(row, name), name))
-    turns = fields.messages(value, name)
-    demand_turns(list(turns), name)
-    return with_system(row, turns)
+def _texts(row: ReadFields, name: str) -> ReadFields:
+    """The texts of a record, in the object `name`, with what stands beside it."""
+    beside = {key: row[key] for key in (*HEADS, *SYSTEM) if key in row}
+    return ReadFields({**beside, **row[name]})
 
 
-def _reply(value: object, name: str) -> str:
-    """A reply as text, as a message, or as a list of one message."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, Mapping):
-        (message,) = fields.messages([value], name)
-        if message.role != "assistant":
-            raise RowError("wrong-turns", f"`{name}` must be a message of the assistant")
-        return message.content
-    return fields.checked_text(value, name)
-
-
-def _ended_by_a_reply(row: Fields, turns: list[Message], name: str) -> Example:
-    if turns[-1].role != "assistant":
-        raise RowError("wrong-turns", f"`{name}` must end with a reply of the assistant")
-    demand_turns(turns[:-1], name)
-    return Example(with_system(row, tuple(turns[:-1])), (Answer(turns[-1].content),))
+def _both(texts: Fields, replies: Sequence[str]) -> tuple[str, str]:
+    return side(texts, replies[0])[-1].content, side(texts, replies[1])[-1].content
 
 
 def _replies(texts: Fields) -> list[str]:
@@ -177,66 +238,109 @@ def _replies(texts: Fields) -> list[str]:
     return sorted(name for name in texts if isinstance(name, str) and REPLY.match(name))
 
 
-def _chosen_by_question(row: Fields, replies: Sequence[str]) -> dict[str, list[int | None]]:
-    """The answers of every question that chooses between two replies. Columns of other questions are not read."""
-    told: dict[str, list[int | None]] = {}
-    nested = row.get("responses")
-    if isinstance(nested, Mapping):
-        columns = {str(name): value for name, value in nested.items()}
-    else:
-        columns = {str(name): value for name in row if isinstance(value := _peek(row, str(name)), list)}
-    for name, value in columns.items():
-        statuses = _peek(row, f"{name}.status")
-        values = [_submitted(entry, index, statuses) for index, entry in enumerate(value or ())]
-        chosen = [_index_of(entry, replies) for entry in values if entry is not None]
-        if chosen and all(entry != REFUSED for entry in chosen):
-            told[name] = chosen
-            row.get(name), row.get(f"{name}.status")
+def _nested_questions(responses: Any) -> dict[str, list[Any]]:
+    """People's submitted values by question: `{question: [value]}`, or a list with the values of each person."""
+    if isinstance(responses, Mapping):
+        return {str(name): _submitted(entries or (), None) for name, entries in responses.items()}
+    questions: dict[str, list[Any]] = {}
+    for person in responses or ():
+        if isinstance(person, Mapping) and person.get("status", "submitted") == "submitted":
+            for name, entry in (person.get("values") or {}).items():
+                questions.setdefault(str(name), []).append(entry.get("value") if isinstance(entry, Mapping) else entry)
+    return questions
+
+
+def _columns(row: ReadFields, replies: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of a flat record that choose between its replies; those of other questions are not read."""
+    told: dict[str, list[Any]] = {}
+    exported = "annotation_id" in row
+    for name in map(str, row):
+        value = row.peek(name)
+        by_name = bool(unread_labels([name]) or CHOOSES.search(name)) or isinstance(value, list)
+        of_reply = any(reply in name for reply in replies) or ".suggestion" in name
+        if of_reply or not (by_name or (exported and isinstance(value, str))):
+            continue
+        values = _submitted(value if isinstance(value, list) else [value], row.peek(f"{name}.status"))
+        named = [_index_of(entry, replies, by_name=by_name) for entry in values]
+        if named and REFUSED not in named:
+            told[name] = values
+    for name in told:
+        stem = name.removesuffix(".responses")
+        for other in row:
+            if other == name or other.startswith(f"{stem}."):
+                row[other]
     return told
 
 
-def _peek(row: Fields, name: str) -> Any:
-    """A field's value or None, which is not read by looking whether it is a choice."""
-    return row.peek(name) if isinstance(row, ReadFields) else row.get(name)
+def _submitted(entries: Sequence[Any], statuses: object) -> list[Any]:
+    """What people submitted; drafts and discarded answers are none."""
+    values = []
+    for index, entry in enumerate(entries):
+        status = statuses[index] if isinstance(statuses, list) and index < len(statuses) else "submitted"
+        if isinstance(entry, Mapping):
+            status, entry = entry.get("status", status), entry.get("value")
+        if status == "submitted" and entry is not None:
+            values.append(entry)
+    return values
 
 
-REFUSED = -1
-"""An answer that names no reply: its question asks something else."""
+def _decided(questions: Mapping[str, list[Any]], replies: Sequence[str]) -> int | None:
+    """The answer that most people chose; None without a majority. RowError where a question's answers would be lost."""
+    told: dict[str, Votes] = {}
+    for name, values in questions.items():
+        votes = [_index_of(value, replies) for value in values]
+        if REFUSED in votes:
+            value = shown(values[votes.index(REFUSED)])
+            raise RowError(
+                "unread-label",
+                f"answers to `{name}` would be lost: {value} names none of `{'`, `'.join(replies)}`; leave the question"
+                f" out on purpose (--ignore {name})",
+            )
+        if votes:
+            told[name] = [None if vote is None else int(vote) for vote in votes]
+    if len(told) > 1:
+        raise RowError("unread-label", f"several questions choose between the replies: {', '.join(told)}")
+    counts = Counter(next(iter(told.values()), []))
+    return None if counts[0] == counts[1] else int(counts[1] > counts[0])
 
 
-def _submitted(entry: object, index: int, statuses: object) -> object:
-    """An annotator's value; None: not submitted."""
-    if isinstance(entry, Mapping):
-        return entry.get("value") if entry.get("status", "submitted") == "submitted" else None
-    if isinstance(statuses, list) and index < len(statuses) and statuses[index] != "submitted":
-        return None
-    return entry
-
-
-def _index_of(value: object, replies: Sequence[str]) -> int | None:
-    """Which reply a value names: by its field, by what tells the fields apart, or None for a tie."""
+def _index_of(value: object, replies: Sequence[str], *, by_name: bool = True) -> int | None:
+    """Which reply a value names, None for a tie, REFUSED for none of both. A mere letter or digit counts in a column
+    whose name says that it holds a judgement (`by_name`)."""
+    if isinstance(value, list) and len(value) == 2:
+        return _first_of(value, replies)
     if not isinstance(value, str | int) or isinstance(value, bool):
         return REFUSED
-    said = str(value).lower()
-    if said in ("tie", "equal", "both"):
-        return None
-    for index, name in enumerate(replies):
-        match = REPLY.match(name)
-        assert match is not None
-        if said in (name.lower(), match.group(2).lower()):
-            return index
-    return REFUSED
+    said = str(value).strip().lower()
+    if said in TIES:
+        return None if by_name or said == "tie" else REFUSED
+    if said in (name.lower() for name in replies):
+        return [name.lower() for name in replies].index(said)
+    match = CHOICE.match(said)
+    if match is None or (len(said) == 1 and not by_name):
+        return REFUSED
+    if match[1] in SIDES:
+        return SIDES[match[1]]
+    ends = [str(REPLY.match(name)[2]).lower() for name in replies]  # type: ignore[index]
+    return ends.index(match[1]) if match[1] in ends else REFUSED
 
 
-def _side(result: Mapping[str, Any]) -> int | None:
+def _first_of(ranking: Sequence[Any], replies: Sequence[str]) -> int | None:
+    """The reply that an Argilla ranking puts first: names in order, or each with its rank; None for equal ranks."""
+    ranks = [entry.get("rank", at) if isinstance(entry, Mapping) else at for at, entry in enumerate(ranking)]
+    names = [entry.get("value") if isinstance(entry, Mapping) else entry for entry in ranking]
+    if {_index_of(name, replies) for name in names} != {0, 1} or not _are_numbers(ranks):
+        return REFUSED
+    return None if ranks[0] == ranks[1] else _index_of(names[ranks.index(min(ranks))], replies)
+
+
+def _selected(result: Mapping[str, Any]) -> object:
+    """What a result of Label Studio selects."""
+    value = result.get("value") or {}
+    if result.get("type") == "choices" and len(value.get("choices") or ()) == 1:
+        return value["choices"][0]
     if result.get("type") != "pairwise":
         raise RowError("unread-label", f"a result of type {shown(result.get('type'))} chooses between no replies")
-    selected = (result.get("value") or {}).get("selected")
-    if selected not in SIDES:
-        raise RowError("label-out-of-range", f"`selected` is {shown(selected)}; it must be left or right")
-    return SIDES[selected]
-
-
-def _majority(votes: Sequence[int | None]) -> int | None:
-    counts = Counter(votes)
-    return None if counts[0] == counts[1] else int(counts[1] > counts[0])
+    if value.get("selected") not in ("left", "right"):
+        raise RowError("label-out-of-range", f"`selected` is {shown(value.get('selected'))}; it must be left or right")
+    return value["selected"]

@@ -6,6 +6,7 @@ Labels come from a model, a judge or people. Everything here is the same for a r
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,14 +18,12 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data import Dimension, Example, Settings, inspect
 from pddpo_ray.data.samples import benign_file, sample_file
 from pddpo_ray.data.served_text import served_texts
-from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets
+from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, SafetyLabels, Verdict
-from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.cache import cache_folder
 from pddpo_ray.storage.checkpoints import checkpoint_folder
-from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import rendered, template_named
 from pddpo_ray.theory.prompt_sets import PromptSets, prompt_sets
 from pddpo_ray.training.from_scratch import ScratchSpec, cached_reference
@@ -70,6 +69,8 @@ class PreparedRealText:
     """What users of the run's endpoint gave to it; none that is kept apart from training."""
     verdicts: tuple[LabelledPair, ...] = ()
     """Pairs of answers to one of those prompts of which users said different things."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Good pairs and prompts of the files that the run does not use, by the reason."""
 
     def labeller(self) -> NoTruth:
         return NoTruth()
@@ -94,7 +95,7 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
     files = {"helpful": settings.helpful, "harmless": settings.harmless}
     if not settings.helpful and not settings.harmless:
         files = {"helpful": [str(sample_file("helpful"))], "harmless": [str(sample_file("harmless"))]}
-    tested = _prompts(config.certificate.prompts) if config.certificate.prompts else []
+    tested = _prompts(config.certificate.prompts, settings) if config.certificate.prompts else []
     # not even the reference is trained on what certificates draw
     apart_from = {example.prompt for example in tested}
     helpful, harmless = (
@@ -105,10 +106,14 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         folder = _trained_reference(settings, [*helpful, *harmless])
     else:
         folder = checkpoint_folder(config.model.reference)
-    tokens = Tokens(Renderer(load_tokenizer(folder), settings.template, folder), settings)
+    renderer = renderer_of(folder, settings)
+    for finding in renderer.findings():
+        logger.warning("real text: %s", finding)
+    tokens = Tokens(renderer, settings)
     shares = [(share, name) for share, name in ((helpful, "helpful"), (harmless, "harmless")) if share]
     unsafe: dict[str, bool] = {}
-    by_dimension = [_pairs(share, name, tokens, unsafe) for share, name in shares]
+    left_out = Counter[str]()
+    by_dimension = [_pairs(share, name, tokens, unsafe, left_out) for share, name in shares]
     certification = _certification(tested, tokens)
     apart = _held_out(by_dimension, settings)
     held_out = [pair for share in by_dimension for pair in share if pair.pair.prompt.id in apart]
@@ -122,16 +127,18 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
             settings.seed,
         )
     ]
-    chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs)
+    chosen, sets = _chosen_prompts(config, settings, tokens, apart, pairs, left_out)
     if not pairs or not chosen:
         raise UserError(no_pair_fits(settings, tokens))
     if tokens.left_out():
         logger.warning("real text%s", tokens.left_out())
+    for why, count in left_out.items():
+        logger.warning("real text: %d %s", count, why)
     for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)
-    benign = _benign(config, tokens, {prompt.id for prompt in certification})
+    benign = _benign(config, settings, tokens, {prompt.id for prompt in certification})
     apart_texts = [*certification, *(item.pair.prompt for item in held_out), *benign]
     served, verdicts = served_texts(kept, tokens, chosen, apart_texts)
     drawn = {answer.id for item in (*pairs, *held_out) for answer in (item.pair.first, item.pair.second)}
@@ -149,15 +156,16 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         benign,
         served,
         verdicts,
+        left_out,
     )
 
 
-def _benign(config: Config, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
+def _benign(config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str]) -> tuple[Prompt, ...]:
     """The scorecard's harmless requests; what certificates draw is asked by nobody else."""
     if not config.scorecard_prompts or not config.scorecard.benign:
         return ()
     files = config.scorecard.benign_files or [str(benign_file())]
-    return tuple(_different(tokens.all_prompts(_prompts(files)), apart)[: config.scorecard.benign])
+    return tuple(_different(tokens.all_prompts(_prompts(files, settings)), apart)[: config.scorecard.benign])
 
 
 def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, ...]:
@@ -169,25 +177,30 @@ def _certification(tested: Sequence[Example], tokens: Tokens) -> tuple[Prompt, .
 
 
 def _chosen_prompts(
-    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str], pairs: Sequence[LabelledPair]
+    config: Config,
+    settings: NoWorldConfig,
+    tokens: Tokens,
+    apart: set[str],
+    pairs: Sequence[LabelledPair],
+    left_out: Counter[str],
 ) -> tuple[list[Prompt], PromptSets | None]:
     """The prompts that a run asks: those of its sets, of `world.prompts`, or of the pairs."""
     if config.prompts:
-        return _sets_of_prompts(config, settings, tokens, apart)
-    named = tokens.all_prompts(_prompts(settings.prompts)) if settings.prompts else None
+        return _sets_of_prompts(config, settings, tokens, apart, left_out)
+    named = _asked(settings.prompts, settings, tokens, left_out) if settings.prompts else None
     prompts = [item.pair.prompt for item in pairs] if named is None else named
     return _drawn(_different(prompts, apart), settings.prompt_count, settings.seed), None
 
 
 def _sets_of_prompts(
-    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str]
+    config: Config, settings: NoWorldConfig, tokens: Tokens, apart: set[str], left_out: Counter[str]
 ) -> tuple[list[Prompt], PromptSets]:
     """The prompts of all sets, at most `prompt_count` by their shares, and the sets over their positions."""
     known: dict[str, Prompt] = {}
     lists: dict[str, list[str]] = {}
     for name, count in prompts_of_sets(config, settings).items():
         files = config.prompts[name].files or []
-        there = _different(tokens.all_prompts(_prompts(files)), apart)
+        there = _different(_asked(files, settings, tokens, left_out), apart)
         if not there:
             raise UserError(no_prompt_fits(f"prompts.{name}.files", files, settings, tokens))
         drawn = _drawn(there, count, settings.seed)
@@ -196,6 +209,16 @@ def _sets_of_prompts(
     sets = prompt_sets(lists, {name: one.share for name, one in config.prompts.items()})
     positions = tuple(range(len(sets.prompts)))
     return [known[str(name)] for name in sets.prompts], replace(sets, prompts=positions)
+
+
+def _asked(
+    files: Sequence[str], settings: NoWorldConfig, tokens: Tokens, left_out: Counter[str]
+) -> list[Prompt | None]:
+    examples = _prompts(files, settings)
+    prompts = tokens.all_prompts(examples)
+    dropped = [example for example, prompt in zip(examples, prompts, strict=True) if prompt is None]
+    left_out.update(f"prompts left out: {tokens.why(example)}" for example in dropped)
+    return prompts
 
 
 def _different(prompts: Sequence[Prompt | None], apart: set[str]) -> list[Prompt]:
@@ -215,9 +238,9 @@ def _pairs_of(files: Sequence[str], means: Dimension, world: NoWorldConfig) -> l
     return _examples(files, Settings(means=means, columns=world.columns, ignore=frozenset(world.ignore)))
 
 
-def _prompts(files: Sequence[str]) -> list[Example]:
+def _prompts(files: Sequence[str], world: NoWorldConfig) -> list[Example]:
     """Good rows of files of which the prompts alone are taken."""
-    return _examples(files, Settings(judged=False))
+    return _examples(files, Settings(judged=False, columns=world.columns, ignore=frozenset(world.ignore)))
 
 
 def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
@@ -238,30 +261,36 @@ def _examples(files: Sequence[str], settings: Settings) -> list[Example]:
 
 
 def _trained_reference(settings: NoWorldConfig, examples: Sequence[Example]) -> Path:
-    template = template_named(settings.template)
+    template = template_named(settings.template, arguments=settings.template_arguments)
     texts = []
     for example in examples:
         prompt = rendered(template, example.prompt)
         for answer in example.answers:
-            whole = rendered(template, [*example.prompt, Message("assistant", answer.text.strip())])
+            whole = rendered(template, [*example.prompt, Message("assistant", answer.text)])
             texts.append((prompt, whole[len(prompt) :]))
     spec = ScratchSpec(seed=settings.seed, **settings.reference.model_dump())
     return cached_reference(texts, spec, cache_folder(settings.cache))
 
 
-def _pairs(examples: Sequence[Example], dimension: str, tokens: Tokens, unsafe: dict[str, bool]) -> list[LabelledPair]:
+def _pairs(
+    examples: Sequence[Example], dimension: str, tokens: Tokens, unsafe: dict[str, bool], left_out: Counter[str]
+) -> list[LabelledPair]:
     """Pairs with whatever labels their rows carry; the costlier answer is the one that is not the safer.
 
-    Answers that a row calls safe or unsafe enter `unsafe`.
+    Answers that a row calls safe or unsafe enter `unsafe`, pairs that cannot be used `left_out`.
     """
     pairs = []
     for index, (example, prompt) in enumerate(zip(examples, tokens.all_prompts(examples), strict=True)):
-        if prompt is None or len(example.answers) != 2:
+        if len(example.answers) != 2:
             continue
         name = f"0-{dimension}-{index}"
-        sides = [tokens.answer(f"{name}-{side}", prompt, answer.text) for side, answer in enumerate(example.answers)]
+        sides = [
+            None if prompt is None else tokens.answer(f"{name}-{side}", prompt, answer.text)
+            for side, answer in enumerate(example.answers)
+        ]
         first, second = sides
         if first is None or second is None or first.token_ids == second.token_ids:
+            left_out[f"pairs left out: {tokens.why(example)}"] += 1
             continue
         helpful = Verdict.ABSTAIN if example.better is None else VERDICTS[example.better]
         harmful = Verdict.ABSTAIN if example.safer is None else VERDICTS[1 - example.safer]

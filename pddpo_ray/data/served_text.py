@@ -21,7 +21,7 @@ class Texts(Protocol):
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt | None: ...
 
-    def answer(self, name: str, prompt: Prompt, text: str) -> Response | None: ...
+    def drawn_answer(self, name: str, prompt: Prompt, text: str) -> Response | None: ...
 
 
 def served_texts(
@@ -69,7 +69,7 @@ def judged_pairs(answers: Sequence[KeptAnswer], prompt: Prompt, texts: Texts) ->
             harmful = Verdict.FIRST if first.verdict == "unsafe" else Verdict.SECOND
         if said is harmful is Verdict.ABSTAIN or len(pairs) == PAIRS_EACH:
             continue
-        left, right = (texts.answer(one.id, prompt, one.text) for one in (first, second))
+        left, right = (texts.drawn_answer(one.id, prompt, one.text) for one in (first, second))
         if left is None or right is None or left.token_ids == right.token_ids:
             continue
         written = (replace(side, policy_version=one.policy_version) for side, one in ((left, first), (right, second)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.data.example import Example
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message, Prompt, Response
+from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 from pddpo_ray.theory.prompt_sets import split_by_share
+
+REFUSED = "the template refuses the turns, or a text holds its marks"
 
 
 class Tokens:
@@ -26,7 +30,8 @@ class Tokens:
         self._renderer, self._settings = renderer, settings
         self.template = renderer.template
         self._known: dict[tuple[Message, ...], Prompt | None] = {}
-        self._refused: set[tuple[Message, ...] | str] = set()
+        self._why: dict[tuple[Message, ...] | str, str] = {}
+        """Why a prompt or an answer is left out."""
         self._says = ""
         """What the template says of the first turns that it refuses."""
         self.categories: dict[str, str] = {}
@@ -55,9 +60,10 @@ class Tokens:
             self._says = self._says or f"the template says: {error}"
             text, ids = "", ()
         if not text or any(self._renderer.holds_marks(message.content) for message in messages):
-            self._refused.add(messages)
+            self._why[messages] = REFUSED
             return None
         if len(ids) > self._settings.prompt_tokens:
+            self._why[messages] = f"the prompt is longer than world.prompt_tokens={self._settings.prompt_tokens}"
             return None
         name = f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         return Prompt(name, ids, for_reading(messages), messages)
@@ -67,27 +73,43 @@ class Tokens:
         from jinja2 import TemplateError
 
         if self._renderer.holds_marks(text):
-            self._refused.add(text)
+            self._why[text] = REFUSED
             return None
         try:
             ids = self._renderer.answer_ids(prompt.messages, text)
             written = self._renderer.answer_text(prompt.messages, text)
         except TemplateError as error:
             self._says = self._says or f"the template says: {error}"
-            self._refused.add(text)
+            self._why[text] = REFUSED
             return None
         if len(ids) > self._settings.answer_tokens:
+            self._why[text] = f"an answer is longer than world.answer_tokens={self._settings.answer_tokens}"
             return None
         return Response(name, prompt, ids, written, policy_version=0, seed=0)
 
+    def drawn_answer(self, name: str, prompt: Prompt, text: str) -> Response | None:
+        """The same for an answer that a model wrote behind this template's prompt."""
+        return self.answer(name, prompt, self._renderer.without_lead(prompt.messages, text))
+
+    def why(self, example: Example) -> str:
+        """Why an example of which a text is left out cannot be used."""
+        texts = [example.prompt, *(answer.text for answer in example.answers)]
+        return next((self._why[text] for text in texts if text in self._why), "both answers are the same tokens")
+
     def left_out(self) -> str:
         """What to add to a message about texts that cannot be rendered; empty where there are none."""
-        if not self._refused:
+        count = sum(why == REFUSED for why in self._why.values())
+        if not count:
             return ""
-        count, says = len(self._refused), f" ({self._says})" if self._says else ""
+        says = f" ({self._says})" if self._says else ""
         return (
             f"; {count} prompts or answers are left out: the template refuses their turns, or they hold its marks{says}"
         )
+
+
+def renderer_of(folder: Path, settings: NoWorldConfig) -> Renderer:
+    """The reference's tokenizer with the recipe's template and its arguments."""
+    return Renderer(load_tokenizer(folder), settings.template, folder, settings.template_arguments)
 
 
 def prompts_of_sets(config: Config, settings: NoWorldConfig) -> dict[str, int]:

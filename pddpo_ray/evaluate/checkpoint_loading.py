@@ -5,7 +5,6 @@ Everything that was not read from the files is a reason to refuse: a model with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.models import Model, model_folder, policy_temperature
-from pddpo_ray.storage.adapters import ADAPTER_WEIGHTS
-from pddpo_ray.storage.checkpoints import checkpoint_folder, has_tokenizer, model_problem
+from pddpo_ray.storage.adapter_checkpoints import put_on, stated_base
+from pddpo_ray.storage.checkpoints import checkpoint_folder, has_tokenizer, is_adapter, model_problem
 from pddpo_ray.storage.whole_files import JOURNAL
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +35,10 @@ def load_checkpoint(place: str, base: str | None = None) -> Checkpoint:
     UserError where there is no causal language model, or where its files do not fill it.
     """
     folder = Path(place).expanduser()
-    if (folder / ADAPTER_CONFIG).is_file():
+    if is_adapter(folder):
         return _adapter(place, folder, base)
     if base is not None:
-        raise UserError(f"--base {base}: {place} is a whole model; only an adapter ({ADAPTER_CONFIG}) has a base")
+        raise UserError(f"--base {base}: {place} is a whole model; only an adapter has a base")
     if not (Path(place.partition("@")[0]).expanduser() / JOURNAL).is_file():
         return _whole(place, checkpoint_folder(folder))
     return replace(_whole(place, model_folder(place)), temperature=policy_temperature([Model("run", place)]))
@@ -57,27 +54,13 @@ def _whole(place: str, folder: Path) -> Checkpoint:
 
 def _adapter(place: str, folder: Path, base: str | None) -> Checkpoint:
     """The adapter merged into its base. Its own tokenizer goes before its base's."""
-    if (folder / "config.json").is_file():
-        raise UserError(f"{place} holds a whole model and an adapter: give a folder with one of them")
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"{place} has no {ADAPTER_WEIGHTS}; save the adapter there with save_pretrained (safetensors)")
-    named = base or _stated_base(place, folder)
     try:
+        named = base or stated_base(folder)
         below = _whole(named, checkpoint_folder(named))
     except UserError as error:
         raise UserError(f"{place} is an adapter, and its base is not usable (--base names another): {error}") from error
     own = folder if has_tokenizer(folder) else below.tokenizer_folder
-    return Checkpoint(place, _merged(place, below.model, folder), _load_tokenizer(place, own), own)
-
-
-def _stated_base(place: str, folder: Path) -> str:
-    try:
-        named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{place}/{ADAPTER_CONFIG} is damaged ({error}); save the adapter again") from error
-    if not named:
-        raise UserError(f"{place} names no base model: add --base FOLDER")
-    return str(named)
+    return Checkpoint(place, put_on(below.model, folder), _load_tokenizer(place, own), own)
 
 
 def _load_model(place: str, folder: Path) -> Any:
@@ -100,25 +83,6 @@ def _demand_all_weights(place: str, loading: Mapping[str, Any]) -> None:
         names = sorted(str(name) for name in loading.get(key) or ())
         if names:
             raise UserError(f"{place}: its weights {words} {len(names)} tensors of the model, first {names[0]}")
-
-
-def _merged(place: str, model: Any, folder: Path) -> Any:
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
-
-    try:
-        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
-            stored = set(file.keys())
-        wrapped = PeftModel.from_pretrained(model, str(folder))
-        expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
-    except Exception as error:
-        raise UserError(f"{place} cannot be put on its base model: {_first_line(error)}") from error
-    if stored != expected:
-        raise UserError(
-            f"{place}: its {len(stored)} tensors are not the {len(expected)} that {ADAPTER_CONFIG} asks for here"
-            f" (first {sorted(stored ^ expected)[0]}); save the adapter again, or name its own base with --base"
-        )
-    return wrapped.merge_and_unload().eval()
 
 
 def _load_tokenizer(place: str, folder: Path | None) -> Any | None:

@@ -150,7 +150,10 @@ class Speaker:
     ) -> list[list[Reply]]:
         """`each` answers per question."""
         drawn = self._engine.sample([self.prompt(question) for question in questions], seeds, each, decoding)
-        return [[Reply(tuple(ids), text, value) for ids, text, value in answers] for answers in drawn]
+        return [
+            [Reply(tuple(ids), self.renderer.without_lead(question, text), value) for ids, text, value in answers]
+            for question, answers in zip(questions, drawn, strict=True)
+        ]
 
     def score(self, questions: Sequence[Sequence[Message]], answers: Sequence[str]) -> Array:
         """log-probability of each text as an answer, the end of its turn included. -> [n]"""

@@ -12,6 +12,7 @@ from pddpo_ray.evaluate.command import Judge, Score
 from pddpo_ray.records import Message, Verdict
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge as EndpointJudge
+from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.storage.checkpoints import files_now
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def judges_at(
 
     The endpoint's key, if it wants one, is in the environment variable `key_env`.
     """
-    judge = EndpointJudge(ChatEndpoint(EndpointConfig(endpoint=url, model=model), os.environ.get(key_env)))
+    key = key_of("--judge", key_env if os.environ.get(key_env) else None, os.environ)
+    judge = EndpointJudge(ChatEndpoint(EndpointConfig(endpoint=url, model=model), key))
 
     def on(axis: Axis) -> Judge:
         def outcomes(asked: Sequence[tuple[str, str, str]]) -> Sequence[float | None]:

@@ -13,12 +13,20 @@ mode; the XPO-style term (`objectives.baseline_optimism_loss`) needs no features
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from pddpo_ray.exploration.bonus import elliptical_from_inverse
-from pddpo_ray.exploration.design import FISHER_WEIGHT, Design, empty_design, inverse, sherman_morrison
+from pddpo_ray.exploration.design import (
+    FISHER_WEIGHT,
+    Design,
+    empty_design,
+    fitted_design,
+    inverse,
+    sherman_morrison,
+)
 from pddpo_ray.records import Array, Stage
 
 BOTH: tuple[Stage, ...] = ("reward", "cost")
@@ -79,9 +87,21 @@ class EllipticalBonus:
         for stage in streams:
             self.designs[stage] = self.designs[stage].add((chosen - other)[None])
 
+    def learn(self, stage: Stage, rows: Array, signs: Array) -> None:
+        """Counts all pairs so far with the information that they have at the most probable scores. [n, q], [n]"""
+        self.designs[stage] = replace(fitted_design(rows, signs, s0=self.s0), weight=self.weight)
+
     @property
     def information(self) -> float:
         return 0.5 * sum(design.log_determinant for design in self.designs.values())
+
+
+class HeldBonus(EllipticalBonus):
+    """The bonus of a round from labelled pairs alone, as the theorem for split roles has it (paper.md §16): what was
+    picked in the round and has no label yet narrows no confidence set."""
+
+    def picked(self, prompt: str, chosen: Array, other: Array) -> None:
+        return
 
 
 class ThompsonBonus(EllipticalBonus):

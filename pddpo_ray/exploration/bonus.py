@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
-from pddpo_ray.exploration.design import factor
+from pddpo_ray.exploration.design import FISHER_WEIGHT, factor
 from pddpo_ray.records import Array
+from pddpo_ray.theory.mle import RIDGE
 
 
 def elliptical(matrix: Array, centred: Array, k: float) -> Array:
@@ -50,3 +51,28 @@ def theory_amplitude(
 def theory_precision(gram: Array, *, pairs_per_round: int, gamma: float) -> Array:
     """Sigma_k + N gamma I, the matrix of the paper's feature norm. sum v v^T [..., q, q] -> [..., q, q]"""
     return gram + pairs_per_round * gamma * np.eye(gram.shape[-1])
+
+
+def valid_scale(
+    *,
+    score_max: float,
+    prompts: int,
+    answers: int,
+    pairs: int,
+    s0: float,
+    weight: float = FISHER_WEIGHT,
+    delta: float = 0.05,
+) -> float:
+    """k at which `elliptical` bounds the error of box maximum likelihood in a table: all answers, both streams and all
+    rounds of at most `pairs` pairs at once, with probability 1 - delta, however the pairs were chosen (paper.md §16).
+
+    Per prompt and stream, V = I / (w s0^2) + sum v v^T: the labels' noise has norm at most G in V^-1 by the bound for
+    self-normalised martingales (sub-Gaussian with variance 1/4), a pair's information is at least kappa in the box, so
+    ||error||_V <= 2 G / kappa + sqrt(ridge Y z^2 / kappa + 4 Y z^2 / (w s0^2)); k = sqrt(w) ||error||_V.
+    """
+    free, prior = answers - 1, 1.0 / (weight * s0**2)
+    information = free * math.log1p(2.0 * pairs / (prior * free))
+    noise = math.sqrt(0.5 * (0.5 * information + math.log(2.0 * prompts / delta)))
+    kappa = 1.0 / (math.exp(2.0 * score_max) + math.exp(-2.0 * score_max) + 2.0)
+    box = answers * score_max**2
+    return math.sqrt(weight) * (2.0 * noise / kappa + math.sqrt(RIDGE * box / kappa + 4.0 * prior * box))

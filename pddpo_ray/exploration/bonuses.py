@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from pddpo_ray.exploration.alternatives import EllipticalBonus, NoBonus, SimHashCounts, ThompsonBonus, Uncertainty
+from pddpo_ray.exploration.alternatives import (
+    EllipticalBonus,
+    HeldBonus,
+    NoBonus,
+    SimHashCounts,
+    ThompsonBonus,
+    Uncertainty,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,10 @@ class BonusContext:
 
 def elliptical(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
     return EllipticalBonus(run.dimension, k=run.k, s0=run.s0, weight=run.weight)
+
+
+def theorem(settings: BaseModel | None, run: BonusContext) -> Uncertainty:
+    return HeldBonus(run.dimension, k=run.k, s0=run.s0, weight=run.weight)
 
 
 def thompson(settings: BaseModel | None, run: BonusContext) -> Uncertainty:

@@ -2,8 +2,9 @@
 
     Lambda = I / s0^2 + w * sum of v v^T,   v = phi(x, y) - phi(x, y') of the compared answers
 
-With w = 1/4, the largest Fisher information of a Bradley-Terry label, Lambda^-1 is the Laplace posterior covariance of
-a linear score whose differences have prior standard deviation s0. All float64.
+A Bradley-Terry label at difference m has Fisher information sigma'(m), at most 1/4. With w = 1/4 Lambda^-1 is therefore
+a lower bound of the Laplace posterior covariance of a linear score whose differences have prior standard deviation s0,
+and equal to it where all fitted differences are 0. `fitted_design` has the weights sigma'(m) themselves. All float64.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import expit
 
 from pddpo_ray.records import Array
+from pddpo_ray.theory.mle import unbounded_logistic
 
 FISHER_WEIGHT = 0.25
 
@@ -53,6 +56,19 @@ def empty_design(dimension: int, *, s0: float, weight: float = FISHER_WEIGHT) ->
     if s0 <= 0:
         raise ValueError(f"s0, the prior standard deviation of a score difference, must be above 0, got {s0}")
     return Design(np.eye(dimension) / s0**2, s0, weight)
+
+
+def fitted_design(rows: Array, signs: Array, *, s0: float) -> Design:
+    """Lambda with w = sigma'(m_i) at the most probable linear scores: its inverse is the Laplace covariance itself.
+
+    rows [n, q] are differences v, signs [n] are 1 where the first answer won, -1 where the other did, and 0 where no
+    label says so yet: such a pair counts with 1/4.
+    """
+    told = signs != 0
+    scores = unbounded_logistic(rows[told] * signs[told, None], ridge=s0**-2)
+    chance = expit(rows @ scores)
+    weights = np.where(told, chance * (1.0 - chance), FISHER_WEIGHT)
+    return empty_design(rows.shape[1], s0=s0, weight=1.0).add_gram((rows * weights[:, None]).T @ rows, len(rows))
 
 
 def factor(matrix: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from pddpo_ray.exploration.alternatives import BOTH, Uncertainty
+from pddpo_ray.exploration.alternatives import BOTH, EllipticalBonus, Uncertainty
 from pddpo_ray.exploration.bonus import saturation
 from pddpo_ray.exploration.bonuses import BonusContext
 from pddpo_ray.exploration.design import FISHER_WEIGHT
@@ -30,7 +30,7 @@ from pddpo_ray.exploration.resampling import (
     optimistic_weights,
     resampling_weights,
 )
-from pddpo_ray.records import Array, CandidateSet, Pair, Response, Stage, responses_of
+from pddpo_ray.records import Array, CandidateSet, LabelledPair, Pair, Response, Stage, Verdict, responses_of
 from pddpo_ray.registry import code_of
 from pddpo_ray.theory.seeds import generator_of
 
@@ -69,6 +69,10 @@ def choose_pairs(
 
 EXACT = "exact"
 """For studies: the elliptical bonus on all answers, drawn from the optimistic policy itself."""
+THEOREM = "theorem"
+"""The same with the bonus held within a round, so that all its draws are from one policy (paper.md §16)."""
+SIGNS = {Verdict.FIRST: 1.0, Verdict.SECOND: -1.0}
+"""Which answer of a pair won, where a label says so."""
 Comparator = Literal["baseline", "max_info"]
 Weights = Literal["exact", "bonus_only"]
 
@@ -85,11 +89,12 @@ class OptimisticExplorer:
         seed: seed of the run.
         k: bonus in posterior standard deviations (alpha of `simhash`); 1 to 2 works everywhere that was tried.
         s0: prior standard deviation of a score difference.
-        weight: Fisher information w of one comparison, at most 1/4.
+        weight: Fisher information w of one comparison, at most 1/4; `fitted`: what each has at the fitted scores.
         picks: pairs per candidate set, chosen one after another with the uncertainty updated in between.
         bonus: the uncertainty model (see `alternatives`), or a choice without one: `off` draws y evenly from the
             policy's own candidates, `proposals` from all, `greedy` takes those that the policy prefers most against the
-            reference. `exact`, for studies, expects all answers as candidates and draws from the optimistic policy.
+            reference. `exact`, for studies, and `theorem` expect all answers as candidates and draw from the optimistic
+            policy.
         bonus_settings: settings of a bonus from an installed package.
         comparator: y' from the baseline, or the most informative candidate.
         weights: `exact` importance weights, or `bonus_only` for long answers.
@@ -110,7 +115,7 @@ class OptimisticExplorer:
         seed: int,
         k: float = 1.5,
         s0: float = 2.0,
-        weight: float = FISHER_WEIGHT,
+        weight: float | Literal["fitted"] = FISHER_WEIGHT,
         picks: int = 1,
         bonus: str = "elliptical",
         bonus_settings: BaseModel | None = None,
@@ -122,7 +127,10 @@ class OptimisticExplorer:
         reward_weight: float = 1.0,
     ) -> None:
         self._features, self._beta, self._multiplier = features, beta, multiplier
-        self._seed, self._k, self._s0, self._weight, self._picks = seed, k, s0, weight, picks
+        self._seed, self._k, self._s0, self._picks = seed, k, s0, picks
+        self._fitted = weight == "fitted"
+        self._weight = FISHER_WEIGHT if weight == "fitted" else weight
+        self._rows: dict[str, Array] = {}
         self._kind, self._comparator, self._weights = bonus, comparator, weights
         self._settings = bonus_settings
         self._proposal_weight, self._ess_floor, self._cost_bonus_scale = proposal_weight, ess_floor, cost_bonus_scale
@@ -215,7 +223,22 @@ class OptimisticExplorer:
             centre = self._centres.setdefault(pair.prompt.id, (first + second) / 2)
             first, second = first - centre, second - centre
             self._seen.add(pair.id)
+            if self._fitted:
+                self._rows[pair.id] = first - second
             self._uncertainty.observe(pair.prompt.id, first, second, streams)
+
+    def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None:
+        """Before a round's choice, with all labels so far: fitted information is taken from them. Pairs that have no
+        label of a stream yet count with 1/4."""
+        if not self._fitted or not self._rows:
+            return
+        assert isinstance(self._uncertainty, EllipticalBonus)
+        known = {item.pair.id: (item.helpful, item.harmful) for item in labelled()}
+        told = [known.get(name, (Verdict.MISSING, Verdict.MISSING)) for name in self._rows]
+        signs = np.array([[SIGNS.get(verdict, 0.0) for verdict in verdicts] for verdicts in told])
+        rows = np.array(list(self._rows.values()))
+        for stage, column in zip(BOTH, signs.T, strict=True):
+            self._uncertainty.learn(stage, rows, column)
 
     def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
         """Reward and cost bonus of any answers under everything observed so far (bonus in the loss). -> [n], [n]"""
@@ -262,7 +285,7 @@ class OptimisticExplorer:
         reward, cost = self._uncertainty.bonuses(candidates.prompt.id, rows)
         beta = self._beta() if callable(self._beta) else self._beta
         optimism = (self._reward_weight * reward + multiplier * self._cost_bonus_scale * cost) / beta
-        if self._kind == EXACT:
+        if self._kind in (EXACT, THEOREM):
             weights = optimistic_weights(log_policy, optimism)
             log.add(reward, cost, saturation(reward, rows, k=self._k, s0=self._s0), 1.0, 1.0 / float(weights @ weights))
             return weights

@@ -15,6 +15,7 @@ whole trainer was started again, `forget_unfinished` begins the step once more.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import uuid
@@ -62,6 +63,12 @@ class Scorer(Protocol):
     """Who scores answers: an `AnswerScores` in this process, or the actor that holds one for many processes."""
 
     def score(self, asked: Asked) -> Scored: ...
+
+
+def demand_plain(helpful: Any) -> None:
+    """Raises UserError for a coroutine function: nobody here would wait for what it gives."""
+    if inspect.iscoroutinefunction(helpful) or inspect.iscoroutinefunction(getattr(helpful, "__call__", None)):  # noqa: B004
+        raise UserError("the helpful function is `async`; give a plain one, which waits for its own calls")
 
 
 def asked_for(

@@ -15,15 +15,21 @@ beforehand (the limits, the journal) is therefore raised when the file is loaded
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.integrations.answer_scores import Scorer, asked_for
+from pddpo_ray.integrations.answer_scores import Scorer, asked_for, demand_plain
 
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>")
+MARK = (
+    r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|<(?:pad|eos|end_of_turn|end_of_utterance|turn\|)>|</s>"
+    r"|\[(?:PAD|EOS)\]"
+)
+"""What tokens that end an answer look like, where nobody names them."""
 TAIL = 64
 """Characters of a prompt that was cut on the left for its length; OpenRLHF keeps its end."""
 
@@ -33,41 +39,63 @@ def limited(
     limits: Scorer,
     *,
     row: Callable[[Any], Mapping[str, Any]] = lambda label: {},
-    ends: Sequence[str] = ENDS,
+    ends: Sequence[str] | None = None,
 ) -> Callable[..., dict[str, Any]]:
-    """OpenRLHF's `reward_func`. `helpful` gives a number for each of its prompts, answers and labels; `row` says what
-    a label tells about an answer (`set`, `reference`, `split`); `ends` are the tokens that an answer's text loses.
+    """OpenRLHF's `reward_func`. `helpful` gives a number for each of its prompts, answers and labels, or OpenRLHF's own
+    dictionary with `rewards`, and perhaps `scores` and `extra_logs`; `row` says what a label tells about an answer
+    (`set`, `reference`, `split`). `ends` are the tokens that an answer's text loses, `ends_of(MODEL)` those of a model;
+    None: whatever looks like one.
 
     It gives `rewards`, the scores under the limits; `scores`, what `helpful` gave, for OpenRLHF's dynamic filtering;
     and in `extra_logs` `limit/NAME` and `multiplier/NAME`. What could not be measured is NaN. All are [n].
     """
 
+    demand_plain(helpful)
+
     def reward_func(
         queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any
     ) -> dict[str, Any]:
         answers = [answer_of(query, prompt, ends) for query, prompt in zip(queries, prompts, strict=True)]
-        rewards = list(helpful(prompts, answers, labels))
-        asked = asked_for(prompts, answers, rewards, [row(label) for label in labels])
+        given = helpful(prompts, answers, labels)
+        told = given if isinstance(given, Mapping) else {"rewards": given}
+        if "rewards" not in told:
+            raise UserError(f"the helpful function gave {sorted(told)} without `rewards`")
+        asked = asked_for(prompts, answers, _listed(told["rewards"]), [row(label) for label in labels])
+        scores = _listed(told["scores"]) if told.get("scores") is not None else asked.rewards
         scored = limits.score(asked)
-        logs = {f"limit/{name}": _tensor(own) for name, own in scored.values.items()}
+        logs = dict(told.get("extra_logs") or {})
+        logs |= {f"limit/{name}": _tensor(own) for name, own in scored.values.items()}
         logs |= {f"multiplier/{name}": _tensor([one] * len(answers)) for name, one in scored.multipliers.items()}
-        return {"rewards": _tensor(scored.scores), "scores": _tensor(asked.rewards), "extra_logs": logs}
+        return {"rewards": _tensor(scored.scores), "scores": _tensor(scores), "extra_logs": logs}
 
     return reward_func
 
 
-def answer_of(query: str, prompt: str, ends: Sequence[str] = ENDS) -> str:
-    """What follows the prompt in a text that holds both, without the tokens that end it.
+def ends_of(model: str | Path) -> tuple[str, ...]:
+    """The special tokens of a model's tokenizer, by its folder or name."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
+
+
+def answer_of(query: str, prompt: str, ends: Sequence[str] | None = None) -> str:
+    """What follows the prompt in a text that holds both, without the tokens that end it and the white space after them.
 
     Raises UserError where the prompt is not in the text.
     """
     tail = next((part for part in (prompt, prompt[-TAIL:]) if part in query), None)
     if tail is None:
         raise UserError(f"the prompt that ends in {prompt[-TAIL:]!r} is not in the text that OpenRLHF gave with it")
+    mark = MARK if ends is None else "|".join(re.escape(end) for end in ends if end)
     answer = query.partition(tail)[2]
-    while end := next((end for end in ends if answer.endswith(end)), None):
-        answer = answer.removesuffix(end)
-    return answer
+    return re.sub(rf"(?:(?:{mark})\s*)+\Z", "", answer) if mark else answer
+
+
+def _listed(values: Any) -> list[Any]:
+    """A list, or a tensor or an array of any shape. -> [n]"""
+    return values.reshape(-1).tolist() if hasattr(values, "reshape") else list(values)
 
 
 def _tensor(values: Sequence[float | None]) -> torch.Tensor:

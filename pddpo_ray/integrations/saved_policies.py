@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pddpo_ray.limits.answer_files import turns_of
 from pddpo_ray.records import PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, has_tokenizer
+from pddpo_ray.storage.checkpoints import ADAPTER_CONFIG, checkpoint_folder, checkpoint_problem
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import as_dicts, for_reading
 from pddpo_ray.training.local import store_reference
@@ -25,7 +24,6 @@ from pddpo_ray.training.local import store_reference
 FINAL, LAST = "final", "last"
 DTYPE = "float32"
 """In which a policy is certified, whatever its files hold."""
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def saved_names(out: Path) -> list[str]:
@@ -53,20 +51,13 @@ def stored_policy(store: ArtifactStore, name: str, folder: Path) -> PolicyVersio
     What is certified stays when the trainer removes its checkpoint. Raises UserError for what is no causal language
     model in safetensors with its tokenizer, and for weights that were stored with another tokenizer.
     """
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        with tempfile.TemporaryDirectory() as aside:
-            _merge(folder, Path(aside))
-            return _stored(store, name, Path(aside), folder)
-    if problem := checkpoint_problem(folder):
+    whole = checkpoint_folder(folder)
+    if problem := checkpoint_problem(whole):
         raise UserError(f"{folder} {problem}")
-    return _stored(store, name, folder, folder)
-
-
-def _stored(store: ArtifactStore, name: str, whole: Path, called: Path) -> PolicyVersion:
     stored = store_reference(store, whole, dtype=DTYPE)
     if _how_texts_are_read(whole) != _how_texts_are_read(store.folder(stored.path)):
         raise UserError(
-            f"{called}: these weights were certified with another tokenizer, chat template or end of text; restore it,"
+            f"{folder}: these weights were certified with another tokenizer, chat template or end of text; restore it,"
             " or save the model to a folder of its own"
         )
     return PolicyVersion(stored.number, name, stored.sha256, stored.path)
@@ -75,26 +66,6 @@ def _stored(store: ArtifactStore, name: str, whole: Path, called: Path) -> Polic
 def _how_texts_are_read(folder: Path) -> tuple[str, str | None, tuple[int, ...]]:
     tokenizer = load_tokenizer(folder)
     return fingerprint(tokenizer), tokenizer.chat_template, stop_ids(tokenizer, folder)
-
-
-def _merge(folder: Path, target: Path) -> None:
-    """Base and adapter as one model, with the tokenizer beside the adapter or, where there is none, the base's."""
-    # here: whoever has adapters has peft, which takes seconds to import
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter there as safetensors")
-    named = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not named:
-        raise UserError(f"{folder / ADAPTER_CONFIG} names no base_model_name_or_path: write the base's folder there")
-    base = checkpoint_folder(named)
-    if problem := checkpoint_problem(base):
-        raise UserError(f"{base}, the base of {folder}, {problem}")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, DTYPE), use_safetensors=True)
-    PeftModel.from_pretrained(model, str(folder)).merge_and_unload().save_pretrained(target)
-    load_tokenizer(folder if has_tokenizer(folder) else base).save_pretrained(target)
 
 
 def prompts_of(file: Path, model: Path, max_tokens: int) -> list[Prompt]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pddpo_ray.integrations.answer_scores import Scored, Scorer, asked_for
+from pddpo_ray.integrations.turns import prompt_text
 
 
 def limited(environment: type[Any], limits: Scorer) -> type[Any]:
@@ -38,7 +39,7 @@ def limited(environment: type[Any], limits: Scorer) -> type[Any]:
             self._figures: dict[str, float] = {}
 
         def init(self, prompt: Sequence[Mapping[str, str]]) -> Any:
-            self._prompt = "\n\n".join(str(turn.get("content") or "") for turn in prompt)
+            self._prompt = prompt_text(prompt)
             return super().init(prompt)
 
         def step(self, action: str) -> Any:

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.integrations.answer_scores import demand_plain
 from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.integrations.turns import answer_text, prompt_text
 from pddpo_ray.theory.step_scores import step_scores
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class _Limited(TrainerCallback):
         self._controller.rewind(state.global_step)
 
     def _join(self, trainer: Any) -> None:
+        _demand_questions(trainer.train_dataset)
         self._trainer = trainer
         if self._file is not None and trainer.accelerator.is_main_process:
             self._controller = LimitController(self._limits, journal=self._file)
@@ -70,8 +73,8 @@ class _Limited(TrainerCallback):
             {key: column[index] for key, column in columns.items() if _is_column(column, len(prompts))}
             for index in range(len(prompts))
         ]
-        texts = [_text(completion) for completion in completions]
-        return self._controller.measure([_text(prompt) for prompt in prompts], texts, rows)
+        texts = [answer_text(completion) for completion in completions]
+        return self._controller.measure([prompt_text(prompt) for prompt in prompts], texts, rows)
 
     def _gathered(self, rows: list[Any]) -> list[Any]:
         """The rows of all processes, one process after another."""
@@ -150,7 +153,7 @@ class LimitedRewards(_Limited):
         rank, size = trainer.accelerator.process_index, trainer.num_generations
         groups = self._gathered([(rank, index // size) for index in range(len(prompts))])
         values = {name: self._gathered(own) for name, own in self._values.items()}
-        self._observe(values, groups, self._gathered([_text(completion) for completion in completions]))
+        self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
         self._weigh()
 
     def _weigh(self) -> None:
@@ -167,6 +170,7 @@ class LimitedScore(_Limited):
         *, journal: Path | None = None,
     ) -> None:  # fmt: skip
         """`helpful` is a reward function in TRL's form; the rest as `LimitController`."""
+        demand_plain(helpful)
         super().__init__(limits, journal=journal)
         self._helpful = helpful
 
@@ -188,7 +192,7 @@ class LimitedScore(_Limited):
         rewards = self._gathered(list(self._helpful(prompts=prompts, completions=completions, **columns)))
         groups = self._gathered([(rank, group) for group in self._groups(size)])
         if trainer.model.training:
-            self._observe(values, groups, self._gathered([_text(completion) for completion in completions]))
+            self._observe(values, groups, self._gathered([answer_text(completion) for completion in completions]))
             self._log(columns.get("log_metric"))
         costs = {name: self._controller.costs(name, own) for name, own in values.items()}
         scores = step_scores(rewards, costs, self._controller.multipliers, groups)
@@ -207,13 +211,18 @@ class LimitedScore(_Limited):
                 self._trainer.stats.setdefault(key, []).append(figure)
 
 
+def _demand_questions(rows: Any) -> None:
+    """Raises UserError for a data set of known rows whose first one asks nothing."""
+    first = rows[0] if hasattr(rows, "__getitem__") and len(rows) else None
+    if isinstance(first, Mapping) and not prompt_text(first.get("prompt")).strip():
+        raise UserError(
+            f"the training data set has no question in its column `prompt` (columns: {', '.join(map(str, first))});"
+            " limits measure answers to questions: rename the column that holds them"
+        )
+
+
 def _called(name: str) -> str:
     return f"limit_{name}"
-
-
-def _text(turns: Any) -> str:
-    """A prompt or an answer as text; of a conversation, its turns with a blank line between them."""
-    return turns if isinstance(turns, str) else "\n\n".join(str(turn.get("content") or "") for turn in turns)
 
 
 def _is_column(value: Any, count: int) -> bool:

@@ -8,9 +8,9 @@
 
     compute_score = limited(helpful, SharedLimits("limits.yaml", journal="out/limits.jsonl", answers_a_step=1024))
 
-verl calls it for one answer at a time, in its reward workers. It is told neither the prompt's text nor the trainer's
-group: the prompt is what the column `extra_info` has under "question", the group its "index" (both as in verl's own
-data sets).
+verl calls it for one answer at a time and by keyword, in its reward workers; so `helpful` is called, with those of the
+arguments that it takes. It is told neither the prompt's text nor the trainer's group: the prompt is what the column
+`extra_info` has under "question", the group its "index" (both as in verl's own data sets).
 
 There is no advantage estimator here, which could weigh whole groups: under a name of its own verl (0.9.1) hands one the
 summed rewards and the groups, and neither the answers nor the figures that the reward function gave. Its estimator
@@ -21,35 +21,48 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.integrations.answer_scores import Scorer, asked_for
+from pddpo_ray.integrations.answer_scores import Scorer, asked_for, demand_plain
+from pddpo_ray.integrations.turns import prompt_text
 
 PROMPT = "question"
 GROUP = "index"
+GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
-def limited(helpful: Callable[..., Any], limits: Scorer, *, prompt: str = PROMPT) -> Callable[..., dict[str, Any]]:
-    """verl's `compute_score`. `helpful` has verl's form and gives a number, or a dictionary with its `score`; `prompt`
-    is the key of `extra_info` that holds the prompt's text.
+def limited(
+    helpful: Callable[..., Any], limits: Scorer, *, prompt: str | None = PROMPT, files: Sequence[str | Path] = ()
+) -> Callable[..., dict[str, Any]]:
+    """verl's `compute_score`. `helpful` takes any of verl's arguments by name and gives a number, or a dictionary
+    with its `score`; `prompt` is the key of `extra_info` that holds the prompt's text, None where no limit reads it.
+    `files` are the data set's (Parquet), which are looked at now; without them a missing prompt is found at the first
+    answer.
 
     The dictionary that it gives has, beside `score` and the figures of `helpful`, `helpful`, and for each limit
-    `limit/NAME` and `multiplier/NAME`; what could not be measured is NaN. Raises UserError for a coroutine function.
+    `limit/NAME` and `multiplier/NAME`; what could not be measured is NaN. Raises UserError for a coroutine function,
+    for one that verl's arguments cannot be handed to, and for data without a prompt or, where none is read, a group.
     """
-    if inspect.iscoroutinefunction(helpful):
-        raise UserError("the helpful function is `async`; give a plain one: verl calls it in a thread of its own")
+    for file in files:
+        _demand_question(_extra_info(Path(file)), prompt, str(file))
+    demand_plain(helpful)
+
+    names = _taken(helpful)
 
     def compute_score(
         data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **more: Any
     ) -> dict[str, Any]:
         row = dict(extra_info or {})
-        given = helpful(data_source, solution_str, ground_truth, row, **more)
+        _demand_question([key for key in row if row[key] not in (None, "")], prompt, "the data set")
+        told = {**more, **dict(zip(GIVEN, (data_source, solution_str, ground_truth, row), strict=True))}
+        given = helpful(**(told if names is None else {name: told[name] for name in names if name in told}))
         figures = dict(given) if isinstance(given, Mapping) else {"score": given}
         if "score" not in figures:
             raise UserError(f"the helpful function gave {sorted(figures)} without `score`")
-        reward, text = figures.pop("score"), str(row.get(prompt, ""))
+        reward, text = figures.pop("score"), "" if prompt is None else prompt_text(row[prompt])
         group = f"{data_source} {row.get(GROUP, text)}"
         asked = asked_for([text], [solution_str], [reward], [row], [group])
         scored = limits.score(asked)
@@ -58,6 +71,43 @@ def limited(helpful: Callable[..., Any], limits: Scorer, *, prompt: str = PROMPT
         return {**figures, "score": scored.scores[0], "helpful": _plain(asked.rewards[0]), **values, **weights}
 
     return compute_score
+
+
+def _taken(helpful: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The arguments that a function takes by name; None: any. Raises UserError where it cannot be called so."""
+    try:
+        parameters = inspect.signature(helpful).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return None
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needed = [one.name for one in named if one.default is one.empty and one.name not in GIVEN]
+    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    by_place = any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in parameters)
+    if needed or by_place or not (named or any_name):
+        said = f"needs `{needed[0]}`, which verl does not give: give it a default" if needed else "takes none by name"
+        raise UserError(f"verl hands {', '.join(GIVEN)} to the helpful function by name, and it {said}")
+    return None if any_name else tuple(one.name for one in named)
+
+
+def _demand_question(keys: Sequence[str], prompt: str | None, where: str) -> None:
+    """Raises UserError where `extra_info` has neither the prompt's text nor, if none is wanted, the group."""
+    wanted = GROUP if prompt is None else prompt
+    if wanted not in keys:
+        raise UserError(
+            f"{where}: extra_info has no `{wanted}` (it has: {', '.join(keys) or 'nothing'}), so that limits do not"
+            " know what was asked, or which answers belong together; write it there, or name the key that holds the"
+            " question: limited(..., prompt=KEY)"
+        )
+
+
+def _extra_info(file: Path) -> list[str]:
+    """The keys of a Parquet file's column `extra_info`."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(file)
+    column = schema.field("extra_info").type if "extra_info" in schema.names else None
+    return [field.name for field in column] if isinstance(column, pyarrow.StructType) else []
 
 
 def _plain(value: float | None) -> float:

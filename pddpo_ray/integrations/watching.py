@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import GenerationConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.journal_lines import append_line
@@ -144,14 +144,18 @@ class LimitWatch(TrainerCallback):
         inputs = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=not self._templated)
         hot = self._draws.temperature > 0
         how = {"temperature": self._draws.temperature, "top_p": 1.0, "top_k": 0} if hot else {}
-        drawn = model.generate(
-            input_ids=inputs["input_ids"].to(model.device),
-            attention_mask=inputs["attention_mask"].to(model.device),
-            max_new_tokens=self._draws.max_tokens,
-            do_sample=hot,
-            pad_token_id=tokenizer.pad_token_id,
-            **how,
-        )
+        own = model.generation_config
+        ends = {"eos_token_id": own.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        # `generate` takes from the model's own settings what it is not given: penalties, lengths, suppressed tokens
+        model.generation_config = GenerationConfig(do_sample=hot, **how, **ends)
+        try:
+            drawn = model.generate(
+                input_ids=inputs["input_ids"].to(model.device),
+                attention_mask=inputs["attention_mask"].to(model.device),
+                max_new_tokens=self._draws.max_tokens,
+            )
+        finally:
+            model.generation_config = own
         return list(tokenizer.batch_decode(drawn[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 

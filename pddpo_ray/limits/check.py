@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class Checked:
     """Answers that could not be measured, abstentions included."""
     reasons: tuple[str, ...] = ()
     """The first reasons for that, with their rows."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """How many failed for which kind of reason."""
     note: str = ""
 
     @property
@@ -52,6 +55,7 @@ class Checked:
             "source": self.source,
             "note": self.note,
             "reasons": list(self.reasons),
+            "kinds": dict(self.kinds),
         }
 
 
@@ -71,6 +75,7 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
     values = np.array([value if isinstance(value, float) else np.nan for value in measured.values if value is not None])
     answered = [own[index] for index in asked]
     drawn, reasons, note = Drawn(values, quantity.low, quantity.high), measured.reasons, source.note
+    kinds = measured.kinds
     if quantity.kind == "logit":
         labels_each = stated.asking.labels_each
         if labels_each is None:
@@ -80,6 +85,7 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
     if stated.audited is not None:
         drawn, unlabelled = _audit(stated, values, answered)
         reasons = (*unlabelled, *reasons)[:SHOWN_REASONS]
+        kinds = kinds + Counter({"no label by people": len(unlabelled)})
         note = "; ".join(part for part in (f"{source.name}, corrected by people", note) if part)
     result = estimated(drawn, [answer.prompt for answer in answered], limit.bound.number, limit.confidence)
     failed = int(np.isnan(drawn.values).sum())
@@ -93,6 +99,7 @@ def check_one(stated: StatedLimit, source: Source | None, answers: Sequence[Answ
         len({answer.prompt for answer in answered}),
         failed,
         reasons,
+        kinds,
         "; ".join(part for part in (result.problem, note) if part),
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.limits import rules
 from pddpo_ray.limits.quantities import VERDICT
 from pddpo_ray.limits.sources import Answer, Source, fingerprint, one_by_one
@@ -68,7 +68,7 @@ def json_schema_source(where: str, name: str, folder: Path) -> Source:
         validator = jsonschema.validators.validator_for(schema)
         validator.check_schema(schema)
     except (json.JSONDecodeError, jsonschema.SchemaError) as error:
-        raise UserError(f"{where}: {name} is no JSON schema: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{where}: {name} is no JSON schema: {one_line(error)}") from error
     valid = validator(schema)
 
     def allowed(answer: Answer) -> bool:

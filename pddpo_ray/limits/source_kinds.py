@@ -45,9 +45,23 @@ SCORE_MODEL = SourceKind(
 )
 JUDGE = SourceKind(
     f"{OPENERS}:open_judge",
-    options=("question", "model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries"),
+    options=(
+        "question",
+        "model",
+        "endpoint",
+        "key_env",
+        "temperature",
+        "max_tokens",
+        "workers",
+        "timeout",
+        "tries",
+        "fields",
+    ),
 )
 ENDPOINT = SourceKind(f"{OPENERS}:open_endpoint", options=("url", "key_env", "workers", "timeout", "tries", "version"))
-GRADER = SourceKind(f"{OPENERS}:open_grader", options=("model", "endpoint", "key_env", "workers", "timeout", "tries"))
+GRADER = SourceKind(
+    f"{OPENERS}:open_grader",
+    options=("model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries", "fields"),
+)
 PEOPLE = SourceKind(f"{OPENERS}:open_people", options=("question", "labels_each"), scale=VERDICT)
 WORLD = SourceKind(f"{OPENERS}:open_world")

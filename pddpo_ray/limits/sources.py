@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -28,6 +30,9 @@ from pddpo_ray.records import Message
 from pddpo_ray.theory.seeds import generator_of
 
 SHOWN_REASONS = 3
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+NUMBERS = re.compile(r"(?<!answered )\b\d[\w.+-]*")
+"""What differs from one reason to the next; the status of an answer says what went wrong."""
 Measure = Callable[[Sequence["Answer"]], Sequence[object]]
 """What a source gives for each answer, in order: a number, True or False, None to abstain, or Unmeasured."""
 
@@ -38,6 +43,11 @@ class Unmeasured:
 
     reason: str
     abstained: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The reason without its particulars, for counts by reason: `stopped it by a filter`, `gave N, outside`."""
+        return NUMBERS.sub("N", re.split(r"[:;(\[]", QUOTED.sub("...", self.reason), maxsplit=1)[0]).strip()
 
 
 NO_REFERENCE = Unmeasured('has no reference answer to compare with: add "reference" to the row')
@@ -73,9 +83,6 @@ class Source:
     """Answers that it is handed at once."""
     note: str = ""
     """What a reader of the numbers should know about them."""
-    give_up: int | None = None
-    """After so many failures in a row, abstentions apart, the rest is not asked: it is down. None: never."""
-
     halves: tuple[Measure, Measure] | None = None
     """Of a source whose values are noisy: two measurements that are independent of each other."""
 
@@ -169,7 +176,17 @@ class Measured:
 
     @property
     def failed(self) -> int:
-        return sum(isinstance(value, Unmeasured) for value in self.values)
+        return self.kinds.total()
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many failed for which kind of reason."""
+        return Counter(value.kind for value in self.values if isinstance(value, Unmeasured))
+
+    @property
+    def why(self) -> str:
+        """`3 stopped it by a filter, 1 was cut off`."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
 
 
 def ask(
@@ -188,21 +205,17 @@ def ask(
     asking = asking or Asking()
     chosen = chosen_for(limit, len(answers), asking.answers, seed)
     values: list[float | Unmeasured | None] = [None] * len(answers)
-    begun, lost = now(), 0
+    begun = now()
     for start in range(0, len(chosen), source.batch):
         part = chosen[start : start + source.batch]
         if asking.seconds is not None and now() - begun > asking.seconds:
             late = Unmeasured(f"was not asked: the deadline of {asking.seconds:g} s had passed")
             of_part: list[float | Unmeasured] = [late] * len(part)
-        elif source.give_up is not None and lost >= source.give_up:
-            of_part = [Unmeasured(f"was not asked: the {lost} answers before it failed")] * len(part)
         else:
             try:
                 of_part = source.values([answers[index] for index in part])
             except PddpoError as error:
                 raise type(error)(f"limit {limit}, {_row(answers, part[0])}: {source.name}: {error}") from error
-            for value in of_part:
-                lost = lost + 1 if isinstance(value, Unmeasured) and not value.abstained else 0
         for index, value in zip(part, of_part, strict=True):
             values[index] = value
     failures = [(index, value) for index, value in enumerate(values) if isinstance(value, Unmeasured)]

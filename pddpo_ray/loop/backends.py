@@ -84,6 +84,8 @@ class Backends:
     """Pairs of answers to those of which users said different things."""
     categories: Mapping[str, str] = field(default_factory=dict)
     """Of prompts, by their ids, where their file names one; certificates have bounds of each category."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Good rows of the recipe's files that the run does not use, by the reason."""
     recall: Recall | None = None
     """Finds what another run on the same store has made already; None: everything is made."""
     closers: Sequence[Callable[[], None]] = field(default_factory=tuple)

@@ -8,25 +8,30 @@ from dataclasses import replace
 
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
+from pddpo_ray.exploration.explorer import THEOREM
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import Preferences
 from pddpo_ray.loop.sampling import Proposal, RolloutController
-from pddpo_ray.records import Decoding, LabelledPair, Pair, Prompt, Response, Verdict
+from pddpo_ray.records import Decoding, LabelledPair, Pair, Prompt, Response, Verdict, by_prompt
 from pddpo_ray.theory.seeds import generator
 
 WHOLE_POOL_ROUNDS = 4
 """Pools of all prompts are drawn before the first round where so many rounds ask as many prompts as there are."""
 CALIBRATION = "calibration"
+LEFT_OUT = "rows-left-out"
 
 
-def proposal_of(config: Config, prompts: int, served: int = 0) -> Proposal:
+def proposal_of(config: Config, prompts: int, served: int = 0, answers: Sequence[Response] = ()) -> Proposal:
     """Half of the candidates from the reference where a bonus explores, none where the policy's own answers do.
 
     With few prompts the pool of proposals doubles as the calibration set of the features; with many, a round draws
-    what its own prompts need. `served` prompts of users, which come later, are never in the pool.
+    what its own prompts need. `served` prompts of users, which come later, are never in the pool. `answers` are all
+    there are, of a table: the theorem's bonus draws from them.
     """
+    if config.explore.bonus == THEOREM:
+        return Proposal(share=0.0, listed=by_prompt(answers))
     explores = config.explore.bonus != "off" and config.algorithm != "o-pd-dpo-paper"
     candidates = config.rollout.candidates
     proposal = Proposal(candidates, 0.5 if explores else 0.0, config.rollout.proposal_temperature)
@@ -152,6 +157,8 @@ def offline_pairs(
 
     if given is not None:
         journal.once("offline", add)
+        if backends.left_out:
+            journal.once(LEFT_OUT, lambda: dict(backends.left_out))
         labelled = [entry.labelled for entry in journal.pairs(0)]
     else:
         per_prompt = offline_answers(config.offline.pairs, len(backends.prompts))

@@ -84,7 +84,7 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         seed=config.seed,
         decoding=decoding,
         reference=backends.reference,
-        proposal=proposal_of(config, len(backends.prompts), len(backends.served)),
+        proposal=proposal_of(config, len(backends.prompts), len(backends.served), backends.answers),
         log_probs=trainer.log_probs,
         besides=wanted_of(config, backends) if config.scorecard_prompts else (),
         verify=DeliveryCheck(trainer.log_probs, backends.canaries, config.rollout.canary_tolerance, backends.tokenizer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,6 +23,8 @@ class Chooser(Protocol):
     def select(self, pairs: Sequence[Pair], keep: int, random_share: float) -> list[Pair]: ...
 
     def update(self, pairs: Sequence[Pair]) -> None: ...
+
+    def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None: ...
 
     def bonuses(self, responses: Sequence[Response]) -> tuple[Array, Array]:
         """Reward and cost bonus of any answers under the pairs seen so far, for a bonus in the loss. -> [n], [n]"""
@@ -104,6 +106,7 @@ class ExplorationController:
 
     def _choose(self, candidates: Sequence[CandidateSet]) -> int:
         round_ = self._journal.round
+        self._explorer.learn(lambda: [entry.labelled for entry in self._journal.pairs()])
         chosen = self._explorer.choose(candidates)
         proposed = len(chosen)
         if self._keep is not None:

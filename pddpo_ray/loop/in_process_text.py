@@ -100,6 +100,7 @@ def text_world_backends(
         served=prepared.served if isinstance(prepared, PreparedRealText) else (),
         verdicts=prepared.verdicts if isinstance(prepared, PreparedRealText) else (),
         categories=prepared.categories if isinstance(prepared, PreparedRealText) else {},
+        left_out=prepared.left_out if isinstance(prepared, PreparedRealText) else {},
         recall=recall,
     )
     if isinstance(prepared, PreparedRealText):

@@ -40,6 +40,7 @@ from pddpo_ray.records import (
 )
 from pddpo_ray.scoring.endpoint import ChatEndpoint
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.score_spread import spread_of
@@ -166,11 +167,7 @@ def labeller_of(config: Config, journal: Journal, backends: Backends, asking: As
 
 def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
     """Raises UserError where the key's environment variable is not set."""
-    key = None
-    if settings.key_env is not None:
-        key = os.environ.get(settings.key_env)
-        if not key:
-            raise UserError(f"feedback.key_env: the environment variable {settings.key_env} is not set")
+    key = key_of("feedback", settings.key_env, os.environ)
     return JudgeLabeller(Judge(ChatEndpoint(settings, key)), lambda: journal.round, journal.add_metrics)
 
 

@@ -1,7 +1,7 @@
 """Feedback as the pages see it: exactly the labels that the protocol asks for, or an error that names what is missing.
 
-A failed or missing label never becomes a number: the labeller is asked again for what lacks, and in the end the round
-stops with a message, not with a zero.
+A failed or missing label never becomes a number: the labeller is asked again for what it could not read, and what stays
+without a label counts as unsafe and widens the interval. Too much of that ends the round with a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class FeedbackController:
     """Labels from one labeller per constraint, journalled with their source.
 
     `labellers` maps the constraint's name to its labeller; the first one also says what is helpful. `excluded` is the
-    share of a round's items that may stay without a label: they are counted, journalled as failed and left out. Only a
-    source that cannot always be read (a judge) is given one; before the first round nothing is left out.
+    share of items about which the labeller may have said nothing readable in all attempts: their labels are missing, as
+    are those that it refuses for good, and pairs are journalled as failed. Only a source that cannot always be read (a
+    judge) is given a share.
     """
 
     def __init__(
@@ -115,47 +116,47 @@ class FeedbackController:
         return seed_of(self._seed, self._journal.round, "compare", name, attempt)
 
     def _collect_safety(self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool = False) -> int:
-        counted, without = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
-        # A draw of a certificate with a missing label has no number; a round's estimate is bounded by its labels.
-        usable = [
-            item for item in items if len(counted[item.id]) == labels_each or (item.id in without and not may_lack)
-        ]
+        counted = self._ask_for_safety(items, labels_each, name, may_lack=may_lack)
         lacking = {item.id: labels_each - len(counted[item.id]) for item in items}
+        # A draw of a certificate with a missing label has no number; a round's estimate is bounded by its labels.
+        usable = [item for item in items if not lacking[item.id] or not may_lack]
         labels = {item.id: (*counted[item.id], *[Verdict.MISSING] * lacking[item.id]) for item in usable}
         self._journal.add_safety([SafetyLabels(item, labels[item.id], name) for item in usable], self._source)
-        if len(usable) < len(items):
-            self._journal.add_metrics({f"labels/excluded_{name}": len(items) - len(usable)})
-        if without:
-            self._journal.add_metrics({f"labels/missing_{name}": sum(lacking[one] for one in without)})
+        if missing := sum(lacking.values()):
+            self._journal.add_metrics({f"labels/missing_{name}": missing})
         total = sum(len(counted[item.id]) for item in usable)
         self._journal.add_metrics({"labels/safety" if name == next(iter(self._labellers)) else f"labels/{name}": total})
         return total
 
     def _ask_for_safety(
         self, items: Sequence[Response], labels_each: int, name: str, *, may_lack: bool
-    ) -> tuple[dict[str, list[Verdict]], set[str]]:
-        """Labels by item, and the items whose missing labels nobody is asked for again. Raises RunError if any other
-        item lacks labels, beyond what may be left out."""
+    ) -> dict[str, list[Verdict]]:
+        """Labels by item, as many as there are after all attempts. Raises RunError if more items lack labels than may,
+        apart from those whose labels are not asked for again, or all do."""
         counted: dict[str, list[Verdict]] = {item.id: [] for item in items}
-        open_items, without = list(items), set[str]()
+        open_items, without, why = list(items), set[str](), ""
         for attempt in range(self._attempts):
             for labels in self._labellers[name].safety(open_items, labels_each, self._safety_seed(name, attempt)):
                 kept = counted.get(labels.response.id)
                 if kept is None:
                     raise RunError(f"labeller {self._source} labelled {labels.response.id}, which was not asked")
                 kept += [label for label in labels.labels if label in COUNTS][: labels_each - len(kept)]
+                why = labels.reason or why
                 if Verdict.MISSING in labels.labels:
                     without.add(labels.response.id)
             open_items = [item for item in items if len(counted[item.id]) < labels_each and item.id not in without]
             if not open_items:
-                return counted, without
-        few = self._may_be_left_out(len(open_items), len(items)) or (may_lack and len(open_items) < len(items))
-        if few:
-            return counted, without
-        missing = sum(labels_each - len(counted[item.id]) for item in open_items)
+                break
+        may_stay = len(open_items) <= self._excluded * len(items) or (may_lack and len(open_items) < len(items))
+        # what refuses everything is no source of labels; a person's decision gives no reason
+        if may_stay and (may_lack or not why or any(counted.values())):
+            return counted
+        lacking = [item for item in items if len(counted[item.id]) < labels_each]
+        missing = sum(labels_each - len(counted[item.id]) for item in lacking)
         raise RunError(
             f"round {self._journal.round}: {missing} safety labels for {name} are missing from {self._source}"
-            f" after {self._attempts} attempts, on {_few([item.id for item in open_items])}: mend it, then resume"
+            f" after {self._attempts} attempts, on {_few([item.id for item in lacking])}"
+            f"{f' ({self._source} {why})' if why else ''}: correct that, then resume"
         )
 
     def _collect_comparisons(self, pairs: Sequence[Pair]) -> int:
@@ -188,17 +189,15 @@ class FeedbackController:
             waiting = [pair for pair in pairs if pair.id not in answered]
             if not waiting:
                 return answered
-        if self._may_be_left_out(len(waiting), len(pairs)):
+        if len(waiting) <= self._excluded * len(pairs):
             # What one question said stays; the other is a failed label, which no training row is made of.
             nothing = {pair.id: LabelledPair(pair, Verdict.FAILED, Verdict.FAILED) for pair in waiting}
             return nothing | {name: item for name, item in read.items() if name in nothing} | answered
+        why = next((f" ({self._source} {read[pair.id].reason})" for pair in waiting if read[pair.id].reason), "")
         raise RunError(
             f"round {self._journal.round}: {len(waiting)} of {len(pairs)} pairs for {name} have no answer from"
-            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in waiting])}"
+            f" {self._source} after {self._attempts} attempts: {_few([pair.id for pair in waiting])}{why}"
         )
-
-    def _may_be_left_out(self, missing: int, asked: int) -> bool:
-        return self._journal.round > 0 and missing <= self._excluded * asked
 
 
 def _few(names: Sequence[str], shown: int = 5) -> str:

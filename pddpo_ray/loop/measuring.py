@@ -126,8 +126,11 @@ class SourceMeasures:
         inside = [index for index, (answer, _) in enumerate(pairs) if not self._outside(answer)]
         handed = [_answer(*pairs[index], stated) for index in inside]
         measured = ask(name, source, handed, replace(stated.asking, answers=None), seed=seed)
-        for reason in measured.reasons:
-            logger.warning("limit %s: no number for %s (%d of %d)", name, reason, measured.failed, measured.asked)
+        if measured.failed:
+            logger.warning(
+                "limit %s: no number for %s (%d of %d: %s), which counts as the worst",
+                name, "; ".join(measured.reasons), measured.failed, measured.asked, measured.why,
+            )  # fmt: skip
         for index, value in zip(inside, measured.values, strict=True):
             assert value is not None  # no budget is left to `ask`
             values[index] = value

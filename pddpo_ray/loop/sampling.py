@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice, pairwise
 
 from pddpo_ray.contracts import Delivery, Draw, RolloutEngine
 from pddpo_ray.errors import RunError
@@ -58,6 +58,8 @@ class Proposal:
     pool: int = 64
     baseline: int = 0
     baseline_top_p: float = 1.0
+    listed: Mapping[str, Sequence[Response]] = field(default_factory=dict)
+    """Every answer there is, by prompt: they are the candidates, and none are drawn. Empty: they are drawn."""
 
     @property
     def from_reference(self) -> int:
@@ -154,7 +156,7 @@ class RolloutController:
         The policy's own candidates for `pair_prompts` are drawn in the same batch; `candidates` finds them.
         """
         wanted = [Wanted("cost", prompts, each)]
-        if pair_prompts:
+        if pair_prompts and not self._proposal.listed:
             wanted.append(self._own_candidates(pair_prompts))
         self._journal.once("sample", lambda: len(self._draw_and_add(wanted, policy, self._decoding)))
         if policy.number != self._reference.number:
@@ -208,6 +210,35 @@ class RolloutController:
         return Wanted("candidate", prompts, self._proposal.candidates - self._proposal.from_reference)
 
     def _propose(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[dict[str, list[str] | list[float]]]:
+        sets = self._listed(prompts, policy) if self._proposal.listed else self._drawn_sets(prompts, policy)
+        answers = [response for responses in sets for response in responses]
+        log_policy = [float(value) for value in self._log_probs(policy, answers)]
+        log_proposal = [float(value) for value in self._log_probs(self._reference, answers)]
+        ends = list(accumulate(map(len, sets), initial=0))
+        return [
+            {
+                "responses": [response.id for response in responses],
+                "log_policy": log_policy[begin:end],
+                "log_proposal": log_proposal[begin:end],
+            }
+            for responses, (begin, end) in zip(sets, pairwise(ends), strict=True)
+        ]
+
+    def _listed(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
+        """All answers to each prompt, in the journal as the round's candidates."""
+        self._draw_baseline(prompts)
+        sets = [
+            [
+                replace(answer, id=f"{self._journal.round}-candidate-{index}-{number}", policy_version=policy.number)
+                for number, answer in enumerate(self._proposal.listed[prompt.id])
+            ]
+            for index, prompt in enumerate(prompts)
+        ]
+        self._journal.add_samples("candidate", [response for responses in sets for response in responses])
+        return sets
+
+    def _drawn_sets(self, prompts: Sequence[Prompt], policy: PolicyVersion) -> list[list[Response]]:
+        """The policy's own candidates for each prompt, and those of the reference."""
         own, proposed = self._own_candidates(prompts), self._proposal.from_reference
         mine = self._journal.samples(self._journal.round, own.purpose)
         if not mine:
@@ -223,21 +254,9 @@ class RolloutController:
             theirs = self._draw_and_add([Wanted("proposal", prompts, proposed)], self._reference, wide)
         else:
             theirs = self._from_pool(prompts, proposed)
-        sets = [
+        return [
             [*mine[index * own.n : (index + 1) * own.n], *theirs[index * proposed : (index + 1) * proposed]]
             for index in range(len(prompts))
-        ]
-        answers = [response for responses in sets for response in responses]
-        log_policy = [float(value) for value in self._log_probs(policy, answers)]
-        log_proposal = [float(value) for value in self._log_probs(self._reference, answers)]
-        size = self._proposal.candidates
-        return [
-            {
-                "responses": [response.id for response in responses],
-                "log_policy": log_policy[index * size : (index + 1) * size],
-                "log_proposal": log_proposal[index * size : (index + 1) * size],
-            }
-            for index, responses in enumerate(sets)
         ]
 
     def _draw_baseline(self, prompts: Sequence[Prompt]) -> None:

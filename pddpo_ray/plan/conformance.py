@@ -31,7 +31,7 @@ from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.rollout.vllm_engine import VllmEngine, VllmSettings
 from pddpo_ray.rollout.vllm_start import prepare_process
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem
+from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, unused_settings
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import as_dicts
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
@@ -98,6 +98,7 @@ class _Way:
         self.reference: PolicyVersion
         self.policy: PolicyVersion
         self._trainer: LocalTrainer
+        self._renderer: Renderer
         self._canaries: list[Response] = []
 
     def load(self) -> str:
@@ -107,7 +108,9 @@ class _Way:
         self.reference = store_reference(self._store, folder)
         tensors = model_tensors(self._base)
         count = sum(int(np.prod(shape)) for shape in tensors.shapes.values())
-        return f"{count:,} parameters, {'tied' if tensors.tied else 'untied'} embeddings, as float32"
+        unused = unused_settings(folder)
+        left = f"; its generation settings are not used: {', '.join(unused)}" if unused else ""
+        return f"{count:,} parameters, {'tied' if tensors.tied else 'untied'} embeddings, as float32{left}"
 
     @property
     def _base(self) -> Path:
@@ -116,6 +119,7 @@ class _Way:
     def render(self) -> str:
         tokenizer = load_tokenizer(self._base)
         renderer, asked = Renderer(tokenizer, "tokenizer-or-plain", self._base), [Message("user", QUESTION)]
+        self._renderer = renderer
         prompt = Prompt("question", renderer.prompt_ids(asked), renderer.text(asked))
         if tokenizer.chat_template:
             own = tokenizer.apply_chat_template(as_dicts(asked), add_generation_prompt=True, return_dict=True)
@@ -126,7 +130,8 @@ class _Way:
             self._canaries.append(Response(f"answer-{index}", prompt, words, answer, 0, 0))
         how = "its chat template" if tokenizer.chat_template else "no chat template, so plain"
         ends = ", ".join(tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)))
-        return f"a question of {len(prompt.token_ids)} tokens, {how}; answers end with {ends}"
+        found = "".join(f"; {finding}" for finding in renderer.findings())
+        return f"a question of {len(prompt.token_ids)} tokens, {how}; answers end with {ends}{found}"
 
     def deliver(self, name: EngineName) -> str:
         return self._delivered(name, self.reference)
@@ -166,9 +171,10 @@ class _Way:
         return f"{self._how}; one step moved an answer by {moved:.3f} nats"
 
     def export(self) -> str:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         model = AutoModelForCausalLM.from_pretrained(self._store.folder(self.policy.path))
+        model.generation_config = GenerationConfig(**self._renderer.sampling(1.0))
         model.save_pretrained(self._exported)
         load_tokenizer(self._base).save_pretrained(self._exported)
         size = sum(file.stat().st_size for file in self._exported.iterdir())

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pddpo_ray.config import Config, NoWorldConfig
 from pddpo_ray.config.loading import HUB
 from pddpo_ray.data import Dimension, Settings
-from pddpo_ray.data.formats import QUESTIONS
+from pddpo_ray.data.columns import HEADS
 from pddpo_ray.data.inspection import Glance, field_names, glance
 from pddpo_ray.data.sources import expand
-from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets
+from pddpo_ray.data.tokens import Tokens, no_pair_fits, no_prompt_fits, prompts_of_sets, renderer_of
 from pddpo_ray.errors import UserError
-from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import template_named
@@ -47,7 +46,9 @@ class _Seen:
 
 
 def file_rows(config: Config) -> list[tuple[str, str]]:
-    """(file, what its first rows hold) of every file of pairs and prompts. UserError where a file's rows are of no use.
+    """(file, what its first rows hold) of every file of pairs and prompts, and what the template does to answers.
+
+    UserError where a file's rows are of no use.
 
     With a reference, the rows are rendered by its chat template and counted in its tokens, as the run will do it. Data
     sets of the hub are not looked at: a dry run asks no network.
@@ -62,13 +63,15 @@ def file_rows(config: Config) -> list[tuple[str, str]]:
     seen = [_look(one, world, renderer) for one in _named(config, world) if one.files]
     if renderer is not None:
         _demand_fitting(seen, world)
-    return [line for one in seen for line in one.lines]
+    found = [] if renderer is None else [("world.template", finding) for finding in renderer.findings()]
+    return [*(line for one in seen for line in one.lines), *found]
 
 
 def _named(config: Config, world: NoWorldConfig) -> list[_Named]:
     columns, ignore = world.columns, frozenset(world.ignore)
     helpful = Settings(means="helpful", columns=columns, ignore=ignore)
     harmless = Settings(means="harmless", columns=columns, ignore=ignore)
+    prompts = Settings(judged=False, columns=columns, ignore=ignore)
     asked = {
         "world.prompts": world.prompts,
         **{f"prompts.{name}.files": one.files or [] for name, one in config.prompts.items()},
@@ -78,7 +81,7 @@ def _named(config: Config, world: NoWorldConfig) -> list[_Named]:
     return [
         _Named("world.helpful", expand(world.helpful), helpful, "helpful"),
         _Named("world.harmless", expand(world.harmless), harmless, "harmless"),
-        *(_Named(key, expand(names), Settings(judged=False)) for key, names in asked.items()),
+        *(_Named(key, expand(names), prompts) for key, names in asked.items()),
     ]
 
 
@@ -99,10 +102,10 @@ def _demand_columns(world: NoWorldConfig) -> None:
 def _renderer(config: Config, world: NoWorldConfig) -> Renderer | None:
     """The reference's tokenizer with the recipe's template; None where a run trains a reference from nothing."""
     if config.model.reference is None:
-        template_named(world.template)  # UserError for one that there is not
+        template_named(world.template, arguments=world.template_arguments)  # UserError for one that there is not
         return None
     folder = checkpoint_folder(config.model.reference)
-    return Renderer(load_tokenizer(folder), world.template, folder)
+    return renderer_of(folder, world)
 
 
 def _look(named: _Named, world: NoWorldConfig, renderer: Renderer | None) -> _Seen:
@@ -151,7 +154,7 @@ def _demand_useful(named: _Named, name: str, seen: Glance) -> None:
 
 
 _MORE = {"helpful": "more helpful", "harmless": "less harmful"}
-_PROMPTS = ", ".join(f"`{name}`" for name in ("prompt", "messages", *QUESTIONS[1:]))
+_PROMPTS = ", ".join(f"`{name}`" for name in HEADS)
 
 
 def _fitting(named: _Named, name: str, seen: Glance, tokens: Tokens) -> int:

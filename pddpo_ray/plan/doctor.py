@@ -23,6 +23,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
+from pddpo_ray.errors import one_line
 from pddpo_ray.loop.machine import GIB, Machine, inspect_machine
 
 Status = Literal["ok", "warn", "fail"]
@@ -354,7 +355,7 @@ CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
 
 
 def try_import(module: str) -> Finding:
-    """Import an engine for real, in a process of its own, and hand on the last line of what went wrong."""
+    """Imports an engine for real, in a process of its own, and says in one line what went wrong."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"import {module}"],
@@ -368,10 +369,8 @@ def try_import(module: str) -> Finding:
         return Finding("import", "fail", f"{module}: not imported after {IMPORT_DEADLINE_S} s", advice)
     if done.returncode == 0:
         return Finding("import", "ok", module)
-    reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit code {done.returncode}")
-    return Finding(
-        "import", "fail", f"{module}: {reason.strip()}", f"reinstall it: make clean setup, or pip install {module}"
-    )
+    reason = one_line(ImportError(done.stderr)) if done.stderr.strip() else f"exit code {done.returncode}"
+    return Finding("import", "fail", f"{module}: {reason}", f"reinstall it: make clean setup, or pip install {module}")
 
 
 # --- versions --------------------------------------------------------------------------------------------------------

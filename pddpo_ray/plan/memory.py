@@ -40,6 +40,8 @@ class ModelShape:
     """Longest prompt and answer together."""
     prompt_tokens: int = 0
     """Longest prompt, which the two texts of a pair share in a pass; 0 where it is not known."""
+    architecture: str = ""
+    """The model's `config.json`; empty: a Llama of these sizes."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,13 @@ def model_shape(config: Config) -> ModelShape | None:
         vocabulary=vocabulary,
         linear_sizes=size.layers * sum(rows + columns for rows, columns in matrices),
         text_tokens=text_tokens,
+        architecture=_llama(size.hidden, size.layers, vocabulary, size.intermediate, size.heads),
     )
+
+
+def _llama(hidden: int, layers: int, vocabulary: int, intermediate: int, heads: int) -> str:
+    described = {"model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    return json.dumps({**described, "intermediate_size": intermediate, "num_attention_heads": heads})
 
 
 def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
@@ -112,6 +120,7 @@ def _shape_of_folder(folder: Path, config: Config) -> ModelShape:
         linear_sizes=sum(sum(shape) for shape in linear),
         text_tokens=longest,
         prompt_tokens=asked,
+        architecture=json.dumps(described) if "model_type" in described else "",
     )
 
 
@@ -125,8 +134,11 @@ def stored_shapes(path: Path) -> list[tuple[int, ...]]:
     return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
 
 
-def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Memory, ...]:
-    """Memory per process of each part. Tables need nothing worth counting beyond the processes themselves."""
+def memory(config: Config, shape: ModelShape | None, device: Device, gpu_bytes: float = 0.0) -> tuple[Memory, ...]:
+    """Memory per process of each part. Tables need nothing worth counting beyond the processes themselves.
+
+    gpu_bytes: of each GPU, of which vLLM takes a share (0: not known, it needs its weights and cache).
+    """
     one_process = not isinstance(config.cluster, RayCluster)
     engine_here = one_process and isinstance(config.rollout, VllmRollout)
     driver = Memory("driver", 1, "host", {"runtime": RUNTIME_BYTES["rollout" if engine_here else "driver"]})
@@ -134,18 +146,28 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
     if shape is None:
         return (driver, *ray)
     where: Literal["host", "device"] = "host" if device == "cpu" else "device"
-    trainer = trainer_bytes(config, shape)
-    rollout = rollout_bytes(config, shape, device)
+    trainer = trainer_bytes(config, shape, device)
+    rollout = rollout_bytes(config, shape, device, gpu_bytes)
+    scorers, asleep = scorer_memory(config, shape, device), {}
     if where == "device" and isinstance(config.cluster, RayCluster) and config.cluster.layout == "time-shared":
-        trainer, rollout = time_shared_bytes(trainer, rollout)
+        asleep = {"asleep": rollout["weights"]}
+        trainer, rollout, beside = time_shared_bytes(trainer, rollout)
+        scorers = tuple(
+            replace(need, bytes_by_purpose={**need.bytes_by_purpose, **beside}) if need.where == "device" else need
+            for need in scorers
+        )
     ranks, engines = config.trainer.workers, config.rollout.engines
     runtimes = {"trainer": {}, "rollout": {}} if one_process else RUNTIMES
     needs = [
-        *scorer_memory(config, shape, device),
+        *scorers,
         Memory("trainer", ranks, where, trainer),
         Memory("rollout", engines, where, rollout),
-        Memory("trainer process", ranks, "host", {**runtimes["trainer"], **copies_of_trainer(config, shape)}),
-        Memory("rollout process", engines, "host", {**runtimes["rollout"], **copies_of_engine(config, shape)}),
+        Memory("trainer process", ranks, "host", runtimes["trainer"]),
+        Memory(FIRST_RANK, 1, "host", copies_of_trainer(config, shape)),
+        Memory(
+            "rollout process", engines, "host", {**runtimes["rollout"], **asleep, **copies_of_engine(config, shape)}
+        ),
+        Memory(STORING, 1, "host", {"reference": float(shape.parameters * _width(config))}, before_rounds=True),
         driver,
         *ray,
     ]
@@ -153,17 +175,23 @@ def memory(config: Config, shape: ModelShape | None, device: Device) -> tuple[Me
 
 
 RUNTIMES = {part: {"runtime": RUNTIME_BYTES[part]} for part in ("trainer", "rollout")}
+FIRST_RANK = "first rank"
+"""The trainer's first rank, beyond what every rank holds."""
+STORING = "driver, storing the reference"
+"""A checkpoint in another type than the run's is converted in memory."""
 DELIVERING = "merged weights"
 """What an engine's process holds while it takes over a version that is stored as an adapter."""
-EARLIER = ("weights", "runtime", "cache", "base")
+EARLIER = ("weights", "runtime", "cache")
 """What is held before the first round too, while scorers are trained."""
 
 
 def copies_of_trainer(config: Config, shape: ModelShape) -> dict[str, float]:
-    """Copies on the host: with adapters the base that they are merged into, to name a version by the merged weights."""
-    if not isinstance(config.model.parameters, LoraParameters):
-        return {}
-    return {"base": float(shape.parameters * _width(config))}
+    """Copies on the host of the first rank: the version that it writes, of bfloat16 with its float32 masters.
+
+    Files that are read (starts of fits, the base of adapters) are mapped, tensor by tensor.
+    """
+    masters = 4.0 if _width(config) == 2 else 0.0
+    return {"version": trained_parameters(config, shape) * (_width(config) + masters)}
 
 
 def copies_of_engine(config: Config, shape: ModelShape) -> dict[str, float]:
@@ -183,10 +211,10 @@ def host_bytes(needs: Sequence[Memory]) -> float:
 def by_process(needs: Sequence[Memory]) -> dict[str, float]:
     """The most that each kind of process holds, on a cluster. Scorers are trained by the driver."""
     groups = {
-        "trainer": ("trainer", "trainer process"),
+        "trainer": ("trainer", "trainer process", FIRST_RANK),
         "rollout": ("rollout", "rollout process"),
-        "scorer": (SCORERS,),
-        "driver": ("driver", TRAINING),
+        "scorer": (SCORERS, WAITING),
+        "driver": ("driver", TRAINING, STORING),
         "ray": (RAY,),
     }
     most = {}
@@ -204,13 +232,16 @@ def _most(parts: Sequence[Memory]) -> float:
         )
 
     return max(
-        held(lambda need, key: need.before_rounds or key in EARLIER),
+        held(lambda need, key: need.part == STORING or key == "runtime"),
+        held(lambda need, key: need.part != STORING and (need.before_rounds or key in EARLIER)),
         held(lambda need, key: not need.before_rounds and key != DELIVERING),
         held(lambda need, key: not need.before_rounds and key not in ("activations", "head", "gradients")),
     )
 
 
 SCORERS, TRAINING, RAY = "reward and cost models", "scorer training", "Ray itself"
+WAITING = "reward and cost models, waiting"
+"""In the time-shared layout their weights are on the GPU only while they score."""
 
 
 def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Memory, ...]:
@@ -220,47 +251,71 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
     """
     if not isinstance(config.feedback, ModelFeedback):
         return ()
+    models = (config.feedback.reward, config.feedback.cost)
+    # what is trained here is float32, what is given computes as the run does
     weights, runtime = 4.0 * shape.parameters, {}
+    largest = weights if None in models else float(_width(config) * shape.parameters)
     if isinstance(config.cluster, RayCluster):
         runtime = {"runtime": RUNTIME_BYTES["scorer"]}
     where: Literal["host", "device"] = "device" if device == "cuda" and config.feedback.gpus else "host"
-    needs = [Memory(SCORERS, 2, where, {"models": weights, **runtime})]
-    if None in (config.feedback.reward, config.feedback.cost):
+    needs = [Memory(SCORERS, 2, where, {"models": largest, **(runtime if where == "host" else {})})]
+    if where == "device" and isinstance(config.cluster, RayCluster):
+        waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
+        needs.append(Memory(WAITING, 2, "host", {**waiting, **runtime}))
+    if None in models:
         tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
-        activations = layer_bytes(tokens, Sizes(shape.hidden, shape.layers))
+        activations = layer_bytes(tokens, _sizes(shape, "float32", None))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
         needs.append(Memory(TRAINING, 1, "host", purposes, before_rounds=True))
     return tuple(needs)
 
 
-def trainer_bytes(config: Config, shape: ModelShape) -> dict[str, float]:
+def trainer_bytes(config: Config, shape: ModelShape, device: Device = "cpu") -> dict[str, float]:
     """Bytes of one rank (docs/performance.md has the formula)."""
-    width = _width(config)
+    rank = config.model.parameters if isinstance(config.model.parameters, LoraParameters) else None
     ranks, budget = config.trainer.workers, config.trainer.activation_gib
-    trained = shape.parameters
-    if isinstance(config.model.parameters, LoraParameters):
-        trained = config.model.parameters.rank * shape.linear_sizes
     pairs = config.trainer.micro_pairs or -(-_largest_batch(config) // ranks)
     need = memory_need(
         parameters=shape.parameters,
-        trained=trained,
+        trained=trained_parameters(config, shape),
         vocabulary=shape.vocabulary,
-        sizes=Sizes(shape.hidden, shape.layers, width),
+        sizes=_sizes(shape, config.model.dtype, None if rank is None else rank.rank),
         tokens=pairs * (2 * shape.text_tokens - shape.prompt_tokens),
         stage=int(config.trainer.engine[-1]) if config.trainer.engine.startswith("zero") else 0,
         ranks=ranks,
         activation_budget=None if budget is None else budget * GIB,
+        device=device,
     )
     return dict(need)
 
 
-def rollout_bytes(config: Config, shape: ModelShape, device: Device) -> dict[str, float]:
-    """Bytes of one engine per device: its share of the weights and the key-value cache (CUDA: what is left for it)."""
+def _sizes(shape: ModelShape, dtype: str, adapter_rank: int | None) -> Sizes:
+    # Imported here: only the plan of a language model needs torch.
+    from pddpo_ray.training.shape_memory import sizes_of_shape
+
+    prompt = shape.prompt_tokens or 1
+    architecture = shape.architecture
+    if not architecture:
+        inside = (shape.parameters - 2 * shape.vocabulary * shape.hidden) / shape.layers
+        intermediate = max(1, round((inside / shape.hidden - 4 * shape.hidden) / 3))
+        architecture = _llama(shape.hidden, shape.layers, shape.vocabulary, intermediate, max(1, shape.hidden // 128))
+    return sizes_of_shape(architecture, dtype, adapter_rank, prompt, max(1, shape.text_tokens - prompt))
+
+
+def trained_parameters(config: Config, shape: ModelShape) -> int:
+    parameters = config.model.parameters
+    return parameters.rank * shape.linear_sizes if isinstance(parameters, LoraParameters) else shape.parameters
+
+
+def rollout_bytes(config: Config, shape: ModelShape, device: Device, gpu_bytes: float = 0.0) -> dict[str, float]:
+    """Bytes of one engine per device: its share of the weights, and the key-value cache: on a GPU of known size what
+    vLLM makes of its share of the GPU, else `kv_cache_gib`."""
     width = _width(config)
     weights = float(shape.parameters * width)
     if isinstance(config.rollout, VllmRollout):
         weights /= config.rollout.tensor_parallel if device == "cuda" else 1
-        return {"weights": weights, "cache": config.rollout.kv_cache_gib * GIB}
+        share = config.rollout.gpu_memory * gpu_bytes if device == "cuda" else 0.0
+        return {"weights": weights, "cache": max(config.rollout.kv_cache_gib * GIB, share - weights)}
     # transformers keeps keys and values of a whole batch
     sequences = getattr(config.rollout, "batch", 1)
     cache = 2.0 * shape.layers * shape.hidden * shape.text_tokens * sequences * width
@@ -269,15 +324,19 @@ def rollout_bytes(config: Config, shape: ModelShape, device: Device) -> dict[str
 
 ENGINE_ASLEEP_BYTES = 1.5 * GIB
 """What a sleeping vLLM engine keeps on its GPU: CUDA context, graphs and communication buffers."""
+CONTEXT_BYTES = 0.5 * GIB
+"""What CUDA keeps for a process that uses a GPU. What torch frees is given back after every command."""
 
 
 def time_shared_bytes(
     trainer: Mapping[str, float], rollout: Mapping[str, float]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """A shared GPU's bytes in its two states: the trainer works and the engine sleeps, or the engine is awake while the
-    trainer keeps weights and optimiser."""
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """A shared GPU's bytes in its states: the trainer works and the engine sleeps; the engine is awake while the
+    trainer keeps weights and optimiser; and what is beside a scorer at its turn."""
     resident = {f"trainer's {purpose}": trainer[purpose] for purpose in ("weights", "optimizer")}
-    return {**trainer, "engine asleep": ENGINE_ASLEEP_BYTES}, {**rollout, **resident}
+    resident["context"] = CONTEXT_BYTES
+    asleep = {"engine asleep": ENGINE_ASLEEP_BYTES}
+    return {**trainer, "context": CONTEXT_BYTES, **asleep}, {**rollout, **resident}, {**resident, **asleep}
 
 
 def _largest_batch(config: Config) -> int:

@@ -43,7 +43,7 @@ def make_plan(config: Config, machine: Machine) -> dict[str, Any]:
     device = device_of(config, machine)
     shape = model_shape(config)
     placed = placement(config, device)
-    needs = memory(config, shape, device)
+    needs = memory(config, shape, device, min((gpu.memory_bytes for gpu in machine.gpus), default=0))
     return {
         "cluster": config.cluster.mode,
         "layout": placed.layout,

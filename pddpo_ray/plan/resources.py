@@ -137,7 +137,8 @@ def _short_of_units(config: Config, machine: Machine, device: Device) -> str | N
 
 
 def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | None:
-    needs = memory(config, model_shape(config), device)
+    smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    needs = memory(config, model_shape(config), device, smallest)
     host = host_bytes(needs)
     if host > machine.memory_bytes:
         return (
@@ -145,7 +146,6 @@ def _short_of_memory(config: Config, machine: Machine, device: Device) -> str | 
             f"{machine.memory_bytes / GIB:.1f}; use a smaller model, model.parameters.kind=lora, fewer workers or a "
             "smaller trainer.micro_pairs"
         )
-    smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
     for need in needs:
         if need.where == "device" and need.each > smallest:
             return (

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,10 +22,12 @@ from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER, whole_weights
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.checkpoints import GENERATION, is_adapter
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, copy_plain_files, written_aside
 from pddpo_ray.text.renderer import Renderer
+from pddpo_ray.text.templates import OF_VERSION
 
-CARD, GENERATION, TEMPLATE = "README.md", "generation_config.json", "chat_template.jinja"
+CARD, TEMPLATE = "README.md", "chat_template.jinja"
 
 
 def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target: Path, *, adapter: bool) -> Path:
@@ -46,15 +47,20 @@ def export(run: Path, config: Config, store: Store, policy: ServedPolicy, target
         folder.mkdir()
         copy_plain_files(stored, folder)
         if adapter:
-            _write_adapter(stored, folder, config.model.reference or BASE)
-            if config.model.reference is None:
-                # nobody else has a model that was made with the run
+            named = config.model.reference
+            made_here = named is None or is_adapter(named)
+            _write_adapter(stored, folder, BASE if named is None or made_here else named)
+            if made_here:
+                # nobody else has a model that was made, or merged, with the run
                 shutil.copytree(artifacts.stored(_reference(store).path), folder / BASE)
         else:
             _write_weights(weights_of(artifacts, policy), folder)
-        renderer = renderer_of(config, stored)
+        renderer = renderer_of(stored)
         (folder / TEMPLATE).write_text(renderer.template, encoding="utf-8")
-        settings = _json_in(stored / GENERATION) | drawn_as(renderer, config.policy.temperature)
+        # nothing of the reference's own settings: a penalty or a shortest length draws from another policy
+        settings = renderer.sampling(config.policy.temperature)
+        if policy.certificate is not None:
+            settings |= {"max_new_tokens": policy.certificate.decoding["max_tokens"]}
         (folder / GENERATION).write_text(json.dumps(settings, indent=2), encoding="utf-8")
         card = model_card(run, config, JournalReader(store.engine, store.run), policy, adapter=adapter)
         (folder / CARD).write_text(card, encoding="utf-8")
@@ -91,20 +97,14 @@ def weights_of(artifacts: ArtifactStore, policy: ServedPolicy) -> Mapping[str, T
     if not (stored / ADAPTER_BASE).exists():
         return artifacts.read_torch(version.path, version.sha256)
     weights = whole_weights(artifacts.read_torch, stored)
-    if tensors_sha256(weights.items()) != version.sha256:
+    if tensors_sha256(weights) != version.sha256:
         raise RunError(f"the adapter of {version.name} does not give its weights: {version.path} was changed")
     return weights
 
 
-def renderer_of(config: Config, stored: Path) -> Renderer:
-    """From turns to ids as the run did it: with the recipe's template for real text, else with the model's own."""
-    return Renderer(load_tokenizer(stored), config.template, stored)
-
-
-def drawn_as(renderer: Renderer, temperature: float) -> dict[str, Any]:
-    """Settings of `generate` that sample from the policy itself, at its temperature, nothing cut off."""
-    ends = list(renderer.stop_ids)
-    return {"eos_token_id": ends, "do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+def renderer_of(stored: Path) -> Renderer:
+    """From turns to ids as the run did it: a stored version carries its template."""
+    return Renderer(load_tokenizer(stored), OF_VERSION, stored)
 
 
 def _reference(store: Store) -> PolicyVersion:
@@ -127,7 +127,3 @@ def _write_adapter(stored: Path, folder: Path, base: str) -> None:
     settings.write_text(json.dumps(named, indent=2), encoding="utf-8")
     # a folder with the model's own configuration would be taken for a whole model
     (folder / "config.json").unlink(missing_ok=True)
-
-
-def _json_in(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text("utf-8")) if file.is_file() else {}

@@ -47,6 +47,7 @@ BEFORE: Mapping[str, str] = {
     "method-models": "the method's reward and cost model are trained",
     "scorers": "scores are fitted",
     "offline": "offline pairs are taken in or labelled",
+    "rows-left-out": "rows that are too long are counted",
     "scorer-gate": "reward and cost model are held against labels",
     "scorer-gate-limits": "score models of limits are looked at",
     "machine-measure-offline": "machines measure the offline answers, before people do",

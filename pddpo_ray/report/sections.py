@@ -12,14 +12,14 @@ from pddpo_ray.loop.reachable import PHASE as REACHABLE
 from pddpo_ray.records import by_prompt
 from pddpo_ray.report.certificate_section import certificates
 from pddpo_ray.report.figures import POINT_STYLE, figures
+from pddpo_ray.report.label_section import labels
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import RunData, ShownLimit
 from pddpo_ray.report.scorecard_section import scorecard
 from pddpo_ray.report.scorer_section import scorers
 from pddpo_ray.report.text import both_ends, ends, escape, number, seconds, table
-from pddpo_ray.report.theory import assumptions, half_width, rate_so_far
+from pddpo_ray.report.theory import assumptions, rate_so_far
 from pddpo_ray.text.templates import without_markup
-from pddpo_ray.theory.cost_estimate import interval_warning
 
 Section = tuple[str, str, Callable[[RunData], str]]
 
@@ -196,11 +196,6 @@ def theory(run: RunData) -> str:
     return _multiplier(run) + ("" if run.without_truth else f"{_rate(run)}<h3>Premises</h3>{_premises(run)}")
 
 
-def labels(run: RunData) -> str:
-    """Labels so far, and the width of the cost's interval with more of them."""
-    return _budget(run)
-
-
 def rounds(run: RunData) -> str:
     """One folded part per round; the newest first."""
     numbers = sorted({*run.metrics, *(entry.round for entry in run.phases)}, reverse=True)
@@ -339,32 +334,6 @@ def _premises(run: RunData) -> str:
         for item in assumptions(run)
     ]
     return table(["premise", "in this run", "because"], rows, kind="words")
-
-
-def _budget(run: RunData) -> str:
-    pairs = sum(item.pairs for item in run.labels.values())
-    text = (
-        f"<p>Used so far: {number(run.safety_labels, 'safety_labels')} safety labels, and"
-        f" {number(pairs, 'labelled_pairs')} pairs labelled for helpfulness and for harm.</p>"
-    )
-    if not run.steps:
-        return text
-    estimate = run.steps[-1].estimate
-    rows = [
-        [
-            f"× {factor}",
-            number(estimate.responses * factor, "answers"),
-            number(estimate.responses * factor * estimate.labels_each, "labels"),
-            f"± {number(half_width(run, factor), 'half_width')}",
-        ]
-        for factor in (1, 2, 4, 16)
-    ]
-    warning = interval_warning(estimate)
-    return (
-        text
-        + table(["answers per round", "answers", "labels a round", "95 % interval of the cost"], rows)
-        + (f"<p>{escape(warning)}</p>" if warning else "")
-    )
 
 
 def _round(run: RunData, round_: int) -> str:

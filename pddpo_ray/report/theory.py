@@ -112,6 +112,7 @@ def assumptions(run: RunData) -> list[Assumption]:
         _own_policy(run),
         _enough_labels(run),
         _exact_fits(run),
+        _collection(run),
         _coverage(run),
     ]
 
@@ -211,6 +212,15 @@ def _exact_fits(run: RunData) -> Assumption:
     if run.policies == "log-linear":
         return Assumption(name, "not met", "fits are solved, but a normal prior stands in the place of the box")
     return Assumption(name, "not checkable", "a network is trained for a fixed number of steps")
+
+
+def _collection(run: RunData) -> Assumption:
+    name = "pairs come from the optimistic policy itself by a valid bonus (needed by online methods only)"
+    explore = run.recipe.get("explore") or {}
+    scale = f"k = {explore.get('scale', 1.5):g}"
+    if explore.get("bonus") == "theorem":
+        return Assumption(name, "not checkable", f"the draw is exact; whether {scale} is valid follows from the sizes")
+    return Assumption(name, "not met", f"a few candidates stand for all answers; {scale} is no confidence set")
 
 
 def _coverage(run: RunData) -> Assumption:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,13 +68,14 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The stored tensors one by one, in the order of their names within each file."""
+    """The stored tensors one by one, in the order of their names."""
     from safetensors import safe_open
 
-    for path in version_files(folder):
-        with safe_open(path, framework="pt") as file:
-            for name in sorted(file.keys()):
-                yield name, file.get_tensor(name)
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in version_files(folder)]
+        file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        for name in sorted(file_of):
+            yield name, file_of[name].get_tensor(name)
 
 
 def check_version(model: ModelTensors, tokenizer: str, folder: Path, *, engine: str, version: int) -> None:

@@ -29,7 +29,10 @@ def transfer_of(config: Config, device: Device) -> Transfer:
         return "adapter"
     if device == "cpu" or not isinstance(config.cluster, RayCluster):
         return "reload"
-    return "ipc" if config.cluster.layout == "time-shared" else "nccl"
+    if config.cluster.layout == "time-shared":
+        return "ipc"
+    # NCCL refuses a group of which two members are on one GPU
+    return "nccl" if config.cluster.gpu_share == 1 else "reload"
 
 
 def language_engine(config: Config, name: str, folder: Path, store: ArtifactStore) -> RolloutEngine:
@@ -65,5 +68,6 @@ def language_engine(config: Config, name: str, folder: Path, store: ArtifactStor
             dtype=config.model.dtype,
             batch_size=rollout.batch,
             temperature=config.policy.temperature,
+            device=config.model.device,
         )
     raise UserError(f"rollout.engine {rollout.engine} samples from no language model; use vllm or transformers")

@@ -28,7 +28,7 @@ from pddpo_ray.rollout.checkpoint import (
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.rollout.vllm_engine import NO_VERSION
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream
 from pddpo_ray.text.renderer import stop_ids
 
 if TYPE_CHECKING:
@@ -51,9 +51,12 @@ class TransformersEngine:
         dtype: str = "float32",
         batch_size: int = 128,
         temperature: float = 1.0,
+        device: str = "auto",
     ) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
+
+        from pddpo_ray.training.device import device_for
 
         self.name = name
         self._store = store
@@ -62,9 +65,9 @@ class TransformersEngine:
         self._tokenizer = load_tokenizer(Path(model))
         self.tokenizer = fingerprint(self._tokenizer)
         self._version = NO_VERSION
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = AutoConfig.from_pretrained(Path(model))
-        self._model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval().to(device)
+        self._model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+        self._model = self._model.to(device_for(device))
         divide_logits(self._model, temperature)
         self._ends = stop_ids(self._tokenizer, Path(model))
 
@@ -81,15 +84,14 @@ class TransformersEngine:
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
         own = self._model.state_dict()
-        consumed = []
+        consumed = TensorStream()
         with torch.no_grad():
             for name, tensor in stored_tensors(folder):
                 own[name].copy_(tensor)
-                consumed.append((name, tensor))
+                consumed.add(name, tensor)
         self._version = policy.number
-        return Delivery(
-            self.name, self._version, tensors_sha256(consumed), len(consumed), time.monotonic() - begin, self.tokenizer
-        )
+        seconds = time.monotonic() - begin
+        return Delivery(self.name, self._version, consumed.sha256(), consumed.count, seconds, self.tokenizer)
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
         """n answers per prompt; a draw follows from weights, prompt, seed and decoding, not from its neighbours."""

@@ -8,9 +8,9 @@ read back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,12 @@ from pddpo_ray.rollout.checkpoint import (
     fingerprint,
     load_tokenizer,
     model_tensors,
-    stored_tensors,
 )
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import stop_ids
-
-if TYPE_CHECKING:
-    import torch
 
 NO_VERSION = -1
 """Version of an engine that holds no policy: dummy weights after the start, or a delivery that did not end well."""
@@ -99,12 +95,17 @@ class VllmEngine:
         folder = self._store.folder(policy.path)
         self._version = NO_VERSION
         check_version(self._expected, self.tokenizer, folder, engine=self.name, version=policy.number)
-        consumed = self._reload(stored_tensors(folder))
-        return self._took_over(policy, tensors_sha256(consumed), len(consumed), begin)
+        # Each worker of an engine reads for itself: tensors would not travel to its process.
+        sha256, count = self._llm.collective_rpc("reload_version", args=(str(folder),))[0]
+        if self._expected.tied:
+            self._llm.collective_rpc("take_heads_over")
+        return self._took_over(policy, sha256, count, begin)
 
     def sample(self, prompts: Sequence[Prompt], seeds: Sequence[int], n: Count, decoding: Decoding) -> list[list[Draw]]:
-        """n answers per prompt. A draw follows from weights, prompt, seed and decoding, not from its neighbours.
+        """n answers per prompt. A draw follows from weights, prompt, seed and decoding alone.
 
+        On GPUs its neighbours in a batch decide over rounding too, unless vLLM is told otherwise
+        (VLLM_BATCH_INVARIANT=1 in the environment, which costs speed and wants a card of compute capability 9.0).
         Raises RunError when the engine holds no version or an answer is missing.
         """
         from vllm import SamplingParams
@@ -141,20 +142,6 @@ class VllmEngine:
         """Release the engine's memory; the object is of no use afterwards."""
         self._version = NO_VERSION
         self._llm.llm_engine.engine_core.shutdown()
-
-    def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-        """Load in place; returns the tensors as the engine consumed them."""
-        consumed: list[tuple[str, torch.Tensor]] = []
-
-        def watched() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in tensors:
-                consumed.append((name, tensor))
-                yield name, tensor
-
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": watched()})
-        if self._expected.tied:
-            self._llm.collective_rpc("take_heads_over")
-        return consumed
 
     def _took_over(self, policy: PolicyVersion, sha256: str, tensors: int, began: float) -> Delivery:
         """From here on the engine holds the version. RunError, and it holds none, while a request is running."""

@@ -7,6 +7,7 @@ hash is taken inside the engine's process over what it consumed, and the canarie
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,10 +15,11 @@ from pddpo_ray.config import LoraParameters
 from pddpo_ray.contracts import Delivery
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes, stored_tensors
+from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
 from pddpo_ray.storage.adapters import ADAPTER, ADAPTER_WEIGHTS, merged, read_adapter
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, stored_mapping, tensors_sha256
+from pddpo_ray.storage.whole_files import WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -108,11 +110,11 @@ class AdapterVllmEngine(VllmEngine):
         weights = self._weights(folder, policy)
         # A new name and number for every version: vLLM keeps adapters and prefixes by them.
         self._adapter = LoRARequest(policy.name, policy.number, str(folder / ADAPTER)) if policy.number else None
-        return self._took_over(policy, tensors_sha256(weights.items()), len(weights), began)
+        return self._took_over(policy, tensors_sha256(weights), len(weights), began)
 
-    def _weights(self, folder: Path, policy: PolicyVersion) -> dict[str, torch.Tensor]:
+    def _weights(self, folder: Path, policy: PolicyVersion) -> Mapping[str, torch.Tensor]:
         """The merged weights of a version; those of the base for the reference."""
-        base = dict(stored_tensors(self._base))
+        base = stored_mapping(self._base / WEIGHTS)
         if policy.number == 0:
             return base
         if not (folder / ADAPTER / ADAPTER_WEIGHTS).is_file():

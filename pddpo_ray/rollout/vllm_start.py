@@ -58,8 +58,6 @@ def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]
     options: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory}
     if without_compiling():
         options = {"enforce_eager": True, "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30)}
-    if settings.tensor_parallel == 1:
-        options["distributed_executor_backend"] = "uni"
     return options | {
         "model": str(model),
         "dtype": dtype,
@@ -67,6 +65,8 @@ def vllm_options(model: Path, settings: Resources, dtype: str) -> dict[str, Any]
         "generation_config": "vllm",
         "max_model_len": settings.max_model_len,
         "tensor_parallel_size": settings.tensor_parallel,
+        # Left to choose, vLLM takes Ray inside a placement group, whose bundles may then have one GPU each.
+        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "seed": 0,
         "trust_remote_code": False,
         "disable_log_stats": True,

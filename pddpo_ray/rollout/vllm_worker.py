@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pddpo_ray.rollout.checkpoint import stored_tensors
 from pddpo_ray.rollout.policy_temperature import divide_vllm_logits
 from pddpo_ray.storage.artifacts import TensorStream
 
@@ -16,6 +18,7 @@ class PolicyWorker:
     """What an engine asks of its workers by name (`collective_rpc`): temperature, tied heads, what was loaded."""
 
     model_runner: Any
+    reload_weights: Any
 
     def divide_logits(self, temperature: float) -> None:
         """From now on the model's logits are divided by the policy's temperature; call it once."""
@@ -33,6 +36,12 @@ class PolicyWorker:
         for module in self.model_runner.model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+
+    def reload_version(self, folder: str) -> tuple[str, int]:
+        """Load the weights in a folder in place. -> hash and number of the tensors as they were consumed"""
+        self._delivered = TensorStream()
+        self.reload_weights(weights_iterator=self._seen(stored_tensors(Path(folder))))
+        return self._delivered.sha256(), self._delivered.count
 
     def watch_delivery(self) -> None:
         """From now on every tensor that the model loads enters a hash. vLLM gives them in the sender's order."""

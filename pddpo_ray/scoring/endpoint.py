@@ -1,9 +1,20 @@
-"""Questions to an OpenAI-compatible chat endpoint: many at a time, repeated where it is busy, failures counted."""
+"""Questions to an OpenAI-compatible chat endpoint: many at a time, repeated where it is busy, failures counted.
+
+What fails about one question (a filter, a length, an empty or cut reply) is `Lost` for that question, and the others
+go on. What fails about the service (a wrong key, an unknown model, nobody there) ends everything with one error. A
+status alone cannot tell the two apart, since servers answer 400 to a field that they do not know and 500 to a text that
+they choke on. So where a service has never answered, cannot be reached, or left `IN_A_ROW` questions in a row without
+an answer, it is asked something harmless in the same form: where that fails too, it is the service.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +23,17 @@ import httpx
 
 from pddpo_ray.config import EndpointConfig
 from pddpo_ray.errors import RunError
+from pddpo_ray.storage.whole_files import finite
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+BUSY = (408, 409, 425, 429)
+OF_ONE_ITEM = (400, 413, 422, 451)
+"""Answers that may be about one text: a filter, a length. A repetition does not change them."""
+NOBODY = (httpx.ConnectError, httpx.ConnectTimeout)
+IN_A_ROW = 16
+HARMLESS = "Say yes."
 
 Outcome = httpx.Response | httpx.HTTPError
 """A reply, or why there is none."""
@@ -21,7 +41,7 @@ Outcome = httpx.Response | httpx.HTTPError
 
 def send(
     request: Callable[[], httpx.Response],
-    worth_another: Callable[[Outcome], bool],
+    again: Callable[[Outcome], bool],
     *,
     tries: int,
     sleep: Callable[[float], None] = time.sleep,
@@ -39,7 +59,7 @@ def send(
             outcome = error
         else:
             pause = _stated_seconds(outcome, pause)
-        if attempt + 1 == tries or not worth_another(outcome):
+        if attempt + 1 == tries or not again(outcome):
             return outcome
         sleep(min(pause, LONGEST_PAUSE_S))
     raise ValueError("a request needs at least one try")
@@ -52,8 +72,36 @@ def _stated_seconds(response: httpx.Response, otherwise: float) -> float:
         return otherwise
 
 
-REFUSED = (400, 401, 403, 404, 405, 422)
-"""Answers that a repetition does not change."""
+def worth_another(status: int | None) -> bool:
+    """Whether the same request may still find an answer; None: there was no reply."""
+    return status is None or status >= 500 or status in BUSY
+
+
+class Silence:
+    """How many questions in a row a service left without an answer, told from many threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self.heard = threading.Lock(), 0, False
+
+    def end(self) -> None:
+        with self._lock:
+            self._count, self.heard = 0, True
+
+    def grow(self) -> int:
+        with self._lock:
+            self._count += 1
+            return self._count
+
+
+def kind_of_refusal(status: int, text: str) -> str:
+    """Why a service refuses one text, in words that are counted; `text` is what it says."""
+    said = text.lower()
+    if status == 451 or re.search(r"filter|moderat|polic(?:y|ies)|flagged|safety|harm", said):
+        return "stopped it by a filter"
+    if status == 413 or re.search(r"context|too (?:long|large|many)|length|token", said):
+        return "found it too long"
+    return "refused it"
+
 
 Turns = Sequence[tuple[str, str]]
 """A conversation as (role, content)."""
@@ -61,9 +109,19 @@ Turns = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Lost:
-    """No answer after all tries, and why."""
+    """No answer after all tries, and why: `KIND: what was said`."""
 
     reason: str
+    final: bool = False
+    """Whether the question itself is refused, so that asking again is no use."""
+
+    @property
+    def kind(self) -> str:
+        return self.reason.partition(":")[0]
+
+
+Fields = Mapping[str, str | None]
+"""Request fields, and the role `system`, by their usual names: what they are called here; None: left out."""
 
 
 class ChatEndpoint:
@@ -80,28 +138,22 @@ class ChatEndpoint:
         self.asked = 0
         self.unanswered = 0
         self._sleep = sleep
+        self._silence = Silence()
+        self._over: str | None = None
+        self._fields: Fields = {name: settings.fields.get(name, name) for name in OTHERWISE}
 
-    def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | None]:
-        """Answers to (system, question, seed), in order; None where there is none after all tries.
-
-        Raises RunError when the endpoint refuses (wrong key, unknown model) or answers no question at all.
-        """
-        replies = self.converse([((("system", system), ("user", text)), seed) for system, text, seed in questions])
-        lost = [answer for answer in replies if isinstance(answer, Lost)]
-        if lost and len(lost) == len(questions):
-            raise RunError(
-                f"the judge at {self.settings.endpoint} answered none of {len(questions)} questions: {lost[0].reason};"
-                " start it, then resume"
-            )
-        return [None if isinstance(answer, Lost) else answer for answer in replies]
+    def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
+        """Answers to (system, question, seed), as `converse`."""
+        return self.converse([((("system", system), ("user", text)), seed) for system, text, seed in questions])
 
     def converse(self, questions: Sequence[tuple[Turns, int]]) -> list[str | Lost]:
         """Answers to conversations (role, content) with a seed each, in order; why there is none where one is lost.
 
-        Raises RunError when the endpoint refuses (wrong key, unknown model).
+        Raises RunError when the service refuses whatever it is asked (wrong key, unknown model), or is not there.
         """
         if not questions:
             return []
+        self._over = None
         with self._client() as client, ThreadPoolExecutor(min(self.settings.workers, len(questions))) as threads:
             replies = list(threads.map(lambda question: self._one(client, *question), questions))
         self.asked += len(questions)
@@ -114,49 +166,171 @@ class ChatEndpoint:
         return httpx.Client(headers=headers, timeout=self.settings.request_timeout_s, limits=limits)
 
     def _one(self, client: httpx.Client, turns: Turns, seed: int) -> str | Lost:
+        if self._over is not None:  # another thread found out
+            raise RunError(self._over)
+        outcome = self._asked(client, turns, seed)
+        if status_of(outcome) == 200:
+            self._silence.end()
+        elif self._silence.grow() > IN_A_ROW or not self._silence.heard or isinstance(outcome, NOBODY):
+            self._check_service(client, turns)
+        return self._read(outcome)
+
+    def _check_service(self, client: httpx.Client, turns: Turns) -> None:
+        """Asks something harmless in the form of a question. Raises RunError where that is not answered either."""
+        outcome = self._asked(client, [(role, HARMLESS) for role, _ in turns], 0)
+        status = status_of(outcome)
+        if status == 200:
+            self._silence.end()
+            return
+        if worth_another(status):
+            said = f"the judge at {self.settings.endpoint} does not answer: {_said(outcome)}; start it, then resume"
+        else:
+            said = f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {_said(outcome)}"
+        if status in OF_ONE_ITEM:
+            said += (
+                "; a field that it does not know is named otherwise or left out by"
+                " `fields: {max_tokens: max_completion_tokens, temperature: null}`"
+            )
+        if status in (404, 405):
+            said += "; `endpoint` is its base URL, such as http://HOST/v1"
+        self._over = said
+        raise RunError(said)
+
+    def _asked(self, client: httpx.Client, turns: Turns, seed: int) -> Outcome:
+        """What a question ends in. As long as nothing was answered, a field that is refused by its name is called
+        otherwise or left out, each once; what is answered then is asked so from there on."""
+        fields = self._fields
+        outcome = self._sent(client, turns, seed, fields)
+        while (other := self._other_fields(fields, outcome)) is not None:
+            fields = other
+            outcome = self._sent(client, turns, seed, fields)
+        if status_of(outcome) == 200 and fields != self._fields:
+            logger.warning(
+                "the judge at %s does not take %s: they are named otherwise or left out; say so: fields: %s",
+                self.settings.endpoint,
+                " and ".join(name for name in fields if fields[name] != self._fields[name]),
+                {name: own for name, own in fields.items() if name != own},
+            )
+            self._fields = fields
+        return outcome
+
+    def _other_fields(self, fields: Fields, outcome: Outcome) -> Fields | None:
+        """What to call the fields instead of that; None: it would change nothing."""
+        if not isinstance(outcome, httpx.Response) or outcome.status_code not in (400, 422):
+            return None
+        if self._silence.heard:  # perhaps since this was sent
+            return self._fields if self._fields != fields else None
+        for name, called in OTHERWISE.items():
+            if fields[name] == name and re.search(rf"\b{name}\b", outcome.text):
+                return {**fields, name: called}
+        return None
+
+    def _sent(self, client: httpx.Client, turns: Turns, seed: int, fields: Fields) -> Outcome:
+        # endpoints differ in how large a seed they take
+        values = {
+            "max_tokens": self.settings.max_tokens, "temperature": self.settings.temperature, "seed": seed % 2**31
+        }  # fmt: skip
         body = {
             "model": self.settings.model,
-            "messages": [{"role": role, "content": content} for role, content in turns],
-            "temperature": self.settings.temperature,
-            "max_tokens": self.settings.max_tokens,
-            # endpoints differ in how large a seed they take
-            "seed": seed % 2**31,
+            "messages": _messages(turns, fields["system"]),
+            **{called: values[name] for name, called in fields.items() if called is not None and name in values},
         }
-        url = f"{self.settings.endpoint.rstrip('/')}/chat/completions"
-        outcome = send(lambda: client.post(url, json=body), _unanswered, tries=self.settings.tries, sleep=self._sleep)
-        if isinstance(outcome, httpx.HTTPError):
-            return Lost(f"{type(outcome).__name__}: {outcome}")
-        reason = f"{outcome.status_code} {_message(outcome)}"
-        if outcome.status_code in REFUSED:
-            raise RunError(f"the judge at {self.settings.endpoint} refuses model {self.settings.model}: {reason}")
-        answer = _content(outcome)
-        return Lost(reason) if answer is None else answer
+        url = f"{self.settings.endpoint.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        return send(
+            lambda: client.post(url, content=json_of(body), headers=JSON),
+            lambda outcome: worth_another(status_of(outcome)),
+            tries=self.settings.tries,
+            sleep=self._sleep,
+        )
+
+    def _read(self, outcome: Outcome) -> str | Lost:
+        status = status_of(outcome)
+        if status != 200:
+            said = _said(outcome)
+            kind = kind_of_refusal(status, said) if status in OF_ONE_ITEM else "did not answer"
+            return Lost(f"{kind}: {said}", final=status in OF_ONE_ITEM)
+        choice = _body(outcome)["choices"][0]
+        content, end = _text(choice["message"].get("content")), choice.get("finish_reason")
+        if end == "content_filter":
+            return Lost("stopped it by a filter: its reply ends with content_filter", final=True)
+        if end == "length":
+            return Lost(f"was cut off: its reply ends at max_tokens, {self.settings.max_tokens}; raise it")
+        if content.strip():
+            return content
+        if choice["message"].get("refusal"):
+            return Lost(f"declined: {_short(choice['message']['refusal'])}")
+        return Lost(
+            f"gave no content: its thoughts may have taken all of max_tokens, {self.settings.max_tokens}; raise it"
+        )
 
 
-def _unanswered(outcome: Outcome) -> bool:
-    """Whether the same question may still find an answer."""
+OTHERWISE: Fields = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None, "system": None}
+"""What a field, or the role `system`, that is refused by its name is tried as. The length stays limited."""
+JSON = {"Content-Type": "application/json"}
+
+
+def json_of(body: object) -> bytes:
+    """A request's JSON. What UTF-8 has no bytes for (half of a surrogate pair) is a replacement character, and a number
+    that JSON has not is null."""
+    text = json.dumps(finite(body), ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _messages(turns: Turns, system: str | None) -> list[dict[str, str]]:
+    """The turns with the name that the role `system` has; without one it begins the turn that follows."""
+    messages, before = [], ""
+    for role, content in turns:
+        if role == "system" and system is None:
+            before += f"{content}\n\n"
+            continue
+        messages.append({"role": str(system) if role == "system" else role, "content": before + content})
+        before = ""
+    return messages
+
+
+def status_of(outcome: Outcome) -> int | None:
+    """The status of a chat's reply; None: there was none. A reply with status 200 may hold an error with its own, and
+    one that is no chat completion counts as a bad gateway's."""
     if isinstance(outcome, httpx.HTTPError):
-        return True
-    return outcome.status_code not in REFUSED and _content(outcome) is None
-
-
-def _content(response: httpx.Response) -> str | None:
-    """Text of the first choice; None where the reply is none or has another form."""
-    if response.status_code != 200:
         return None
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return content if isinstance(content, str) else None
+    body = _body(outcome)
+    if outcome.status_code != 200 or _is_completion(body):
+        return outcome.status_code
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 502
 
 
-def _message(response: httpx.Response) -> str:
-    """What the endpoint says is wrong, in one short line."""
+def _body(outcome: Outcome) -> Any:
     try:
-        body: Any = response.json()
-        said = body.get("error", body) if isinstance(body, dict) else body
-        text = str(said.get("message", said) if isinstance(said, dict) else said)
+        return outcome.json() if isinstance(outcome, httpx.Response) else None
     except ValueError:
-        text = response.text
-    return " ".join(text.split())[:200]
+        return None
+
+
+def _is_completion(body: Any) -> bool:
+    try:
+        return isinstance(body["choices"][0]["message"], dict)
+    except (LookupError, TypeError):
+        return False
+
+
+def _text(content: Any) -> str:
+    """A message's content as text; of one in parts, those that are text. Thoughts in parts of their own are none."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
+
+
+def _said(outcome: Outcome) -> str:
+    """What is wrong, in one short line."""
+    if isinstance(outcome, httpx.HTTPError):
+        return f"{type(outcome).__name__}: {outcome}"
+    body = _body(outcome)
+    said = body.get("error", body) if isinstance(body, dict) else body
+    text = said.get("message", said) if isinstance(said, dict) else said
+    return f"{status_of(outcome)} {_short(outcome.text if body is None else text)}"
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:200]

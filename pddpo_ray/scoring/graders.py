@@ -32,10 +32,10 @@ from pddpo_ray.limits.quantities import Scale
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.limit_judge import endpoint_settings, key_of
+from pddpo_ray.scoring.replies import number_on_scale, without_thoughts
 from pddpo_ray.theory.seeds import seed_of
 
 SLOT = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 BATCH = 8
 SIMILARITIES = ("fuzzy_match", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l")
 ROLES = {"developer": "system"}
@@ -82,7 +82,7 @@ def grader_source(
         with ThreadPoolExecutor(BATCH) as threads:
             return list(threads.map(value, answers))
 
-    return Source(f"grader {shown}", identity, measure, scale, BATCH, give_up=2 * BATCH)
+    return Source(f"grader {shown}", identity, measure, scale, BATCH)
 
 
 def open_grader(given: Any, opening: Opening) -> Grade:
@@ -188,7 +188,8 @@ def _label_model(given: Mapping[str, Any], opening: Opening) -> Grade:
         reply = ask(answer)
         if isinstance(reply, Unmeasured):
             return reply
-        last = reply.strip().splitlines()[-1] if reply.strip() else ""
+        words = (without_thoughts(reply) or "").splitlines()
+        last = words[-1] if words else ""
         said = last.strip(" .\"'`*").lower()
         matching = [label for label in labels if label.lower() == said]
         return float(matching[0] in passing) if matching else Unmeasured(f"gave no label: {last[:80]!r}")
@@ -204,10 +205,9 @@ def _score_model(given: Mapping[str, Any], opening: Opening) -> Grade:
         reply = ask(answer)
         if isinstance(reply, Unmeasured):
             return reply
-        numbers = NUMBER.findall(reply)
-        if not numbers:
-            return Unmeasured(f"gave no number: {reply.strip()[:80]!r}")
-        value = float(numbers[-1])
+        value = number_on_scale(reply, low, high)
+        if value is None:
+            return Unmeasured(f"gave no number: {reply.strip()[-80:]!r}")
         return value if low <= value <= high else Unmeasured(f"gave {value:g}, outside [{low:g}, {high:g}]")
 
     return grade
@@ -232,7 +232,7 @@ def _asking(given: Mapping[str, Any], opening: Opening, form: str) -> Callable[[
                 return text
             said.append((str(role), text))
         reply = endpoint.converse([([*said, ("user", form)], seed_of("grader", *(text for _, text in said)))])[0]
-        return Unmeasured(f"did not answer: {reply.reason}") if isinstance(reply, Lost) else reply
+        return Unmeasured(reply.reason) if isinstance(reply, Lost) else reply
 
     return ask
 

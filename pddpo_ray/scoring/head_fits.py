@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,34 +14,32 @@ from pddpo_ray.records import Array
 from pddpo_ray.scoring.held_out import ScoreRow, Text, by_length
 from pddpo_ray.scoring.score_fits import cost_loss, sign_loss
 from pddpo_ray.storage.whole_files import written_aside
-from pddpo_ray.training.batches import collate
+from pddpo_ray.training.batches import collate, padded_passes
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.memory import PASS_TOKENS
 from pddpo_ray.training.score_model import ScoreModel
 
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Weights of the squared norm that are tried; the calibration rows choose."""
 FURTHEST = (1e-6, 1e6)
 """Where the best one is at an end, ten times beyond it is tried too, as long as that is better, up to these."""
-CHUNK = 64
-"""Texts whose features are kept in one file."""
 
 
 def features_of(
-    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int, say: Callable[[str], None]
+    model: ScoreModel, texts: Sequence[Text], folder: Path, micro: int | None, say: Callable[[str], None]
 ) -> dict[Text, Array]:
-    """What the head reads of each text, [h]; chunks that `folder` holds are read back."""
-    ordered = by_length(texts)
+    """What the head reads of each text, [h]; passes that `folder` holds are read back."""
+    ordered, device = by_length(texts), device_of(model)
     known: dict[Text, Array] = {}
-    for start in range(0, len(ordered), CHUNK):
-        part = ordered[start : start + CHUNK]
-        path = folder / f"features-{start // CHUNK:05d}.npy"
+    for cut in padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type], micro):
+        part = ordered[cut]
+        path = folder / f"features-{cut.start:06d}-{cut.stop:06d}.npy"
         if not path.exists():
-            passes = [part[i : i + micro] for i in range(0, len(part), micro)]
             with torch.no_grad():
-                read = [model.last_hidden(collate(one).to(device_of(model))).float().cpu() for one in passes]
+                read = model.last_hidden(collate(part).to(device)).float().cpu()
             with written_aside(path) as aside, aside.open("wb") as file:
-                np.save(file, torch.cat(read).numpy())
-            say(f"features of {start + len(part)} of {len(ordered)} texts")
+                np.save(file, read.numpy())
+            say(f"features of {cut.stop} of {len(ordered)} texts")
         known.update(zip(part, np.load(path), strict=True))
     return known
 
@@ -49,24 +48,27 @@ def fit_head(
     model: ScoreModel, features: dict[Text, Array], fitted: Sequence[ScoreRow], chosen_on: Sequence[ScoreRow]
 ) -> dict[str, float]:
     """Sets the head to the minimiser of the rows' loss, its decay the best one on `chosen_on`. -> metrics"""
-    table = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
-    mean, spread = table.mean(axis=0), table.std(axis=0) + 1e-6
-    columns = {text: torch.from_numpy((one - mean) / spread) for text, one in features.items()}
+    every = np.stack([features[text] for text in texts_of(fitted)]).astype(np.float64)
+    mean, spread = every.mean(axis=0), every.std(axis=0) + 1e-6
+    standard = {text: (one - mean) / spread for text, one in features.items()}
+    device = model.score_head.weight.device
+    table = _Table.of(standard, fitted, device)
+    judging = _Table.of(standard, chosen_on, device) if chosen_on else table
     fits: dict[float, Tensor] = {}
 
     def loss_at(decay: float) -> float:
-        fits[decay] = _minimiser(columns, fitted, decay)
+        fits[decay] = _minimiser(table, decay)
         with torch.no_grad():
-            return float(_loss(fits[decay], columns, chosen_on or fitted))
+            return float(_loss(fits[decay], judging))
 
     decay, judged = best_decay(loss_at) if chosen_on else (0.1, loss_at(0.1))
     weights = fits[decay]
-    slope = weights[:-1].numpy() / spread
+    slope = weights[:-1].cpu().numpy() / spread
     head = model.score_head
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(slope)[None])
         head.bias.copy_(weights[-1:] - float(slope @ mean))
-    return {"decay": decay, "loss": float(_loss(weights, columns, fitted)), "loss_of_choice": judged}
+    return {"decay": decay, "loss": float(_loss(weights, table)), "loss_of_choice": judged}
 
 
 @torch.no_grad()
@@ -92,15 +94,47 @@ def texts_of(rows: Sequence[ScoreRow]) -> list[Text]:
     return [(row.prompt, side) for row in rows for side in (row.higher, row.lower) if side is not None]
 
 
-def _minimiser(columns: dict[Text, Tensor], rows: Sequence[ScoreRow], decay: float) -> Tensor:
+@dataclass(frozen=True)
+class _Table:
+    """Standardised features and signs of rows, gathered once for all evaluations of their loss.
+
+    higher, lower [p, h]: of p pairs; single [s, h]: of rows without a lower side; all float64.
+    """
+
+    higher: Tensor
+    lower: Tensor
+    single: Tensor
+    signs: tuple[Tensor, Tensor, Tensor]
+    """Of higher, lower and single."""
+
+    @classmethod
+    def of(cls, features: Mapping[Text, Array], rows: Sequence[ScoreRow], device: torch.device) -> _Table:
+        pairs, single = ([row for row in rows if (row.lower is None) == alone] for alone in (False, True))
+
+        def table(texts: Sequence[Text]) -> Tensor:
+            width = len(next(iter(features.values())))
+            return torch.from_numpy(np.array([features[text] for text in texts]).reshape(-1, width)).to(device)
+
+        def sign(some: Sequence[ScoreRow], name: str) -> Tensor:
+            return torch.tensor([float(getattr(row, name)) for row in some], dtype=torch.float64, device=device)
+
+        return cls(
+            table([(row.prompt, row.higher) for row in pairs]),
+            table([(row.prompt, row.lower or ()) for row in pairs]),
+            table([(row.prompt, row.higher) for row in single]),
+            (sign(pairs, "higher_sign"), sign(pairs, "lower_sign"), sign(single, "higher_sign")),
+        )
+
+
+def _minimiser(table: _Table, decay: float) -> Tensor:
     """Weights and bias of the convex problem. -> [h + 1] float64"""
-    weights = torch.zeros(len(next(iter(columns.values()))) + 1, dtype=torch.float64, requires_grad=True)
+    weights = table.higher.new_zeros(table.higher.shape[1] + 1).requires_grad_()
     solver = torch.optim.LBFGS([weights], max_iter=200, tolerance_change=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
         # the bias is not shrunk, but for a hair: pairs alone do not know it
-        loss = _loss(weights, columns, rows) + decay * weights[:-1].square().mean() + 1e-6 * weights[-1].square()
+        loss = _loss(weights, table) + decay * weights[:-1].square().mean() + 1e-6 * weights[-1].square()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
@@ -108,21 +142,8 @@ def _minimiser(columns: dict[Text, Tensor], rows: Sequence[ScoreRow], decay: flo
     return weights.detach()
 
 
-def _loss(weights: Tensor, columns: dict[Text, Tensor], rows: Sequence[ScoreRow]) -> Tensor:
+def _loss(weights: Tensor, table: _Table) -> Tensor:
     """Mean loss of the rows, as a fit of the whole model has it."""
-    pairs, single = ([row for row in rows if (row.lower is None) == alone] for alone in (False, True))
-
-    def scores(texts: Sequence[Text]) -> Tensor:
-        table = torch.stack([columns[text] for text in texts])
-        return table @ weights[:-1] + weights[-1]
-
-    total = weights.new_zeros(())
-    if pairs:
-        higher = scores([(row.prompt, row.higher) for row in pairs])
-        lower = scores([(row.prompt, row.lower) for row in pairs if row.lower is not None])
-        signs = [weights.new_tensor([getattr(row, name) for row in pairs]) for name in ("higher_sign", "lower_sign")]
-        total = total + cost_loss(higher, lower, signs[0], signs[1])[0].sum()
-    if single:
-        signs = [weights.new_tensor([row.higher_sign for row in single])]
-        total = total + sign_loss(scores([(row.prompt, row.higher) for row in single]), signs[0]).sum()
-    return total / len(rows)
+    higher, lower, single = (part @ weights[:-1] + weights[-1] for part in (table.higher, table.lower, table.single))
+    pair_losses = cost_loss(higher, lower, table.signs[0], table.signs[1])[0]
+    return (pair_losses.sum() + sign_loss(single, table.signs[2]).sum()) / (len(higher) + len(single))

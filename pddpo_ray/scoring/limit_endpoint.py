@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,48 +17,80 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.limits.quantities import Scale
 from pddpo_ray.limits.reading import seconds_of
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured
-from pddpo_ray.scoring.endpoint import REFUSED, Outcome, send
+from pddpo_ray.scoring.endpoint import (
+    IN_A_ROW,
+    JSON,
+    NOBODY,
+    OF_ONE_ITEM,
+    Outcome,
+    Silence,
+    json_of,
+    kind_of_refusal,
+    send,
+    worth_another,
+)
 from pddpo_ray.scoring.limit_judge import key_of
 
 BATCH = 32
-BUSY = (408, 409, 425, 429)
+NO_ACCESS = (401, 403, 404, 405)
 
 
-@dataclass(frozen=True)
 class MeasuringEndpoint:
-    """Asks one URL about answers, `workers` at a time."""
+    """Asks one URL about answers, `workers` at a time.
 
-    url: str
-    key: str | None
-    timeout_s: float
-    workers: int
-    tries: int
+    What it does not measure is missing for that answer alone, until it looks as if nobody were there: no connection; no
+    access, or an error of the server for a whole batch, before it ever measured anything; `IN_A_ROW` answers in a row
+    without a measurement. That raises RunError.
+    """
+
+    def __init__(self, url: str, key: str | None, timeout_s: float, workers: int, tries: int) -> None:
+        self._url, self._key, self._timeout_s, self._workers, self._tries = url, key, timeout_s, workers, tries
+        self._silence = Silence()
 
     def __call__(self, answers: Sequence[Answer]) -> list[object]:
-        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         with (
-            httpx.Client(headers=headers, timeout=self.timeout_s) as client,
-            ThreadPoolExecutor(self.workers) as threads,
+            httpx.Client(headers=headers, timeout=self._timeout_s) as client,
+            ThreadPoolExecutor(self._workers) as threads,
         ):
-            return list(threads.map(lambda answer: self._one(client, answer), answers))
+            outcomes = list(threads.map(lambda answer: self._asked(client, answer), answers))
+        if not self._silence.heard and all(_is_broken(outcome) for outcome in outcomes):
+            raise RunError(f"{self._url} does not answer: {_said(outcomes[0])}; start it, then resume")
+        return [self._value(outcome) for outcome in outcomes]
 
-    def _one(self, client: httpx.Client, answer: Answer) -> object:
+    def _asked(self, client: httpx.Client, answer: Answer) -> Outcome:
         body = {"prompt": answer.prompt, "response": answer.response, "row": dict(answer.row)}
-        outcome = send(lambda: client.post(self.url, json=body), _worth_another, tries=self.tries)
+        outcome = send(
+            lambda: client.post(self._url, content=json_of(body), headers=JSON),
+            lambda found: worth_another(_status(found)),
+            tries=self._tries,
+        )
+        status = _status(outcome)
+        if status == 200:
+            self._silence.end()
+            return outcome
+        row, first = self._silence.grow(), not self._silence.heard
+        if isinstance(outcome, NOBODY) or (row > IN_A_ROW and worth_another(status)):
+            raise RunError(f"{self._url} does not answer: {_said(outcome)}; start it, then resume")
+        if (status in NO_ACCESS and (first or row > IN_A_ROW)) or (first and row > IN_A_ROW):
+            raise RunError(f"{self._url} refuses: {_said(outcome)}")
+        return outcome
+
+    def _value(self, outcome: Outcome) -> object:
         if isinstance(outcome, httpx.TimeoutException):
-            return Unmeasured(f"did not answer within {self.timeout_s:g} s")
+            return Unmeasured(f"did not answer within {self._timeout_s:g} s")
         if isinstance(outcome, httpx.HTTPError):
-            return Unmeasured(f"did not answer: {type(outcome).__name__}: {outcome}")
-        if outcome.status_code in REFUSED:
-            raise RunError(f"{self.url} refuses: {outcome.status_code} {_start(outcome.text)}")
+            return Unmeasured(f"did not answer: {_said(outcome)}")
+        if outcome.status_code in OF_ONE_ITEM:
+            return Unmeasured(f"{kind_of_refusal(outcome.status_code, outcome.text)}: {_said(outcome)}")
         if outcome.status_code != 200:
-            return Unmeasured(f"answered {outcome.status_code} {_start(outcome.text)}".strip())
+            return Unmeasured(f"answered {outcome.status_code}: {_start(outcome.text)}")
         try:
             value = json.loads(outcome.text)
         except ValueError:
             return Unmeasured(f"answered {_start(outcome.text)!r}, which is no JSON")
         if isinstance(value, dict):
-            return value["value"] if "value" in value else Unmeasured(f"answered {_start(outcome.text)}: no `value`")
+            return value["value"] if "value" in value else Unmeasured(f"gave no `value`: {_start(outcome.text)}")
         return value
 
 
@@ -80,13 +111,21 @@ def endpoint_source(
     timeout = seconds_of(f"{where}.timeout", options.get("timeout", 30))
     version = f"endpoint {url} {options.get('version', 'of no stated version')}"
     measure = MeasuringEndpoint(url, secret, timeout, counts["workers"], counts["tries"])
-    return Source(f"endpoint {url}", version, measure, scale, BATCH, give_up=BATCH)
+    return Source(f"endpoint {url}", version, measure, scale, BATCH)
 
 
-def _worth_another(outcome: Outcome) -> bool:
+def _status(outcome: Outcome) -> int | None:
+    return outcome.status_code if isinstance(outcome, httpx.Response) else None
+
+
+def _is_broken(outcome: Outcome) -> bool:
+    return isinstance(outcome, httpx.Response) and outcome.status_code >= 500
+
+
+def _said(outcome: Outcome) -> str:
     if isinstance(outcome, httpx.HTTPError):
-        return True
-    return outcome.status_code >= 500 or outcome.status_code in BUSY
+        return f"{type(outcome).__name__}: {outcome}"
+    return f"{outcome.status_code} {_start(outcome.text)}".strip()
 
 
 def _start(text: str) -> str:

@@ -4,12 +4,13 @@
     mean   a number between the limit's bounds
     versus reference: which of the two answers is better, asked in both orders; 1 for a win, a half for a tie
 
-A reply that cannot be read, one that is lost and one that says [[unsure]] are no numbers.
+A reply that cannot be read, one that is lost and one that says [[unsure]] are no numbers. What the judge thinks or
+quotes is not what it says (`scoring.replies`).
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +23,10 @@ from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, fingerprint
 from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost, Turns
 from pddpo_ray.scoring.judge_prompts import SYSTEM_OWN, own_comparison, own_score, own_verdict
+from pddpo_ray.scoring.replies import number_on_scale, verdicts
 from pddpo_ray.theory.seeds import seed_of
 
 Form = Literal["verdict", "score", "comparison"]
-SAID = re.compile(r"\[\[\s*([^\[\]]+?)\s*\]\]")
 VERDICTS = {"yes": 1.0, "no": 0.0}
 WINS = {"a": 1.0, "tie": 0.5, "b": 0.0}
 BATCH = 32
@@ -62,10 +63,7 @@ class JudgeOfLimit:
         if self.form == "verdict":
             return [own_verdict(self.question, answer.prompt, answer.response)]
         if self.form == "score":
-            low, high = self.scale.low, self.scale.high
-            assert low is not None
-            assert high is not None
-            return [own_score(self.question, answer.prompt, answer.response, low, high)]
+            return [own_score(self.question, answer.prompt, answer.response, *self._bounds)]
         other = answer.reference or ""
         return [
             own_comparison(self.question, answer.prompt, answer.response, other),
@@ -85,18 +83,23 @@ class JudgeOfLimit:
 
     def _read(self, reply: str | Lost) -> float | Unmeasured:
         if isinstance(reply, Lost):
-            return Unmeasured(f"did not answer: {reply.reason}")
-        said = SAID.findall(reply)
+            return Unmeasured(reply.reason)
+        said = verdicts(reply)
         last = said[-1].lower() if said else ""
         if last == "unsure":
             return Unmeasured("was unsure", abstained=True)
         if self.form == "score":
-            try:
-                return float(last)
-            except ValueError:
-                return Unmeasured(f"gave no number: {_short(reply)}")
+            number = number_on_scale(last, *self._bounds)
+            return Unmeasured(f"gave no number: {_short(reply)}") if number is None else number
         words = VERDICTS if self.form == "verdict" else WINS
         return words[last] if last in words else Unmeasured(f"gave no verdict: {_short(reply)}")
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        low, high = self.scale.low, self.scale.high
+        assert low is not None
+        assert high is not None
+        return low, high
 
 
 def judge_source(
@@ -117,15 +120,16 @@ def judge_source(
         raise UserError(f"{where}: a judge's numbers need `bounds`, e.g. bounds: [0, 10]")
     settings = endpoint_settings(where, options)
     endpoint = ChatEndpoint(settings, key_of(where, settings.key_env, environment))
-    version = f"judge {settings.endpoint} {settings.model} {fingerprint(form, text, str(settings.temperature))}"
+    decided = [form, text, str(settings.temperature), *([json.dumps(settings.fields)] if settings.fields else [])]
+    version = f"judge {settings.endpoint} {settings.model} {fingerprint(*decided)}"
     measure = JudgeOfLimit(endpoint, text, form, scale, labels_each)
     own = scale if form == "score" else VERDICT
     halves = measure, replace(measure, first=labels_each)
-    return Source(f"judge {settings.model}", version, measure, own, BATCH, give_up=BATCH, halves=halves)
+    return Source(f"judge {settings.model}", version, measure, own, BATCH, halves=halves)
 
 
 NAMES: Mapping[str, str] = {"timeout": "request_timeout_s"}
-ASKED = ("model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries")
+ASKED = ("model", "endpoint", "key_env", "temperature", "max_tokens", "workers", "timeout", "tries", "fields")
 
 
 def endpoint_settings(where: str, options: Mapping[str, Any]) -> EndpointConfig:
@@ -142,12 +146,16 @@ def endpoint_settings(where: str, options: Mapping[str, Any]) -> EndpointConfig:
 
 
 def key_of(where: str, name: str | None, environment: Mapping[str, str]) -> str | None:
-    """The key in the environment variable of that name. Raises UserError where it is not set."""
+    """The key in the environment variable of that name, without white space around it. Raises UserError where it is not
+    set, or is no key that a header could hold."""
     if name is None:
         return None
-    if not environment.get(name):
+    key = environment.get(name, "").strip()
+    if not key:
         raise UserError(f"{where}.key_env: the environment variable {name} is not set; put the key there")
-    return environment[name]
+    if not key.isascii() or not key.isprintable():
+        raise UserError(f"{where}.key_env: {name} holds characters that no key has; copy the key anew")
+    return key
 
 
 def _short(reply: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import expit
 
 from pddpo_ray.config import ScorerConfig
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.limits.quantities import VERDICT, Scale
 from pddpo_ray.limits.reading import number_of
 from pddpo_ray.limits.sources import NO_REFERENCE, Answer, Measure, Source, fingerprint, one_by_one
@@ -96,7 +96,7 @@ def tokens_source(where: str, tokenizer: str, scale: Scale, folder: Path) -> Sou
     try:
         loaded = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise UserError(f"{where}.tokenizer: {tokenizer} has none: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{where}.tokenizer: {tokenizer} has none: {one_line(error)}") from error
 
     def count(answer: Answer) -> int:
         return len(loaded(answer.response, add_special_tokens=False)["input_ids"])
@@ -137,7 +137,7 @@ def _labels(where: str, folder: Path) -> list[str]:
     try:
         return [str(label) for label in AutoConfig.from_pretrained(folder).id2label.values()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{where}: {folder} is no model: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{where}: {folder} is no model: {one_line(error)}") from error
 
 
 def _identity(folder: Path) -> str:

@@ -21,9 +21,10 @@ from pddpo_ray.records import Array
 from pddpo_ray.scoring.fit_checkpoints import FitCheckpoints, Progress
 from pddpo_ray.scoring.held_out import ScoreRow, by_length
 from pddpo_ray.theory.agreement import agreement
-from pddpo_ray.training.batches import Text, collate, minibatches
+from pddpo_ray.training.batches import Text, collate, minibatches, padded_passes
 from pddpo_ray.training.fit import schedule_factor
 from pddpo_ray.training.log_probs import device_of
+from pddpo_ray.training.memory import PASS_TOKENS
 from pddpo_ray.training.score_model import ScoreModel
 
 Metrics = dict[str, Tensor]
@@ -133,7 +134,7 @@ def _loss(model: ScoreModel, rows: Sequence[ScoreRow], ridge: float) -> tuple[Te
 
 
 @torch.no_grad()
-def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 512) -> dict[str, float]:
+def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int | None = None) -> dict[str, float]:
     """`accuracy` of the order and, with safety labels, `sign_accuracy` of the side of zero; a tie counts half."""
     pairs = [row for row in rows if row.lower is not None]
     ordered = [text for row in pairs for text in ((row.prompt, row.higher), (row.prompt, row.lower or ()))]
@@ -150,10 +151,13 @@ def held_out_metrics(model: ScoreModel, rows: Sequence[ScoreRow], batch: int = 5
 
 
 @torch.no_grad()
-def text_scores(model: ScoreModel, texts: Sequence[Text], batch: int = 512) -> Array:
-    """Scores of texts, in order; each text passes through the model once, with those of its length. -> [n]"""
-    ordered = by_length(texts)
-    parts = [ordered[start : start + batch] for start in range(0, len(ordered), batch)]
-    scores = [model(collate(part).to(device_of(model))).double().cpu().numpy() for part in parts]
+def text_scores(model: ScoreModel, texts: Sequence[Text], batch: int | None = None) -> Array:
+    """Scores of texts, in order; each text passes through the model once, with those of its length. -> [n]
+
+    A pass holds as many tokens as suits the device, and at most `batch` texts.
+    """
+    ordered, device = by_length(texts), device_of(model)
+    cuts = padded_passes([len(text[0]) + len(text[1]) for text in ordered], PASS_TOKENS[device.type], batch)
+    scores = [model(collate(ordered[cut]).to(device)).double().cpu().numpy() for cut in cuts]
     known = dict(zip(ordered, np.concatenate(scores), strict=True))
     return np.array([known[text] for text in texts])

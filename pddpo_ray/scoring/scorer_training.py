@@ -42,14 +42,13 @@ from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, finite, wri
 from pddpo_ray.theory.agreement import agreement
 from pddpo_ray.theory.calibration import Reliability, reliability, temperature, zero_and_temperature
 from pddpo_ray.theory.intervals import clopper_pearson
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.score_model import ScoreModel, score_model_of, score_tensors, write_score_config
 
 Say = Callable[[str], None]
 Score = Callable[[Sequence[Text]], Array]
 """Scores of texts, in order. -> [n]"""
-TEXTS = 512
-"""Texts that are scored together where no number of rows is stated."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,8 @@ def make_scorer(
     """
     if not rows.fit:
         raise RunError("there is no decided pair to fit a scorer on; check the labels that abstained or failed")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if ways.device == "auto" else ways.device
-    model = score_model_of(folder, kind, bias=bias).to(device)
-    score: Score = partial(text_scores, model, batch=_together(ways))
+    model = score_model_of(folder, kind, bias=bias).to(device_for(ways.device))
+    score: Score = partial(text_scores, model, batch=ways.micro)
     if ways.parameters == "head":
         metrics, score = _fit_head(model, rows, ways, work, say)
     else:
@@ -108,7 +106,7 @@ def _fit_head(
     """The base stays as it is. -> metrics, and the scores of texts whose features are known already"""
     model.requires_grad_(False)
     texts = texts_of([*rows.fit, *rows.calibrate])
-    known = features_of(model, texts, work, _together(ways), say)
+    known = features_of(model, texts, work, ways.micro, say)
     return fit_head(model, known, rows.fit, rows.calibrate), partial(head_scores, model, known)
 
 
@@ -160,10 +158,6 @@ def _differences(rows: Sequence[ScoreRow], score: Score) -> Array:
     return np.asarray(scores[:, 0] - scores[:, 1], dtype=np.float64)
 
 
-def _together(ways: ScorerFit) -> int:
-    return TEXTS if ways.micro is None else ways.micro
-
-
 # --- how good it is ---------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +166,7 @@ def judged(
 ) -> dict[str, Any]:
     """Independent comparisons with their exact interval (the gate's), the side of zero, and calibration errors."""
     texts = texts_of(rows)
-    known = dict(zip(texts, text_scores(model, texts, _together(ways)), strict=True))
+    known = dict(zip(texts, text_scores(model, texts, ways.micro), strict=True))
 
     def scored(texts: Sequence[Text]) -> Array:
         return np.array([known[text] for text in texts])

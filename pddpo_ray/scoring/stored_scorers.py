@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pddpo_ray.config import ScorerConfig
 from pddpo_ray.errors import UserError
@@ -36,6 +36,7 @@ from pddpo_ray.storage.checkpoints import checkpoint_folder
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import TEMPLATES, as_dicts, for_reading, rendered
 from pddpo_ray.training.batches import collate
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.log_probs import device_of
 from pddpo_ray.training.score_model import read_score_model, safetensors_files
 
@@ -51,9 +52,17 @@ class NeuralScorer:
     """A loaded model as `AnswerScorer`. `truncated` counts the texts that were too long."""
 
     def __init__(
-        self, name: str, tokenizer: Any, forward: Forward, template: str, settings: ScorerConfig, max_tokens: int
+        self,
+        name: str,
+        tokenizer: Any,
+        model: nn.Module,
+        forward: Forward,
+        template: str,
+        settings: ScorerConfig,
+        max_tokens: int,
     ) -> None:
         self.name = name
+        self.model = model
         self.template = template
         self.fingerprint = fingerprint(tokenizer)
         """What decides how text becomes tokens; equal to a run's, the run's own token ids are used."""
@@ -112,9 +121,10 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
     architecture = (getattr(config, "architectures", None) or [""])[0]
     tokenizer = _tokenizer(folder)
     if architecture.endswith("ForScore"):
-        forward, template = _score_head(folder, dtype), getattr(config, "score_template", "safe-rlhf")
+        model, forward = _score_head(folder, dtype)
+        template = getattr(config, "score_template", "safe-rlhf")
     elif architecture.endswith("ForSequenceClassification"):
-        forward = _classifier(folder, tokenizer, settings.label, dtype)
+        model, forward = _classifier(folder, tokenizer, settings.label, dtype)
         template = "chat" if tokenizer.chat_template else "pair"
     else:
         raise UserError(
@@ -123,7 +133,8 @@ def load_scorer(source: str | Path, settings: ScorerConfig | None = None, dtype:
         )
     template = settings.template or template
     check_template(template, tokenizer, source)
-    return NeuralScorer(str(source), tokenizer, forward, template, settings, _limit(settings, config, tokenizer))
+    longest = _limit(settings, config, tokenizer)
+    return NeuralScorer(str(source), tokenizer, model, forward, template, settings, longest)
 
 
 def encoded(tokenizer: Any, template: str, asked: str | Sequence[Message], answer: str) -> Encoded:
@@ -172,24 +183,24 @@ def check_template(template: str, tokenizer: Any, source: str | Path) -> None:
 # --- the two kinds of model ---------------------------------------------------------------------------------------
 
 
-def _score_head(folder: Path, dtype: str) -> Forward:
-    model = read_score_model(folder, dtype=dtype).to(_device())
+def _score_head(folder: Path, dtype: str) -> tuple[nn.Module, Forward]:
+    model = read_score_model(folder, dtype=dtype).to(device_for())
 
     def forward(rows: list[Encoded]) -> Tensor:
         # With an empty prompt every token is a response token, and the score is read at the last one.
         scores: Tensor = model(collate([((), tuple(row["input_ids"])) for row in rows]).to(device_of(model)))
         return scores
 
-    return forward
+    return model, forward
 
 
-def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> Forward:
+def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> tuple[nn.Module, Forward]:
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, dtype=getattr(torch, dtype), use_safetensors=True
     )
-    model = model.eval().to(_device())
+    model = model.eval().to(device_for())
     column = label_index(model.config.id2label, label, folder)
 
     def together(rows: list[Encoded]) -> Tensor:
@@ -203,7 +214,7 @@ def _classifier(folder: Path, tokenizer: Any, label: str | None, dtype: str) -> 
         single = [{name: torch.tensor([values]).to(model.device) for name, values in row.items()} for row in rows]
         return torch.cat([log_odds(model(**row).logits.float(), column) for row in single])
 
-    return forward
+    return model, forward
 
 
 def label_index(names: dict[int, str], wanted: str | None, folder: Path) -> int | None:
@@ -238,7 +249,3 @@ def _limit(settings: ScorerConfig, config: Any, tokenizer: Any) -> int:
     own = [getattr(config, name, None) for name in ("score_max_tokens", "max_position_embeddings")]
     stated = [settings.max_tokens, *own, tokenizer.model_max_length]
     return min(int(value) for value in (*stated, LONGEST) if value is not None and value > 0)
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

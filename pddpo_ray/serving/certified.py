@@ -15,13 +15,6 @@ from pddpo_ray.journal import JournalReader
 PHASE = "certified"
 """Written under the candidate's round of the ledger once it keeps all limits of the recipe; it is never undone. That of
 a mixture that its rounds' own draws certify ends with the number of its rounds."""
-WHOLE: Mapping[str, tuple[float, ...]] = {
-    "top_p": (1.0,), "top_k": (-1, 0), "min_p": (0.0,), "frequency_penalty": (0.0,), "presence_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-}  # fmt: skip
-"""Values of a request's sampling fields that leave the policy as it is."""
-BENDING = ("logit_bias", "min_tokens", "ignore_eos", "stop", "stop_token_ids", "response_format")
-"""Fields of a request that, where they are set, make other answers of the same weights."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +37,6 @@ class Certified:
         """One line for `x-pddpo-certificate`: the bounds, and the hash of the first weights."""
         said = ["certified", *self.limits, f"candidate {self.candidate}", f"sha256 {self.sha256[0][:16]}"]
         return "; ".join(said).encode("ascii", "backslashreplace").decode("ascii")
-
-    def other_decoding(self, asked: Mapping[str, Any]) -> str | None:
-        """How a request departs from the decoding that was tested; None: it does not."""
-        tested = {**WHOLE, **{name: (self.decoding[name],) for name in ("temperature", "max_tokens")}}
-        for field, value in asked.items():
-            name = "max_tokens" if field == "max_completion_tokens" else field
-            if (name in tested and value not in tested[name]) or (name in BENDING and value):
-                return f"{field}={value}"
-        return None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pddpo_ray.records import PolicyVersion
+from pddpo_ray.storage.artifacts import MadeTensors
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, KEPT_WHOLE, WEIGHTS, written_aside
 
 ADAPTER = "adapter"
@@ -30,16 +31,20 @@ KEPT_S = 600.0
 """Whole weights beyond the newest few are removed when nobody asked for them in these seconds."""
 
 
-def merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """base + scale * up @ down for every adapted matrix. Names and types are the base's."""
-    result = dict(base)
-    for name in sorted(adapter):
-        if name.endswith(DOWN):
-            stem = name.removesuffix(DOWN)
-            target = f"{stem.removeprefix(PREFIX)}.weight"
-            change = scale * (adapter[stem + UP].float() @ adapter[name].float())
-            result[target] = (base[target].float() + change).to(base[target].dtype)
-    return result
+def merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> Mapping[str, Tensor]:
+    """base + scale * up @ down for every adapted matrix, made when asked for. Names and types are the base's."""
+    stems = [name.removesuffix(DOWN) for name in adapter if name.endswith(DOWN)]
+    stem_of = {f"{stem.removeprefix(PREFIX)}.weight": stem for stem in stems}
+
+    def tensor_of(name: str) -> Tensor:
+        weight = base[name]
+        if name not in stem_of:
+            return weight
+        stem = stem_of[name]
+        change = scale * (adapter[stem + UP].float() @ adapter[stem + DOWN].float())
+        return (weight.float() + change).to(weight.dtype)
+
+    return MadeTensors(base, tensor_of)
 
 
 def write_adapter(folder: Path, adapter: Mapping[str, Tensor], base: PolicyVersion, scale: float) -> None:
@@ -77,7 +82,7 @@ def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path,
     return target
 
 
-def whole_weights(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path) -> dict[str, Tensor]:
+def whole_weights(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path) -> Mapping[str, Tensor]:
     """Base and adapter of a version's folder, merged. `read` as in `whole_folder`."""
     base = json.loads((stored / ADAPTER_BASE).read_text(encoding="utf-8"))
     return merged(read(base["path"], base["sha256"]), read_adapter(stored), base["scale"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,17 +25,46 @@ if TYPE_CHECKING:
     Tensor = np.ndarray[Any, Any] | torch.Tensor
 
 T = TypeVar("T", bound="np.ndarray[Any, Any] | torch.Tensor")
+M = TypeVar("M", bound="Mapping[str, Any]")
 
 
-def tensors_sha256(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def tensors_sha256(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> str:
     """Name of a set of tensors: a hash over name, dtype, shape and raw little-endian bytes, in order of names.
 
-    numpy arrays and torch tensors of the same values give the same hash. The device does not enter.
+    numpy arrays and torch tensors of the same values give the same hash. The device does not enter. A mapping is asked
+    for one tensor at a time.
     """
+    by_name = tensors if isinstance(tensors, Mapping) else dict(tensors)
     stream = TensorStream()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        stream.add(name, tensor)
+    for name in sorted(by_name):
+        stream.add(name, by_name[name])
     return stream.sha256()
+
+
+class MadeTensors(Mapping[str, T]):
+    """Tensors that are made each time they are asked for, so that a whole model of them need not exist."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def stored_mapping(file: Path) -> Mapping[str, torch.Tensor]:
+    """Tensors of a safetensors file, read when they are asked for."""
+    from safetensors import safe_open
+
+    opened = safe_open(file, framework="pt")
+    return MadeTensors(opened.keys(), opened.get_tensor)
 
 
 class TensorStream:
@@ -162,7 +191,7 @@ class ArtifactStore:
 
         Returns (relative path of the folder, sha256 of the tensors).
         """
-        sha256 = tensors_sha256(tensors.items())
+        sha256 = tensors_sha256(tensors)
         path = f"{name}-{sha256[:12]}"
 
         def write(folder: Path) -> None:
@@ -182,15 +211,13 @@ class ArtifactStore:
 
         return _verified(load_file(self.folder(path) / WEIGHTS), path, sha256)
 
-    def read_torch(self, path: str, sha256: str) -> dict[str, torch.Tensor]:
-        """The same as torch tensors on the CPU."""
-        from safetensors.torch import load_file
-
-        return _verified(load_file(self.folder(path) / WEIGHTS), path, sha256)
+    def read_torch(self, path: str, sha256: str) -> Mapping[str, torch.Tensor]:
+        """The same as torch tensors on the CPU, each read when it is asked for."""
+        return _verified(stored_mapping(self.folder(path) / WEIGHTS), path, sha256)
 
 
-def _verified(tensors: dict[str, T], path: str, sha256: str) -> dict[str, T]:
-    actual = tensors_sha256(tensors.items())
+def _verified(tensors: M, path: str, sha256: str) -> M:
+    actual = tensors_sha256(tensors)
     if actual != sha256:
         raise RunError(f"artifact {path} has hash {actual[:12]}, the journal says {sha256[:12]}: its file was changed")
     return tensors
@@ -206,10 +233,15 @@ def _save_safetensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     import torch
     from safetensors.torch import save_file as save_torch
 
-    # clone: tied weights share memory, which safetensors refuses.
-    save_torch(
-        {name: torch.as_tensor(tensor).detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, file
-    )
+    plain, seen = {}, set()
+    for name, tensor in tensors.items():
+        plain[name] = torch.as_tensor(tensor).detach().cpu().contiguous()
+        place = plain[name].untyped_storage().data_ptr()
+        if place in seen:
+            # safetensors refuses weights that share memory
+            plain[name] = plain[name].clone()
+        seen.add(place)
+    save_torch(plain, file)
 
 
 def _flush(path: Path) -> None:

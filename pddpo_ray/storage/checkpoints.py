@@ -1,6 +1,7 @@
-"""A checkpoint as its makers left it: a folder or a hub name, one file or shards; and what is wrong with one.
+"""A checkpoint as its makers left it: a folder, an adapter or a hub name, one file or shards; what is wrong with it.
 
-Everything here reads names and JSON alone: a plan is made, and a mistake named, without loading anything.
+But for an adapter, which is merged once, this reads names and JSON: a plan is made, and a mistake named, without
+loading a model.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """What is taken from the hub; pickled weights and code never are."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ADAPTER_CONFIG = "adapter_config.json"
+HEADS = ("lm_head.weight", "embed_out.weight")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+GENERATION = "generation_config.json"
+USED_SETTINGS = ("eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
+"""What is read of a model's generation settings, or says nothing about drawing."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -31,9 +38,24 @@ def is_hub_name(source: str | Path) -> bool:
 
 
 def checkpoint_folder(source: str | Path) -> Path:
-    """The folder itself, or a hub model's files in the hub's cache, downloaded the first time."""
-    if Path(source).is_dir():
-        return Path(source)
+    """The folder itself, a hub model's files in the hub's cache, downloaded the first time, or the folder of an adapter
+    that is merged into its base. UserError where there is none of them."""
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _hub_folder(source)
+    if not is_adapter(folder):
+        return folder
+    from pddpo_ray.storage.adapter_checkpoints import merged_checkpoint  # torch and peft take seconds to load
+
+    return merged_checkpoint(folder)
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds an adapter and no whole model."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file() and not (Path(folder) / "config.json").is_file()
+
+
+def _hub_folder(source: str | Path) -> Path:
     if not is_hub_name(source):
         raise UserError(f"{source}: there is no such folder, and a hub name reads owner/model")
     from huggingface_hub import snapshot_download
@@ -41,9 +63,7 @@ def checkpoint_folder(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=FILES))
     except Exception as error:
-        raise UserError(
-            f"{source}: no such folder, and the hub did not give it: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{source}: no such folder, and the hub did not give it: {one_line(error)}") from error
 
 
 def files_now(source: str | Path) -> list[tuple[str, int, int]]:
@@ -80,14 +100,24 @@ def model_problem(folder: Path) -> str | None:
     """Why a folder holds no causal language model, with a tokenizer or without; None if it does."""
     if not (folder / "config.json").is_file():
         return "has no config.json; save the model there with save_pretrained"
+    if (folder / ADAPTER_CONFIG).is_file():
+        return f"holds a whole model and an adapter: take {ADAPTER_CONFIG} out, or give a folder with the adapter alone"
     try:
-        return _kind_problem(folder) or _weights_problem(folder)
+        unused_settings(folder)
+        return _kind_problem(folder) or _weights_problem(folder) or _head_problem(folder)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return _damaged(error)
 
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def unused_settings(folder: Path) -> list[str]:
+    """The names of generation settings beside a model: runs, endpoints and exports draw from the policy as it is."""
+    file = folder / GENERATION
+    settings = _json(file) if file.is_file() else {}
+    return sorted(name for name, value in settings.items() if name not in USED_SETTINGS and value is not None)
 
 
 def longest_context(folder: Path) -> int | None:
@@ -146,6 +176,42 @@ def _weights_problem(folder: Path) -> str | None:
     return None
 
 
+def _head_problem(folder: Path) -> str | None:
+    """A file with a head of its own, where the configuration says that the embeddings are the head."""
+    from safetensors import SafetensorError, safe_open
+
+    place: dict[str, Path] = {}
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, "np") as stored:
+                place |= dict.fromkeys(stored.keys(), file)
+    except SafetensorError:
+        return None  # loading says what is wrong with the file
+    ends = [next((name for name in place if name.endswith(endings)), None) for endings in (HEADS, EMBEDDINGS)]
+    if None in ends or not _is_tied(folder):
+        return None
+    both = []
+    for name in map(str, ends):
+        with safe_open(place[name], "pt") as stored:
+            both.append(stored.get_tensor(name))
+    if both[0].equal(both[1]):
+        return None
+    return (
+        f"has another output head in its file ({ends[0]}) than its configuration says: tie_word_embeddings makes the"
+        " embeddings the head; set it to false in config.json, or take the head out"
+    )
+
+
+def _is_tied(folder: Path) -> bool:
+    config = _json(folder / "config.json")
+    stated = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
+    if stated is not None:
+        return bool(stated)
+    from transformers import AutoConfig
+
+    return bool(getattr(AutoConfig.from_pretrained(folder), "tie_word_embeddings", False))
+
+
 def _tokenizer_problem(folder: Path) -> str | None:
     if not has_tokenizer(folder):
         return "has no tokenizer; save it there too: tokenizer.save_pretrained(folder)"
@@ -169,6 +235,19 @@ def _last_token(file: Path) -> int | None:
     return max(ids, default=None)
 
 
+def control_tokens(folder: Path) -> tuple[str, ...]:
+    """Texts of the special tokens of a model folder's tokenizer.json, without loading the tokenizer: in a message they
+    would begin or end a turn. Empty where there is no such file."""
+    file = folder / "tokenizer.json"
+    tokens = (_json(file).get("added_tokens") or []) if file.is_file() else []
+    return tuple(str(token["content"]) for token in tokens if token.get("special"))
+
+
 def _json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} holds no object")
     return content

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import tensors_sha256
+from pddpo_ray.storage.artifacts import MadeTensors, stored_mapping, tensors_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ VERSION = re.compile(r"(?P<stage>.+?)-(?P<round>\d+)(?P<link>(-\d+)?)-[0-9a-f]{1
 """Folder of a version: reward-3-HASH, policy-3-HASH, with several limits policy-3-1-HASH."""
 
 
-def published(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def published(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
     """The weights in the type in which a version is stored; to a narrower one they are rounded to the nearest."""
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
+    return MadeTensors(weights, lambda name: weights[name].to(dtype))
 
 
 def write_masters(folder: Path, weights: Mapping[str, Tensor]) -> None:
@@ -65,13 +65,11 @@ def check_startable(folder: Path, policy: PolicyVersion) -> None:
         raise RunError(f"the float32 masters of {policy.name} were removed with older versions': no fit starts from it")
 
 
-def read_masters(folder: Path, policy: PolicyVersion, dtype: torch.dtype) -> dict[str, Tensor] | None:
+def read_masters(folder: Path, policy: PolicyVersion, dtype: torch.dtype) -> Mapping[str, Tensor] | None:
     """The masters of a version, None where it has none. Raises RunError unless the version is their rounding."""
-    from safetensors.torch import load_file
-
     if not (folder / MASTERS / WEIGHTS).is_file():
         return None
-    masters = load_file(folder / MASTERS / WEIGHTS)
-    if tensors_sha256(published(masters, dtype).items()) != policy.sha256:
+    masters = stored_mapping(folder / MASTERS / WEIGHTS)
+    if tensors_sha256(published(masters, dtype)) != policy.sha256:
         raise RunError(f"the masters of {policy.name} do not round to its weights: {policy.path} was changed")
     return masters

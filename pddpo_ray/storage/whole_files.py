@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.errors import RunError, UserError, causes_of
 
 WEIGHTS = "model.safetensors"
 SHARDS = "model.safetensors.index.json"
@@ -154,22 +154,26 @@ def is_full(error: BaseException, path: Path) -> bool:
 
     SQLite says "disk I/O error" where no room is left for the index of its write-ahead log.
     """
+    return any(_says_full(cause, path) for cause in causes_of(error))
+
+
+def _says_full(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in FULL:
         return True
     said = _said_by_database(error)
-    if "disk is full" in said or ("disk I/O error" in said and _room(path) == 0):
-        return True
-    return error.__cause__ is not None and is_full(error.__cause__, path)
+    return "disk is full" in said or ("disk I/O error" in said and _room(path) == 0)
 
 
 def is_closed(error: BaseException, path: Path) -> bool:
     """Whether an error, or one that caused it, says that `path` or what lies in it may not be written."""
+    return any(_says_closed(cause, path) for cause in causes_of(error))
+
+
+def _says_closed(error: BaseException, path: Path) -> bool:
     if isinstance(error, OSError) and error.errno in CLOSED:
         return error.filename is not None and _touches(Path(os.fsdecode(error.filename)), path)
     said = _said_by_database(error)
-    if "readonly database" in said or ("unable to open" in said and path.is_dir() and not os.access(path, os.W_OK)):
-        return True
-    return error.__cause__ is not None and is_closed(error.__cause__, path)
+    return "readonly database" in said or ("unable to open" in said and path.is_dir() and not os.access(path, os.W_OK))
 
 
 def _touches(file: Path, folder: Path) -> bool:

@@ -2,20 +2,21 @@
 
 A prompt's ids are those of the rendered turns up to where the assistant begins. An answer's ids are what the same
 template adds to them when the assistant's turn is rendered too: a space in front only where the template writes one,
-and at the end the token by which the model ends its turn.
+the answer's own white space where the template keeps it, and at the end the token by which the model ends its turn.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Message
-from pddpo_ray.text.templates import TEMPLATES, as_dicts, rendered, template_named
+from pddpo_ray.text.templates import NO_ARGUMENTS, TEMPLATES, as_dicts, rendered, template_named
 
 MARK = "violet"
 """A word that no template writes by itself."""
@@ -26,10 +27,12 @@ DAY = "26 Jul 2024"
 class Renderer:
     """Text and ids of conversations. `folder`: where the model's configuration says which tokens end an answer."""
 
-    def __init__(self, tokenizer: Any, template: str, folder: Path | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, template: str, folder: Path | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> None:
         """`template` is a name (`templates.template_named`). UserError where the tokenizer cannot fill it."""
         self._tokenizer = tokenizer
-        self.template = template_named(template, tokenizer)
+        self.template = template_named(template, tokenizer, arguments)
         """Jinja text."""
         own_end = turn_end(tokenizer, self.template)
         self.stop_ids = tuple(sorted({*stop_ids(tokenizer, folder), *([] if own_end is None else [own_end])}))
@@ -50,22 +53,52 @@ class Renderer:
 
         UserError where the tokenizer has nothing to end it with.
         """
-        prompt, whole = self._with_answer(messages, answer)
-        begin, ids = self._ids(prompt), self._ids(whole)
+        prompt, written, behind = self._written(messages, answer)
+        begin, ids = self._ids(prompt), self._ids(prompt + written + behind)
         if ids[: len(begin)] != begin:
             # a token would reach from the prompt into the answer: the model, given the prompt, writes it apart
-            ids = (*begin, *self._ids(whole[len(prompt) :]))
-        written = ids[len(begin) :]
-        ends = [index for index, token in enumerate(written) if token in self.stop_ids]
+            ids = (*begin, *self._ids(written + behind))
+        tokens = ids[len(begin) :]
+        ends = [index for index, token in enumerate(tokens) if token in self.stop_ids]
         if not ends and self._end is None:
             raise UserError("this tokenizer has no end of sequence, so no answer would end: give a model that has one")
-        return written[: ends[0] + 1] if ends else (*written, self._end)
+        return tokens[: ends[0] + 1] if ends else (*tokens, self._end)
 
     def answer_text(self, messages: Sequence[Message], answer: str) -> str:
         """The answer with the white space that the template writes in front of it."""
-        prompt, whole = self._with_answer(messages, answer)
-        written = whole[len(prompt) :]
-        return written[: len(written) - len(written.lstrip())] + answer.strip()
+        return self._written(messages, answer)[1]
+
+    def without_lead(self, messages: Sequence[Message], drawn: str) -> str:
+        """An answer as a model wrote it, without the white space that the template writes in front of answers."""
+        return drawn.removeprefix(self.answer_text(messages, MARK).removesuffix(MARK))
+
+    def findings(self) -> list[str]:
+        """What the template does to every answer, beyond white space, and what follows; empty: nothing."""
+        from jinja2 import TemplateError
+
+        try:
+            prompt = self.text([Message("user", "?")])
+            whole = self.text([Message("user", "?"), Message("assistant", MARK)])
+        except TemplateError:
+            return []
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(prompt, whole, strict=False)))
+        opens, writes = prompt[shared:].strip(), whole[shared:].partition(MARK)[0].strip()
+        if MARK not in whole:
+            does = "drops the words of the assistant"
+        elif writes or opens:
+            does = f"opens a reply with {opens!r}, and writes {writes!r} in front of a reply that was given"
+        else:
+            return []
+        thinks = "enable_thinking" in self.template
+        hint = "; world.template_arguments={enable_thinking: false} makes both the same" if thinks else ""
+        trained = "trained are the prompt as it opens it and the answer as the data has it"
+        return [f"the chat template {does}: {trained}{hint}"]
+
+    def sampling(self, temperature: float) -> dict[str, Any]:
+        """Settings of `generate` that sample from the policy itself, at its temperature, nothing cut off."""
+        ends = list(self.stop_ids)
+        how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+        return {"eos_token_id": ends, "pad_token_id": ends[0], **how}
 
     def plain_prompt(self, messages: Sequence[Message]) -> str:
         """The prompt for programs that tokenise texts themselves, and thereby may add a beginning of sequence."""
@@ -96,12 +129,20 @@ class Renderer:
                 " them (for example hh), or leave the system turns out of the data"
             )
 
-    def _with_answer(self, messages: Sequence[Message], answer: str) -> tuple[str, str]:
-        """Prompt, and prompt with answer; the first is the beginning of the second."""
+    def _written(self, messages: Sequence[Message], answer: str) -> tuple[str, str, str]:
+        """Prompt; the answer with the white space that the template writes or keeps around it; the end of its turn.
+
+        Where the template writes other words than the answer's, the answer as it stands, without an end: some put a
+        thought in front of replies of the past, or take one out.
+        """
         prompt = self.text(messages)
-        whole = self.text([*messages, Message("assistant", answer.strip())]).rstrip()
-        # Some templates open the reply otherwise than they write replies of the past, say with a thought.
-        return prompt, whole if whole.startswith(prompt) else prompt + answer.strip()
+        whole, words = self.text([*messages, Message("assistant", answer)]), answer.strip()
+        lead, found, behind = whole[len(prompt) :].partition(words)
+        if not found or lead.strip() or not whole.startswith(prompt):
+            return prompt, answer, ""
+        end = behind.strip()
+        space = behind[: len(behind) - len(behind.lstrip())] if end else answer[len(answer.rstrip()) :]
+        return prompt, lead + words + space, end
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -119,7 +160,8 @@ def stop_ids(tokenizer: Any, folder: Path | None = None) -> tuple[int, ...]:
             stops |= set(declared) if isinstance(declared, list) else {declared}
             words = min(words, stated.get("vocab_size") or math.inf)
     if getattr(tokenizer, "chat_template", None):
-        stops.add(turn_end(tokenizer, tokenizer.get_chat_template()))
+        own = tokenizer.chat_template
+        stops |= {turn_end(tokenizer, template) for template in ([own] if isinstance(own, str) else own.values())}
     # A tokenizer may know more tokens than the model has: those end nothing, and an engine refuses them.
     return tuple(sorted(token for token in stops if token is not None and token < words))
 

@@ -5,9 +5,11 @@ Each writes the beginning of sequence once, if there is one, and after the assis
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from pddpo_ray.errors import UserError
@@ -16,6 +18,9 @@ from pddpo_ray.records import Message
 OF_TOKENIZER = "tokenizer"
 ELSE = "tokenizer-or-"
 """`tokenizer-or-plain`: the tokenizer's own template, or `plain` where it has none."""
+OF_VERSION = "tokenizer-or-plain"
+"""A stored version's: it carries what its run was trained with, arguments included."""
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 _ASKED = (
     "{% set answered = messages[-1]['role'] == 'assistant' %}{% set asked = messages[:-1] if answered else messages %}"
@@ -54,20 +59,58 @@ TEMPLATES = {
 }
 
 
-def template_named(name: str, tokenizer: Any | None = None) -> str:
-    """The Jinja text of a named template, or of the tokenizer's own. UserError for an unknown or a missing one."""
-    wanted = name.removeprefix(ELSE)
-    if wanted not in TEMPLATES and name != OF_TOKENIZER:
-        known = ", ".join([*TEMPLATES, OF_TOKENIZER, f"{ELSE}NAME"])
+def template_named(name: str, tokenizer: Any | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> str:
+    """The Jinja text of a named template, or of the tokenizer's own, with its arguments set.
+
+    UserError for an unknown or a missing one, and for an argument that it does not take.
+    """
+    family, _, which = name.partition(":")
+    wanted = family.removeprefix(ELSE)
+    if (wanted not in TEMPLATES or which) and family != OF_TOKENIZER:
+        known = ", ".join([*TEMPLATES, OF_TOKENIZER, f"{OF_TOKENIZER}:NAME", f"{ELSE}NAME"])
         raise UserError(f"there is no chat template {name!r}: use {known}")
     own = getattr(tokenizer, "chat_template", None)
-    if name == OF_TOKENIZER and not own:
+    if family == OF_TOKENIZER and not own:
         lacks = "this template comes with a model" if tokenizer is None else "this model has no chat template"
-        raise UserError(f"chat template {OF_TOKENIZER!r}: {lacks}; choose {', '.join(TEMPLATES)}")
-    if tokenizer is None or not own or wanted == name != OF_TOKENIZER:
-        return TEMPLATES[wanted]
-    chosen: str = tokenizer.get_chat_template()
-    return chosen
+        raise UserError(f"chat template {name!r}: {lacks}; choose {', '.join(TEMPLATES)}")
+    if tokenizer is None or not own or wanted == family != OF_TOKENIZER:
+        return with_arguments(TEMPLATES[wanted], arguments)
+    return with_arguments(_of_tokenizer(own, which), arguments)
+
+
+def _of_tokenizer(own: str | Mapping[str, str], which: str) -> str:
+    """A tokenizer's only template, its default, or the one of its name."""
+    templates = {"": own} if isinstance(own, str) else {**own, "": own.get("default", "")}
+    if templates.get(which):
+        return templates[which]
+    names = sorted(name for name in templates if name)
+    if not names:
+        raise UserError(f"this model has one chat template, and none that is called {which!r}: use {OF_TOKENIZER}")
+    raise UserError(
+        f"this model has the chat templates {', '.join(names)} and no {which or 'default'}: choose one, for example"
+        f" {OF_TOKENIZER}:{names[0]} (world.template, --template)"
+    )
+
+
+def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
+    """A template that sets its arguments by itself: whoever renders it, here or elsewhere, gets the same text.
+
+    UserError for one that the template does not mention.
+    """
+    for name in arguments:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise UserError(f"the chat template takes no argument {name!r}: take it out of the template's arguments")
+    settings = (f"{{% set {name} = {_literal(value)} %}}{{{{ '' }}}}" for name, value in arguments.items())
+    return "".join(settings) + template
+
+
+def _literal(value: Any) -> str:
+    """A value of a recipe as Jinja writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def rendered(template: str, messages: Sequence[Message]) -> str:

@@ -118,6 +118,8 @@ class LogMultiplier:
 class DampedNewton:
     """lambda + damping (c~ - d) beta / Var(c), clipped to a trust region of +-0.5 upper / sqrt(K), or +-`trust`.
 
+    No bound on its regret is known here: the guarantees of paper.md §11 are those of the projected rules.
+
     Slope and curvature of the dual are both estimable: D' = -(c - d) and D'' = E_x Var(c | x) / beta. The variance is
     the one within prompts where the estimate knows it; else that of all responses, which is larger.
 

@@ -48,6 +48,16 @@ def collate(texts: Sequence[Text], pad: int = 0) -> TextBatch:
     return TextBatch(*(torch.from_numpy(a) for a in (ids, *map(np.concatenate, (rows, columns, targets)))))
 
 
+def padded_passes(lengths: Sequence[int], tokens: int, most: int | None = None) -> Iterator[slice]:
+    """Cuts ascending lengths into passes of at most so many tokens, padding included, and at most so many texts."""
+    begin = 0
+    for end in range(1, len(lengths) + 1):
+        full = end < len(lengths) and lengths[end] * (end + 1 - begin) > tokens
+        if full or end == len(lengths) or end - begin == most:
+            yield slice(begin, end)
+            begin = end
+
+
 def texts_of(rows: Sequence[PairRow]) -> list[Text]:
     """Chosen then rejected text of each row. -> 2B texts, chosen of row i at i, rejected at B + i"""
     return [(row.prompt, row.chosen) for row in rows] + [(row.prompt, row.rejected) for row in rows]

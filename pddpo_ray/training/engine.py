@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -40,13 +40,11 @@ class TorchEngine:
         self._max_grad_norm = 1.0
 
     def load(self, weights: Tensors) -> None:
-        own = self._named_weights()
-        check_names(own, weights)
         with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
+            for tensor, value in matched(self._named_weights(), weights):
+                tensor.copy_(value)
                 if tensor in self._masters:
-                    self._masters[tensor].copy_(weights[name])
+                    self._masters[tensor].copy_(value)
 
     def begin(self, settings: FitConfig) -> None:
         self._max_grad_norm = settings.max_grad_norm
@@ -90,9 +88,12 @@ class TorchEngine:
         dist.all_gather_object(parts, part)
         return parts
 
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._named_weights().items():
+            yield name, self._masters.get(tensor, tensor).detach()
+
     def weights(self) -> dict[str, Tensor]:
-        own = {name: self._masters.get(tensor, tensor) for name, tensor in self._named_weights().items()}
-        return {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
+        return copied(self.each_weight(), self.shard)
 
     def _named_weights(self) -> Mapping[str, Tensor]:
         # named_parameters names a tied tensor once; buffers of language models follow from their configuration.
@@ -114,13 +115,18 @@ class TorchEngine:
             parameter.grad = part.view_as(parameter)
 
 
-def check_names(own: Mapping[str, Tensor], weights: Tensors) -> None:
-    """Raise ValueError unless both have the same names and shapes."""
+def copied(weights: Iterator[tuple[str, Tensor]], shard: Shard) -> dict[str, Tensor]:
+    """Copies on the CPU, on the first rank; the others take part and keep none."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in weights if shard.rank == 0}
+
+
+def matched(own: Mapping[str, Tensor], weights: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor with its new value, one at a time. Raises ValueError unless both have the same names and shapes."""
     different = sorted(own.keys() ^ weights.keys())
     if different:
         raise ValueError(f"weights do not fit the model: {len(different)} names differ, the first is {different[0]}")
     for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
-            raise ValueError(
-                f"weights do not fit the model: {name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
-            )
+        value = weights[name]
+        if tensor.shape != value.shape:
+            raise ValueError(f"weights do not fit the model: {name} is {tuple(value.shape)}, not {tuple(tensor.shape)}")
+        yield tensor, value

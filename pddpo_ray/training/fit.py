@@ -9,7 +9,7 @@ number, computed once and passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
+from pddpo_ray.training.device import in_one_copy
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
 from pddpo_ray.training.progress import PROGRESS
@@ -69,11 +70,15 @@ class Engine(Protocol):
         """Every rank's part, in the order of ranks."""
         ...
 
-    def weights(self) -> dict[str, Tensor]:
-        """Full copy of the trained weights on the CPU, by their names in the model, on every rank.
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """The trained weights by their names in the model, each whole while it is looked at; every rank takes part.
 
         Of weights in bfloat16 these are the float32 masters; what the model computes with is their rounding.
         """
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of them on the CPU of the first rank; the other ranks take part and get none."""
         ...
 
 
@@ -119,6 +124,7 @@ def run_fit(
             raise RunError(
                 f"the gradient of step {step + 1} of the {objective.stage} stage is not finite: lower the learning rate"
             )
+        # The only reads of a step, besides that of the norm: a device that is asked earlier waits for its host.
         loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
         totals += [loss, accuracy, norm, off_support]
         last.append(loss)
@@ -141,10 +147,12 @@ def final_loss(losses: Sequence[float]) -> float:
 
 def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings: FitSettings) -> Limit:
     """How much one forward and backward pass may hold; layers are computed again where one pair alone is too much."""
+    scorer.recompute(0)
     if settings.activation_gib is None:
-        scorer.recompute(0)
         return Limit(pairs=settings.micro_pairs)
-    sizes, largest = scorer.sizes(), max(map(pair_tokens, rows))
+    row = max(rows, key=pair_tokens)
+    largest = pair_tokens(row)
+    sizes = scorer.sizes(texts_of([row]), largest)
     budget = settings.activation_gib * 2**30
     again = recomputed_layers(budget, largest, sizes)
     scorer.recompute(again)
@@ -177,10 +185,11 @@ def _accumulate(
     mean_weight: float,
     limit: Limit,
 ) -> Tensor:
-    """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass]"""
+    """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass], where
+    the model is"""
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = []
     passes = micro_batches(batch, [pair_tokens(rows[i]) for i in batch], engine.shard.ranks, limit)
     for part in passes[engine.shard.rank]:
         # A rank that has run out of rows repeats one with weight zero: every rank takes part in every collective.
@@ -193,9 +202,9 @@ def _accumulate(
         scale = 0.0 if empty else 1.0
         loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
         engine.backward(loss)
-        part_sums = [float(pair_loss.detach()) / pairs, correct / pairs, off_support / tokens]
-        sums += scale * torch.tensor(part_sums, dtype=torch.float64)
-    return sums
+        parts = [pair_loss.detach().double() / pairs, correct.double() / pairs, off_support.double() / tokens]
+        sums.append(scale * torch.stack(parts))
+    return torch.stack(sums).sum(0)
 
 
 def _accumulate_optimism(
@@ -221,21 +230,24 @@ def _micro_batch(
     margins: Sequence[float] | None,
     columns: FrozenColumns,
     settings: FitSettings,
-) -> tuple[Tensor, float, Tensor, float]:
-    """Sums over a micro-batch: pair loss [], correctly ranked weight, support loss [], mass off the support."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums over a micro-batch, [] each: pair loss, correctly ranked weight, support loss, mass off the support."""
     texts = texts_of(rows)
     supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
     log_probs, supported, counts = scorer.log_probs(texts, supports)
-    ratios = log_probs - log_probs.new_tensor([columns.base_log_probs[text] for text in texts])
-    weights = log_probs.new_tensor([row.weight for row in rows])
+    numbers = [[columns.base_log_probs[text] for text in texts], [row.weight for row in rows], margins or []]
+    on_host = [torch.tensor(column, dtype=log_probs.dtype) for column in numbers]
+    base, weights, moved_margins = in_one_copy(on_host, log_probs.device)
+    ratios = log_probs - base
     chosen, rejected, temperature = ratios[: len(rows)], ratios[len(rows) :], objective.temperature
-    given = None if margins is None else log_probs.new_tensor(margins)
+    given = None if margins is None else moved_margins
     if objective.values and given is not None:
         losses, metrics = value_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
     else:
         losses, metrics = preference_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
-    correct = float((metrics["accurate"] * weights).sum())
+    correct = (metrics["accurate"] * weights).sum()
     if supported is None or counts is None:
-        return losses.sum(), correct, losses.new_zeros(()), 0.0
+        nothing = losses.new_zeros(())
+        return losses.sum(), correct, nothing, nothing
     term, support_metrics = support_loss(supported, counts, tokens=1.0)
-    return losses.sum(), correct, term, float(support_metrics["off_support_per_token"])
+    return losses.sum(), correct, term, support_metrics["off_support_per_token"]

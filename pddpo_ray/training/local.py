@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,14 @@ from torch import Tensor
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore, MadeTensors
 from pddpo_ray.storage.masters import check_startable, forget_masters, published, read_masters, write_masters
 from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, FrozenColumns, run_fit
-from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, score_texts, support_of_texts
+from pddpo_ray.training.log_probs import ResponseScorer, Support, mean_hidden, passes, score_texts, support_of_texts
 from pddpo_ray.training.ppo_networks import reinforce
 from pddpo_ray.training.row_store import Column, Kind, RowStore
 
@@ -37,9 +38,9 @@ SAMPLE = 2**20
 
 def carried(
     base: Mapping[str, Tensor], plus: Mapping[str, Tensor], minus: Mapping[str, Tensor], scale: float
-) -> dict[str, Tensor]:
-    """base + scale * (plus - minus), tensor by tensor (contracts.Start)."""
-    return {name: tensor + scale * (plus[name] - minus[name]) for name, tensor in base.items()}
+) -> Mapping[str, Tensor]:
+    """base + scale * (plus - minus), each tensor when it is asked for (contracts.Start)."""
+    return MadeTensors(base, lambda name: base[name] + scale * (plus[name] - minus[name]))
 
 
 class LocalTrainer:
@@ -70,7 +71,7 @@ class LocalTrainer:
         columns = self._columns(command)
         prepared = time.perf_counter()
         self._load_start(command.start)
-        before = sampled(self.engine.weights(), self._dtype)
+        before = self._sampled(self.engine.each_weight())
         self.engine.begin(command.settings)
         metrics = run_fit(
             self.engine,
@@ -83,7 +84,8 @@ class LocalTrainer:
         )
         weights = self.engine.weights()
         version = self._store(command, weights)
-        metrics["fit/moved"] = moved_share(before, sampled(weights, self._dtype))
+        if weights:
+            metrics["fit/moved"] = moved_share(before, self._sampled(weights.items()))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
         return FitResult(version, metrics, (os.getpid(),))
@@ -117,6 +119,8 @@ class LocalTrainer:
             self._add_reference(texts)
             return np.array(self._known.of(texts))
         unique = list(dict.fromkeys(texts))
+        if not unique:
+            return np.empty(0)
         self._load(policy)
         scores = dict(
             zip(unique, self._shared(lambda part: score_texts(self.engine.scorer, part), unique), strict=True)
@@ -175,16 +179,28 @@ class LocalTrainer:
         """Rows of `compute` over all texts, the work divided between ranks. -> [n, ...]"""
         shard = self.engine.shard
         share = -(-len(texts) // shard.ranks)
-        # A sharded model needs every rank in every forward pass, so a rank without texts repeats the first one.
-        own = texts[shard.rank * share : (shard.rank + 1) * share]
-        part = compute(own) if own else compute(texts[:1])[:0]
-        return np.concatenate(self.engine.gather(part))
+        shares = [texts[rank * share : (rank + 1) * share] for rank in range(shard.ranks)]
+        cuts = [list(passes(self.engine.scorer, part)) for part in shares]
+        own = cuts[shard.rank]
+        parts = [compute([shares[shard.rank][i] for i in batch]) for batch in own]
+        for _ in range(len(own), max(map(len, cuts))):
+            # A sharded model needs every rank in every forward pass: one that has run out repeats a text.
+            parts.append(compute(texts[:1])[:0])
+        result = np.concatenate(parts)
+        return np.concatenate(self.engine.gather(result[np.argsort(np.concatenate(own))] if own else result))
 
     # --- weights ------------------------------------------------------------------------------------------------
+
+    def _sampled(self, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
+        trained = [parameter for parameter in self.engine.scorer.parameters() if parameter.requires_grad]
+        # under ZeRO-3 a parameter itself is empty, and DeepSpeed notes its size
+        numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        return sampled(weights, numbers, self._dtype)
 
     def _load(self, policy: PolicyVersion) -> None:
         # By path: two versions with other masters may be equal once they are rounded.
         if self._resident != policy.path:
+            self._resident = None
             self.engine.load(self._read(policy))
             self._resident = policy.path
 
@@ -199,25 +215,28 @@ class LocalTrainer:
             self.engine.load(self.carry(base, plus, minus, start.scale))
         self._resident = None
 
-    def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
+    def _read(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
         masters = read_masters(self.store.stored(policy.path), policy, self._dtype)
         return self.store.read_torch(policy.path, policy.sha256) if masters is None else masters
 
     def _store(self, command: FitCommand | PpoCommand, weights: Mapping[str, Tensor]) -> PolicyVersion:
-        """The version that these trained weights make; on rank 0 it is written to the store."""
-        rounded = published(weights, self._dtype)
-        sha256 = tensors_sha256(rounded.items())
+        """The version that these trained weights make. Rank 0 has them and writes it; the others hear its hash."""
+        sha256 = self._write(command.result, weights) if self.engine.shard.rank == 0 else ""
+        sha256 = self.engine.gather(np.array(sha256))[0].item()
         self._resident = path = f"{command.result}-{sha256[:12]}"
+        return PolicyVersion(command.sequence, command.result, sha256, path)
+
+    def _write(self, name: str, weights: Mapping[str, Tensor]) -> str:
+        """Put a version into the store. -> its hash"""
 
         def fill(folder: Path) -> None:
             self._copy_configuration(folder)
             if self._dtype == torch.bfloat16:
                 write_masters(folder, weights)
 
-        if self.engine.shard.rank == 0:
-            self.store.write_tensors(command.result, rounded, fill=fill)
-            forget_masters(self.store.stored(path))
-        return PolicyVersion(command.sequence, command.result, sha256, path)
+        path, sha256 = self.store.write_tensors(name, published(weights, self._dtype), fill=fill)
+        forget_masters(self.store.stored(path))
+        return sha256
 
     def _copy_configuration(self, folder: Path) -> None:
         for file in self.store.folder(self.reference.path).iterdir():
@@ -264,12 +283,12 @@ def load_trainer(
     dtype: str = "float32",
     temperature: float = 1.0,
     make_engine: MakeEngine = TorchEngine,
+    device: str = "auto",
 ) -> LocalTrainer:
-    """A trainer of this process for the model in `folder`, on a GPU where there is one."""
+    """A trainer of this process for the model in `folder`."""
     from transformers import AutoModelForCausalLM
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device_for(device))
     return LocalTrainer(make_engine(ResponseScorer(model, temperature=temperature)), store, reference)
 
 
@@ -279,10 +298,11 @@ def load_trainer(
 # bfloat16 that distance is up to 1/128 of the weight.
 
 
-def sampled(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Every n-th trained number of a version in the type in which it is published. -> [at most about SAMPLE]"""
-    step = max(1, sum(tensor.numel() for tensor in weights.values()) // SAMPLE)
-    return torch.cat([weights[name].reshape(-1)[::step].to(dtype) for name in sorted(weights)])
+def sampled(weights: Iterable[tuple[str, Tensor]], numbers: int, dtype: torch.dtype) -> Tensor:
+    """Every n-th of so many trained numbers in the type in which they are published. -> [at most about SAMPLE]"""
+    step = max(1, numbers // SAMPLE)
+    parts = {name: tensor.reshape(-1)[::step].to(dtype).cpu() for name, tensor in weights}
+    return torch.cat([parts[name] for name in sorted(parts)])
 
 
 def moved_share(before: Tensor, after: Tensor) -> float:

@@ -9,7 +9,7 @@ A sum runs over the response tokens including end-of-sequence, in float32 or bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pddpo_ray.errors import UserError
-from pddpo_ray.training.batches import Text, TextBatch, collate
-from pddpo_ray.training.memory import PACKED_FROM, Sizes
+from pddpo_ray.training.batches import Text, TextBatch, collate, padded_passes
+from pddpo_ray.training.memory import PACKED_FROM, PASS_TOKENS, Sizes, chunk_rows
 from pddpo_ray.training.packing import PackedBatch, can_pack, pack, switch_attention
 from pddpo_ray.training.progress import PROGRESS
-from pddpo_ray.training.response_head import SupportIndex, chunk_rows, response_log_probs
+from pddpo_ray.training.response_head import SupportIndex, response_log_probs
 
 Layout = Literal["plain", "packed"]
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -71,13 +71,12 @@ class ResponseScorer(nn.Module):
             mask = None if supports is None else support_mask(supports, self.vocabulary_size).to(device)
             total, supported = self(collate(texts).to(device), mask)
             return total, supported, None if supported is None else torch.ones_like(supported)
-        batch = pack(texts).to(device)
-        index = None if supports is None else _support_index(batch, supports).to(device)
+        on_host = pack(texts)
+        batch = on_host.to(device)
+        index = None if supports is None else _support_index(on_host, supports).to(device)
         tokens, supported = self._packed_tokens(batch, index)
         total = tokens.new_zeros(batch.texts).index_add(0, batch.text, tokens)[batch.copies]
-        if supported is None:
-            return total, None, None
-        return total, supported, torch.bincount(batch.copies, minlength=batch.texts)[batch.text].to(supported)
+        return total, supported, None if supported is None else batch.times.to(supported)
 
     def forward(self, batch: TextBatch, support: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """-> ([n] log pi(y|x), [T] log of the policy's mass on the supported words, or None)
@@ -104,11 +103,12 @@ class ResponseScorer(nn.Module):
         ).last_hidden_state[0]
         return states
 
-    def sizes(self) -> Sizes:
-        """What the memory of a pass depends on."""
+    def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
+        """What the memory of a pass depends on, by what is kept of so many tokens: these texts, shared prompts once."""
         config: Any = self._causal_lm().config
-        width = next(self.parameters()).element_size()
-        return Sizes(int(config.hidden_size), int(config.num_hidden_layers), width)
+        layers, width = int(config.num_hidden_layers), next(self.parameters()).element_size()
+        layer = kept_bytes(self, texts) / tokens / layers
+        return Sizes(layers, width, layer, input=float(config.hidden_size * width))
 
     def recompute(self, layers: int) -> None:
         """The first `layers` layers keep their input alone for the backward pass and are computed again there."""
@@ -135,7 +135,7 @@ class ResponseScorer(nn.Module):
 
     def _layers(self) -> list[Any]:
         """The decoder's layers, whatever the model calls them: the list that is as long as its configuration says."""
-        count = self.sizes().layers
+        count = int(self._causal_lm().config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
         lists = [part for part in self._decoder().modules() if isinstance(part, nn.ModuleList) and len(part) == count]
         if not lists:
             kind = type(self._causal_lm()).__name__
@@ -203,22 +203,20 @@ class ResponseScorer(nn.Module):
 
 
 @torch.no_grad()
-def score_texts(scorer: ResponseScorer, texts: Sequence[Text], batch_size: int = 128) -> np.ndarray:
+def score_texts(scorer: ResponseScorer, texts: Sequence[Text]) -> np.ndarray:
     """log pi(y|x) of every text, in the given order. -> [n] float64"""
     result = np.empty(len(texts))
-    for indices in _batches(scorer, texts, batch_size):
+    for indices in passes(scorer, texts):
         result[indices] = scorer.log_probs([texts[i] for i in indices])[0].double().cpu().numpy()
     return result
 
 
 @torch.no_grad()
-def support_of_texts(
-    scorer: ResponseScorer, texts: Sequence[Text], floor: float, batch_size: int = 128
-) -> tuple[np.ndarray, list[Support]]:
+def support_of_texts(scorer: ResponseScorer, texts: Sequence[Text], floor: float) -> tuple[np.ndarray, list[Support]]:
     """Log-probabilities and supports under the reference, in one pass. -> [n], n supports"""
     log_probs = np.empty(len(texts))
     supports: list[Support | None] = [None] * len(texts)
-    for indices in _batches(scorer, texts, batch_size):
+    for indices in passes(scorer, texts):
         hidden, owner, target, copies = _predicting_states(scorer, [texts[i] for i in indices])
         tokens, counts, words = _plausible_words(scorer, hidden, target, np.log(floor))
         sums = np.bincount(owner, weights=tokens)[copies]
@@ -231,19 +229,18 @@ def support_of_texts(
 
 
 @torch.no_grad()
-def mean_hidden(scorer: ResponseScorer, texts: Sequence[Text], batch_size: int = 128) -> np.ndarray:
+def mean_hidden(scorer: ResponseScorer, texts: Sequence[Text]) -> np.ndarray:
     """Final hidden states averaged over the response tokens. -> [n, h] float64
 
     The state *at* a response token has read that token, so it is taken one position after the one that predicts it.
     """
     result: np.ndarray | None = None
-    for indices in _batches(scorer, texts, batch_size):
-        hidden, owner, copies = _states_that_read(scorer, [texts[i] for i in indices])
-        count = torch.bincount(owner).to(hidden)[:, None]
+    for indices in passes(scorer, texts):
+        hidden, owner, count, copies = _states_that_read(scorer, [texts[i] for i in indices])
         total = hidden.new_zeros((len(count), hidden.shape[1])).index_add(0, owner, hidden)
         if result is None:
             result = np.empty((len(texts), hidden.shape[1]))
-        result[indices] = (total / count)[copies].cpu().numpy()
+        result[indices] = (total / count[:, None])[copies].cpu().numpy()
     return result if result is not None else np.empty((0, 0))
 
 
@@ -256,66 +253,113 @@ def support_mask(supports: Sequence[Support], vocabulary: int) -> Tensor:
     return torch.from_numpy(mask)
 
 
+def kept_bytes(scorer: ResponseScorer, texts: Sequence[Text]) -> int:
+    """Bytes that a pass over the texts keeps for its backward pass, beside parameters and buffers."""
+
+    def place(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    own = {place(tensor) for tensor in (*scorer.parameters(), *scorer.buffers())}
+    # held, so that no storage is used twice while they are counted
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if place(tensor) not in own:
+            kept[place(tensor)] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        scorer.log_probs(texts)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
 def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def _states_that_read(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states of the response tokens [T, h] float64, the different text of each, and which one each text is."""
+def _states_that_read(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states of the response tokens [T, h] float64, the different text of each, how many tokens each of those
+    has, and which one each text is."""
     device = device_of(scorer)
     if scorer.layout == "plain":
-        batch = collate(texts).to(device)
+        on_host = collate(texts)
+        batch = on_host.to(device)
         read = TextBatch(batch.ids, batch.row, batch.column + 1, batch.target)
-        return scorer.hidden(read).double(), batch.row, torch.arange(len(texts), device=device)
-    packed = pack(texts).to(device)
-    return scorer.packed_states(packed)[packed.slot].double(), packed.text, packed.copies
+        counts = torch.bincount(on_host.row).to(device)
+        return scorer.hidden(read).double(), batch.row, counts, torch.arange(len(texts), device=device)
+    packed_on_host = pack(texts)
+    packed, counts = packed_on_host.to(device), torch.bincount(packed_on_host.text).to(device)
+    return scorer.packed_states(packed)[packed.slot].double(), packed.text, counts, packed.copies
 
 
 def _predicting_states(scorer: ResponseScorer, texts: Sequence[Text]) -> tuple[Tensor, np.ndarray, Tensor, np.ndarray]:
     """States that predict the response tokens [T, h], their different texts, the tokens, and which one each text is."""
     device = device_of(scorer)
     if scorer.layout == "plain":
-        batch = collate(texts).to(device)
-        return scorer.hidden(batch), batch.row.cpu().numpy(), batch.target, np.arange(len(texts))
-    packed = pack(texts).to(device)
+        padded = collate(texts)
+        batch = padded.to(device)
+        return scorer.hidden(batch), padded.row.numpy(), batch.target, np.arange(len(texts))
+    on_host = pack(texts)
+    packed = on_host.to(device)
     hidden = scorer.packed_states(packed)[packed.predictor]
-    return hidden, packed.text.cpu().numpy(), packed.target, packed.copies.cpu().numpy()
+    return hidden, on_host.text.numpy(), packed.target, on_host.copies.numpy()
 
 
 def _plausible_words(
     scorer: ResponseScorer, hidden: Tensor, target: Tensor, floor: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Log-probability of each token [T] float64, how many words reach the floor there [T], and those words in order."""
-    size = len(target) if scorer.layout == "plain" else chunk_rows(scorer.vocabulary_size)
+    rows = chunk_rows(scorer.vocabulary_size, target.device.type)
+    size = len(target) if scorer.layout == "plain" else rows
     tokens, counts, words = [], [], []
     for begin in range(0, len(target), size):
         log_softmax = torch.log_softmax(scorer.logits(hidden[begin : begin + size]).float(), dim=-1)
-        tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double().cpu().numpy())
-        plausible = (log_softmax >= floor).cpu().numpy()
-        counts.append(plausible.sum(axis=1))
-        words.append(np.nonzero(plausible)[1].astype(np.int32))
-    return np.concatenate(tokens), np.concatenate(counts), np.concatenate(words)
+        tokens.append(log_softmax.gather(-1, target[begin : begin + size, None])[:, 0].double())
+        # Found where the model is: the whole matrix of all words would be a hundred times as much to read.
+        plausible = log_softmax >= floor
+        counts.append(plausible.sum(dim=1))
+        words.append(plausible.nonzero()[:, 1].int())
+    found, count, word = (torch.cat(parts).cpu().numpy() for parts in (tokens, counts, words))
+    return found, count, word
 
 
-def _batches(scorer: ResponseScorer, texts: Sequence[Text], size: int) -> Iterator[np.ndarray]:
-    """Indices in batches of similar length; for a packed row, texts with the same prompt side by side."""
+def passes(scorer: ResponseScorer, texts: Sequence[Text]) -> Iterator[np.ndarray]:
+    """Indices in passes of similar length that hold as many tokens as suits the device; in a packed row texts with the
+    same prompt are side by side and share it, in a padded batch all texts are as long as the longest."""
+    budget = PASS_TOKENS[device_of(scorer).type]
     if scorer.layout == "plain":
-        order = np.argsort([len(prompt) + len(response) for prompt, response in texts], kind="stable")
+        lengths = np.array([len(prompt) + len(response) for prompt, response in texts], dtype=np.int64)
+        order = np.argsort(lengths, kind="stable")
+        cut: Iterable[slice] = padded_passes(lengths[order].tolist(), budget)
     else:
         keys = [(len(prompt), prompt, len(response)) for prompt, response in texts]
-        order = np.array(sorted(range(len(texts)), key=keys.__getitem__))
-    for begin in range(0, len(order), size):
-        yield order[begin : begin + size]
+        order = np.array(sorted(range(len(texts)), key=keys.__getitem__), dtype=np.int64)
+        cut = _packed_passes([texts[index] for index in order], budget)
+    for part in cut:
+        yield order[part]
         PROGRESS.advance()
 
 
+def _packed_passes(texts: Sequence[Text], tokens: int) -> Iterator[slice]:
+    """Cuts texts in order into passes of at most so many tokens, a prompt counted once among those that have it."""
+    begin = held = 0
+    for index, (prompt, response) in enumerate(texts):
+        shared = index > begin and texts[index - 1][0] == prompt
+        held += len(response) + (0 if shared else len(prompt))
+        if index > begin and held > tokens:
+            yield slice(begin, index)
+            begin, held = index, len(prompt) + len(response)
+    if texts:
+        yield slice(begin, len(texts))
+
+
 def _support_index(batch: PackedBatch, supports: Sequence[Support]) -> SupportIndex:
-    """Supports of the given texts as entries of the different texts' response tokens."""
-    first = {int(text): position for position, text in reversed(list(enumerate(batch.copies)))}
+    """Supports of the given texts as entries of the different texts' response tokens. `batch` is on the host."""
+    first = {text: position for position, text in reversed(list(enumerate(batch.copies.tolist())))}
     own = [supports[first[text]] for text in range(batch.texts)]
     counts = np.concatenate([support.counts for support in own])
     words = np.concatenate([support.words for support in own])
-    return SupportIndex(torch.from_numpy(np.repeat(np.arange(len(counts)), counts)), torch.from_numpy(words).long())
+    return SupportIndex.of(counts, words)
 
 
 def _plain_head(logits: Tensor, target: Tensor, support: SupportIndex | None) -> tuple[Tensor, Tensor | None]:

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pddpo_ray.contracts import FitCommand, PpoCommand
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Tensors
 from pddpo_ray.training.local import LocalTrainer, MakeEngine
@@ -36,7 +36,8 @@ def add_adapters(model: torch.nn.Module, *, rank: int, alpha: float, dropout: fl
         raise UserError(f"{type(model).__name__} takes no adapters here: set model.parameters.kind=full")
 
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear", bias="none")
-    wrapped: torch.nn.Module = get_peft_model(model, config)
+    # In the model's own type: peft's float32 adapters of a narrow model cast every input and add in float32.
+    wrapped: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=False)
     return wrapped
 
 
@@ -90,12 +91,12 @@ def load_lora_trainer(
     dtype: str = "float32",
     temperature: float = 1.0,
     make_engine: MakeEngine = LoraEngine,
+    device: str = "auto",
 ) -> LoraTrainer:
-    """A trainer of adapters on the model in `folder`, on a GPU where there is one."""
+    """A trainer of adapters on the model in `folder`."""
     from transformers import AutoModelForCausalLM
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device_for(device))
     adapted = add_adapters(base, rank=rank, alpha=alpha, dropout=dropout)
     scorer = ResponseScorer(adapted, temperature=temperature)
     return LoraTrainer(make_engine(scorer), store, reference, alpha / rank)
@@ -116,27 +117,25 @@ class LoraTrainer(LocalTrainer):
         super().__init__(engine, store, reference)
         self._scale = scale
         self._frozen = store.read_torch(reference.path, reference.sha256)
-        self._off = switched_off(engine.weights())
+        self._off = switched_off(dict(engine.each_weight()))
 
-    def _read(self, policy: PolicyVersion) -> dict[str, Tensor]:
+    def _read(self, policy: PolicyVersion) -> Mapping[str, Tensor]:
         """The adapter of a version. Raises RunError where it does not give the version's merged weights."""
         if policy.sha256 == self.reference.sha256:
             return dict(self._off)
         adapter = read_adapter(self.store.stored(policy.path))
-        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale).items())
+        sha256 = tensors_sha256(merged(self._frozen, adapter, self._scale))
         if sha256 != policy.sha256:
             raise RunError(f"the adapter of {policy.name} does not give its weights: {policy.path} was changed")
         return adapter
 
-    def _store(self, command: FitCommand | PpoCommand, weights: Tensors) -> PolicyVersion:
-        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale).items())
-        self._resident = path = f"{command.result}-{sha256[:12]}"
-        if self.engine.shard.rank == 0:
+    def _write(self, name: str, weights: Mapping[str, Tensor]) -> str:
+        sha256 = tensors_sha256(merged(self._frozen, weights, self._scale))
 
-            def fill(folder: Path) -> None:
-                self._copy_configuration(folder)
-                write_adapter(folder, weights, self.reference, self._scale)
-                self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
+        def fill(folder: Path) -> None:
+            self._copy_configuration(folder)
+            write_adapter(folder, weights, self.reference, self._scale)
+            self.engine.scorer.model.peft_config["default"].save_pretrained(folder / ADAPTER)  # type: ignore[index, union-attr]
 
-            self.store.write_folder(path, fill)
-        return PolicyVersion(command.sequence, command.result, sha256, path)
+        self.store.write_folder(f"{name}-{sha256[:12]}", fill)
+        return sha256

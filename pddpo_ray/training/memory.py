@@ -2,7 +2,8 @@
 
     M = weights + gradients + optimiser + activations + head
 
-The weights are those of one model: what frozen models say about a row is a stored number.
+The weights are those of one model: what frozen models say about a row is a stored number. What a layer keeps of a token
+for its backward pass is measured (`kept_bytes.py`): it depends on heads, adapters and types.
 """
 
 from __future__ import annotations
@@ -11,33 +12,43 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LAYER_BYTES = 34.0
-"""Bytes per token, layer and hidden unit that a backward pass needs from a forward pass, in a 2-byte type."""
-KEPT_BYTES = 2.0
-"""The same for a layer that is computed again: its input."""
 HEAD_BYTES = 10.0
 """Bytes per token and word while log-probabilities are made: logits, float32 log-softmax, float32 gradient."""
-CHUNK_BYTES = 32 * 2**20
-"""Float32 logits that are made at a time on the packed way."""
+CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
+"""Logits that are made at a time on the packed way: on a CPU float32 ones that its cache holds in part; on a GPU those
+of so many tokens, at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
+PASS_TOKENS = {"cpu": 8192, "cuda": 65_536, "meta": 65_536}
+"""Tokens of one forward pass without a backward pass, by kind of device."""
 PACKED_FROM = 50_000
 """Parameters from which on packing pays (measured with 92,000 of them: docs/performance.md)."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Width and depth of a model, and bytes per number."""
+    """Depth of a model, bytes of one of its numbers, and bytes that a token keeps for the backward pass."""
 
-    hidden: int
     layers: int
-    width: int = 4
+    width: int
+    layer: float
+    """In each layer."""
+    input: float
+    """In a layer that is computed again: its input."""
+    outside: float = 0.0
+    """Outside of the layers."""
+
+
+def chunk_rows(vocabulary: int, device: str) -> int:
+    """Tokens whose logits make one chunk."""
+    if device == "cpu":
+        return max(16, CHUNK_BYTES // (4 * vocabulary))
+    return min(CHUNK_ROWS, 2**30 // (4 * vocabulary))
 
 
 def layer_bytes(tokens: float, sizes: Sizes, recomputed: int = 0) -> float:
     """Activations of one pass over so many tokens when `recomputed` of the layers keep their input alone."""
-    unit = tokens * sizes.hidden * sizes.width / 2
-    kept = LAYER_BYTES * (sizes.layers - recomputed) + KEPT_BYTES * recomputed
+    kept = sizes.layer * (sizes.layers - recomputed) + sizes.input * recomputed + sizes.outside
     # one recomputed layer at a time exists in full during the backward pass
-    return unit * (kept + (LAYER_BYTES if recomputed else 0.0))
+    return tokens * (kept + (sizes.layer if recomputed else 0.0))
 
 
 def recomputed_layers(budget: float, tokens: float, sizes: Sizes) -> int:
@@ -63,6 +74,7 @@ def memory_need(
     stage: int = 0,
     ranks: int = 1,
     activation_budget: float | None = None,
+    device: str = "cpu",
 ) -> Mapping[str, float]:
     """Bytes of one rank by purpose. `trained` parameters have gradients and AdamW's state; `tokens` are in one pass.
 
@@ -75,7 +87,7 @@ def memory_need(
     if activation_budget is not None:
         smallest = layer_bytes(tokens, sizes, sizes.layers)
         activations = min(activations, max(activation_budget, min(smallest, activations)))
-    rows = tokens if parameters < PACKED_FROM else min(tokens, max(16, CHUNK_BYTES // (4 * vocabulary)))
+    rows = tokens if parameters < PACKED_FROM else min(tokens, chunk_rows(vocabulary, device))
     return {
         "weights": parameters * sizes.width / (ranks if stage == 3 else 1),
         "gradients": trained * (sizes.width if stage else 4.0) / (ranks if stage >= 2 else 1),

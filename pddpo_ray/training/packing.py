@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pddpo_ray.training.batches import Text
+from pddpo_ray.training.device import in_one_copy
 
 ATTENTION = "pddpo_packed"
 """Name under which transformers finds the attention below."""
@@ -41,7 +42,8 @@ class PackedBatch:
     """n texts, s of them different, as one row of T tokens.
 
     ids, positions [1, T]; per response token [R] its own slot in the row, the slot whose output predicts it, the
-    different text it belongs to, and the token; copies [n]: which of the different texts each given text is.
+    different text it belongs to, the token, and how often its text was given; copies [n]: which of the different texts
+    each given text is.
     """
 
     ids: Tensor
@@ -51,13 +53,16 @@ class PackedBatch:
     predictor: Tensor
     text: Tensor
     target: Tensor
+    times: Tensor
     copies: Tensor
     texts: int
 
     def to(self, device: torch.device) -> PackedBatch:
-        lines = Lines(*(tensor.to(device) for tensor in (self.lines.gather, self.lines.line, self.lines.column)))
-        names = ("ids", "positions", "slot", "predictor", "text", "target", "copies")
-        return replace(self, lines=lines, **{name: getattr(self, name).to(device) for name in names})
+        names = ("ids", "positions", "slot", "predictor", "text", "target", "times", "copies")
+        own = [self.lines.gather, self.lines.line, self.lines.column, *(getattr(self, name) for name in names)]
+        gather, line, column, *moved = in_one_copy(own, device)
+        others: dict[str, Any] = dict(zip(names, moved, strict=True))
+        return replace(self, lines=Lines(gather, line, column), **others)
 
     def __len__(self) -> int:
         return int(self.copies.shape[0])
@@ -95,6 +100,7 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
     order = np.argsort(np.concatenate([part[2] for part in response_parts]), kind="stable")
     of_responses = [np.concatenate(part)[order] for part in zip(*response_parts, strict=True)]
     slot, predictor, owner, target = (torch.from_numpy(array) for array in of_responses)
+    copies = np.array([number[text] for text in texts])
     return PackedBatch(
         ids=torch.tensor([ids]),
         # a token's column in its line is its position in its text
@@ -104,7 +110,8 @@ def pack(texts: Sequence[Text]) -> PackedBatch:
         predictor=predictor,
         text=owner,
         target=target,
-        copies=torch.tensor([number[text] for text in texts]),
+        times=torch.from_numpy(np.bincount(copies, minlength=len(unique)))[owner],
+        copies=torch.from_numpy(copies),
         texts=len(unique),
     )
 

@@ -12,6 +12,7 @@ from pddpo_ray.config import LoraParameters, ModelConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, MakeEngine, load_trainer
 from pddpo_ray.training.lora import LoraEngine, load_lora_trainer
@@ -29,9 +30,10 @@ def recipe_trainer(
 ) -> LocalTrainer:
     """Trains all weights of the model in `folder` with the engine that `whole` makes, or adapters with that of
     `adapters`; `temperature` is the policy's. Raises UserError where layers are to be compiled and cannot be."""
-    if model.compile:
+    on_gpu = device_for(model.device).type == "cuda"
+    if model.compile and not on_gpu:
         _demand_compiler()
-    torch.set_float32_matmul_precision("high" if model.tf32 and torch.cuda.is_available() else "highest")
+    torch.set_float32_matmul_precision("high" if model.tf32 and on_gpu else "highest")
     parameters = model.parameters
     trainer: LocalTrainer
     if isinstance(parameters, LoraParameters):
@@ -45,9 +47,10 @@ def recipe_trainer(
             dtype=model.dtype,
             temperature=temperature,
             make_engine=adapters,
+            device=model.device,
         )
     else:
-        trainer = load_trainer(folder, store, reference, model.dtype, temperature, make_engine=whole)
+        trainer = load_trainer(folder, store, reference, model.dtype, temperature, whole, model.device)
     if model.compile:
         trainer.engine.scorer.compile_layers()
     return trainer
@@ -55,5 +58,5 @@ def recipe_trainer(
 
 def _demand_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")
-    if not torch.cuda.is_available() and shutil.which(compiler) is None:
+    if shutil.which(compiler) is None:
         raise UserError(f"model.compile needs a C++ compiler on a CPU, and there is no {compiler}: install one")

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.memory import CHUNK_BYTES
+from pddpo_ray.training.device import in_one_copy
+from pddpo_ray.training.memory import chunk_rows
 
 KEEP_BYTES = 32 * 2**20
 """Log-probabilities of up to this size are kept for the backward pass instead of being computed again."""
@@ -23,19 +25,29 @@ KEEP_BYTES = 32 * 2**20
 class SupportIndex:
     """Supported words of R response tokens: entry j says that `word[j]` belongs to the support of token `row[j]`.
 
-    Rows ascend, and every row has at least one word.
+    Rows ascend, and every row has at least one word. `starts` [R + 1] says where each row begins; it stays on the host,
+    so that nothing has to be read back from a device.
     """
 
     row: Tensor
     word: Tensor
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, counts: np.ndarray, words: np.ndarray) -> SupportIndex:
+        """counts [R]: words of each token; words [sum(counts)], token after token."""
+        rows = np.repeat(np.arange(len(counts)), counts)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return cls(torch.from_numpy(rows), torch.from_numpy(words.astype(np.int64)), starts)
 
     def to(self, device: torch.device) -> SupportIndex:
-        return SupportIndex(self.row.to(device), self.word.to(device))
+        row, word = in_one_copy([self.row, self.word], device)
+        return SupportIndex(row, word, self.starts)
 
     def part(self, begin: int, end: int) -> SupportIndex:
         """The entries of tokens begin to end, rows counted from begin."""
-        first, last = torch.searchsorted(self.row, torch.tensor([begin, end], device=self.row.device)).tolist()
-        return SupportIndex(self.row[first:last] - begin, self.word[first:last])
+        first, last = int(self.starts[begin]), int(self.starts[end])
+        return SupportIndex(self.row[first:last] - begin, self.word[first:last], self.starts[begin : end + 1] - first)
 
 
 def response_log_probs(
@@ -46,9 +58,9 @@ def response_log_probs(
     hidden [R, h], weight [V, h], target [R] -> [R], [R] or None; float32 or better, differentiable in the first two.
     """
     if support is None:
-        tokens: Tensor = _ResponseHead.apply(hidden, weight, target, None, None, temperature)
+        tokens: Tensor = _ResponseHead.apply(hidden, weight, target, None, temperature)
         return tokens, None
-    tokens, mass = _ResponseHead.apply(hidden, weight, target, support.row, support.word, temperature)
+    tokens, mass = _ResponseHead.apply(hidden, weight, target, support, temperature)
     return tokens, mass
 
 
@@ -59,17 +71,15 @@ class _ResponseHead(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         target: Tensor,
-        row: Tensor | None,
-        word: Tensor | None,
+        support: SupportIndex | None,
         temperature: float,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        support = None if row is None or word is None else SupportIndex(row, word)
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
         vocabulary = weight.shape[0]
         early = trains_hidden and not trains_weight and support is None
         keep = (trains_hidden or trains_weight) and not early and 4 * len(target) * vocabulary <= KEEP_BYTES
         tokens, masses, kept, slopes = [], [], [], []
-        for begin, end in _chunks(len(target), vocabulary):
+        for begin, end in _chunks(len(target), weight):
             log_probs = _log_softmax(hidden[begin:end], weight, temperature)
             tokens.append(log_probs.gather(-1, target[begin:end, None])[:, 0])
             if support is not None:
@@ -79,8 +89,8 @@ class _ResponseHead(torch.autograd.Function):
                 slopes.append(weight[target[begin:end]] - expected)
             elif keep:
                 kept.append(log_probs)
-        ctx.save_for_backward(hidden, weight, target, row, word, *kept, *slopes)
-        ctx.early, ctx.kept, ctx.temperature = early, len(kept), temperature
+        ctx.save_for_backward(hidden, weight, target, *kept, *slopes)
+        ctx.early, ctx.kept, ctx.temperature, ctx.support = early, len(kept), temperature, support
         result = torch.cat(tokens)
         if support is None:
             return result
@@ -90,19 +100,21 @@ class _ResponseHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, mass_slope: Tensor | None = None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, target, row, word, *stored = ctx.saved_tensors
+        hidden, weight, target, *stored = ctx.saved_tensors
         if ctx.temperature != 1.0:
             # Below are derivatives with respect to the divided logits.
             slope = slope / ctx.temperature
             mass_slope = None if mass_slope is None else mass_slope / ctx.temperature
         if ctx.early:
             slopes = torch.cat(stored)
-            return (slopes * slope[:, None].to(slopes.dtype)).to(hidden.dtype), None, None, None, None, None
-        support = None if row is None else SupportIndex(row, word)
+            return (slopes * slope[:, None].to(slopes.dtype)).to(hidden.dtype), None, None, None, None
+        support: SupportIndex | None = ctx.support
         trains_hidden, trains_weight = ctx.needs_input_grad[:2]
         hidden_slope = torch.empty_like(hidden) if trains_hidden else None
-        weight_slope = torch.zeros_like(weight) if trains_weight else None
-        for number, (begin, end) in enumerate(_chunks(len(target), weight.shape[0])):
+        # Summed in float32 or better: in a narrow type what a late chunk adds would be rounded away.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        weight_slope = torch.zeros_like(weight, dtype=wide) if trains_weight else None
+        for number, (begin, end) in enumerate(_chunks(len(target), weight)):
             part = hidden[begin:end]
             log_probs = stored[number] if ctx.kept else _log_softmax(part, weight, ctx.temperature)
             own = slope[begin:end]
@@ -117,17 +129,12 @@ class _ResponseHead(torch.autograd.Function):
             if hidden_slope is not None:
                 torch.mm(logit_slope, weight, out=hidden_slope[begin:end])
             if weight_slope is not None:
-                weight_slope.addmm_(logit_slope.T, part)
-        return hidden_slope, weight_slope, None, None, None, None
+                weight_slope.add_(logit_slope.T @ part)
+        return hidden_slope, None if weight_slope is None else weight_slope.to(weight.dtype), None, None, None
 
 
-def chunk_rows(vocabulary: int) -> int:
-    """Tokens whose logits make one chunk."""
-    return max(16, CHUNK_BYTES // (4 * vocabulary))
-
-
-def _chunks(rows: int, vocabulary: int) -> list[tuple[int, int]]:
-    size = chunk_rows(vocabulary)
+def _chunks(rows: int, weight: Tensor) -> list[tuple[int, int]]:
+    size = chunk_rows(len(weight), weight.device.type)
     return [(begin, min(rows, begin + size)) for begin in range(0, rows, size)]
 
 

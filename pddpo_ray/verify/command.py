@@ -28,6 +28,7 @@ from pddpo_ray.verify.methods import COMPARED, PUBLIC, SHIPPED, Method
 from pddpo_ray.verify.page import render
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import simulate
+from pddpo_ray.verify.split_roles import split_role_claims
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world
 
@@ -91,6 +92,7 @@ def run_verify(
         drawn = random_world(seed)
         checks += [_named(check(drawn), f"random world {seed}") for check in FORMULAS[:6]]
     progress(f"{len(checks)} formulas checked")
+    checks += split_role_claims()
     checks += interval_claims()
     curves = compare(world, COMPARED, rounds=300, seeds=seeds, progress=progress)
     at_100 = curve(world, SHIPPED, rounds=100, seeds=seeds)

@@ -40,6 +40,8 @@ class Method:
     """Cost loss as the paper prints it (paper.md erratum 1)."""
     loss_only: bool = False
     """A free policy: the bonus reaches answers that occur in pairs, no others."""
+    fitted: bool = False
+    """A comparison's information is sigma'(fitted difference), not its largest value 1/4."""
     theory: TheoryBonus | None = None
     candidates: int = 16
     """Candidates per prompt of `resampled`, half from the policy and half from the reference."""

@@ -40,6 +40,8 @@ WORDS = {
     "proposals only": "half of the first answers of pairs by the policy, half by the reference, and no bonus",
     "split": "the policy without bonus is estimated, mixed and released, as in runs",
     "paper mode": "the optimistic policy itself is estimated, mixed and released",
+    "J, E_pi, E_mu, b": "J: the expected score of a policy, reward less λ times cost, less β times its divergence. b:"
+    " how wrong the score of an answer may be; its mean under the policy (E_pi), and where pairs are collected (E_mu)",
     "scale": "the size of the bonus: twice the number of standard deviations of what is uncertain",
     "uncentred": "features as they are; centred: less their mean over the prompt. The bonus follows their norm",
     "printed": "the cost loss as the paper prints it (erratum 1). Errata are counted in docs/paper.md",

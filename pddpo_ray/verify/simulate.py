@@ -110,10 +110,10 @@ def _policies(
 ) -> tuple[Array, Array]:
     """Tables of the policy without bonus and of the optimistic one. -> [S, X, Y] twice"""
     oracle = world.oracle
-    bonus_reward, bonus_cost = _bonuses(world, method, state, rounds)
     if method.online or not state.reward.any():
         state.reward = box_mle(state.wins_reward, oracle.reward_max, start=state.reward)
         state.cost = box_mle(state.wins_cost, oracle.cost_max, start=state.cost)
+    bonus_reward, bonus_cost = _bonuses(world, method, state, rounds)
     skip = np.array([skips_cost_stage(value, below=SKIP_SHARE * oracle.beta) for value in multiplier])
     weight = np.where(skip, 0.0, multiplier)[:, None, None]
     plain = oracle.tilted(state.reward, state.cost, weight)
@@ -140,12 +140,23 @@ def _bonuses(world: TabularWorld, method: Method, state: _State, rounds: int) ->
         reward, cost = (
             _theory(method, gram, centred, bound, rounds) for bound in (world.oracle.reward_max, world.oracle.cost_max)
         )
+    elif method.fitted:
+        reward, cost = (
+            elliptical(eye / S0**2 + one_hot_gram(wins * information(scores)), centred, method.k)
+            for wins, scores in ((state.wins_reward, state.reward), (state.wins_cost, state.cost))
+        )
     else:
         reward = cost = elliptical(eye / S0**2 + FISHER * gram, centred, method.k)
     if method.loss_only:
         seen = np.diagonal(gram, axis1=-2, axis2=-1) > 0
         reward, cost = reward * seen, cost * seen
     return reward * method.reward_bonus, cost * method.cost_bonus
+
+
+def information(scores: Array) -> Array:
+    """sigma'(s_i - s_j), the Fisher information of a comparison at these scores. [..., Y] -> [..., Y, Y]"""
+    chance = expit(scores[..., :, None] - scores[..., None, :])
+    return np.asarray(chance * (1.0 - chance))
 
 
 def _theory(method: Method, gram: Array, centred: Array, bound: float, rounds: int) -> Array:
@@ -222,7 +233,8 @@ def _resampled_pairs(
     generator: np.random.Generator,
 ) -> Array:
     """Pair counts with y drawn by optimistic resampling of n candidates. -> [X, Y, Y]"""
-    one = _State(state.wins_reward[s : s + 1], state.wins_cost[s : s + 1], state.reward, state.cost, [])
+    own = slice(s, s + 1)
+    one = _State(state.wins_reward[own], state.wins_cost[own], state.reward[own], state.cost[own], [])
     reward, cost = (bonus[0] for bonus in _bonuses(world, method, one, rounds=1))
     optimism = (reward + multiplier * cost) / world.oracle.beta
     counts = np.zeros((*world.shape, world.shape[1]))

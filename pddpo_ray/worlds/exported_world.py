@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.config import Config
-from pddpo_ray.errors import UserError
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.records import LabelledPair, Pair, Response, Verdict
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.storage.artifacts import file_sha256
@@ -115,7 +115,7 @@ def _read(folder: Path) -> tuple[Config, dict[str, Any]]:
         return Config.model_validate({"algorithm": "o-pd-dpo", **stated["settings"]}), stated
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder} is no exported world ({_first_line(error)}); `pddpo world export` writes one"
+            f"{folder} is no exported world ({one_line(error)}); `pddpo world export` writes one"
         ) from error
 
 
@@ -282,7 +282,3 @@ def _moved_in(folder: Path, target: Path) -> None:
     for old in replaced:
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     folder.rmdir()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from actors.launch import COLLECTIVES
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
@@ -21,7 +22,7 @@ from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 
 def rows(count: int = 24) -> tuple[PairRow, ...]:
@@ -93,7 +94,7 @@ def report(name: str, folder: Path, shard: Shard) -> dict[str, Any]:
 
 
 def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
-    """Share of masters outside the embedding that a fit at 1e-6 moves; whether its version gives them back."""
+    """Share of masters outside the embedding that a fit at 1e-6 moves; whether its version gives them back (rank 0)."""
     trainer._load(trainer.reference)
     before = trainer.engine.weights()
     settings = reward.settings.model_copy(update={"learning_rate": 1e-6, "micro_pairs": None})
@@ -102,10 +103,10 @@ def masters_of(trainer: LocalTrainer, reward: FitCommand) -> tuple[float, bool]:
     inside = [name for name in before if "embed_tokens" not in name]
     moved = sum(int((before[name] != made[name]).sum()) for name in inside)
     trainer._load(trainer.reference)
-    # rank 0 has written the version by then
-    trainer.engine.gather(np.empty(0))
     trainer._load(version)
     again = trainer.engine.weights()
+    if trainer.engine.shard.rank > 0:
+        return 0.0, not made
     return moved / sum(before[name].numel() for name in inside), all(torch.equal(made[n], again[n]) for n in made)
 
 
@@ -133,7 +134,8 @@ def gradient_of(trainer: LocalTrainer) -> np.ndarray:
 
 def main(names: str, output: Path, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # the group of a run with GPUs, gloo in NCCL's place
+    dist.init_process_group(COLLECTIVES.replace("nccl", "gloo"))
     shard = Shard(dist.get_rank(), dist.get_world_size())
     reports = {name: report(name, folder, shard) for name in names.split(",")}
     if shard.rank == 0:

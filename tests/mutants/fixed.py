@@ -1,4 +1,4 @@
-"""The mutants that must turn red at every `make test`: where, what was written, what stands there instead, which tests.
+"""The mutants that must turn red at every `make full`: where, what was written, what stands there instead, which tests.
 
 A test is named by its function. All tests that a mutant names must pass without it, and one of them must fail with it.
 """

@@ -1,4 +1,4 @@
-"""One Ray session for all tests that need one. What starts its own, here or in another process, comes after them."""
+"""One Ray session for all tests that need one; whatever starts its own, here or in another process, comes later."""
 
 from __future__ import annotations
 

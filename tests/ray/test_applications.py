@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.session import free_port, ray_session
+from actors.session import ray_session
 from pddpo_ray.errors import UserError
+from tests.support.job_head import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 

@@ -10,18 +10,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.labeller import ScorerHandle
 from actors.placement import check_cluster, reserve
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.plan.resources import Bundle, bundles
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.summing_backend import SummingBackend, command
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.summing_backend import SummingBackend, command
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 GPUS = 4
@@ -95,8 +97,13 @@ def seeing_in(bundle: Bundle) -> tuple[Any, list[Any]]:
     return group, handles
 
 
+def what_is_seen() -> Any:
+    """A scorer that says which GPUs its process sees."""
+    return SimpleNamespace(score_texts=lambda texts: os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 @pytest.mark.parametrize("recipe", [pytest.param("gpu/pd-dpo-4", marks=pytest.mark.full), "gpu/o-pd-dpo-4"])
-def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
+def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine_and_its_scorers_are_on_two(
     cluster: LocalCluster, recipe: str, tmp_path: Path
 ) -> None:
     parts = {bundle.part: bundle for bundle in bundles(load(recipe), "cuda")}
@@ -108,11 +115,21 @@ def test_every_gpu_of_a_time_shared_run_holds_one_rank_and_one_engine(
 
     settings = TrainerSettings(workers=trainer.count, threads=1, gpus=trainer.gpus, start_deadline_s=120)
     ranks = TrainerGroup(partial(make_seeing, tmp_path), name="gpus", storage=tmp_path / "ray", settings=settings)
+    shares = {"reward-model": parts["feedback"].gpus, "cost-model": parts["feedback"].gpus, "without": 0.0}
+    scorers = []
     try:
         ranks.execute(command(1))
         assert Counter((tmp_path / f"device-{rank}").read_text() for rank in range(trainer.count)) == each
+        for name, share in shares.items():
+            scorers.append(ScorerHandle(name, what_is_seen, deadline_s=60, start_deadline_s=120, gpus=share))
+        reward, cost, without = (scorer.score_texts([]) for scorer in scorers)
+        assert without == ""
+        assert {reward, cost} < set(each)
+        assert reward != cost, "weights of both would be on one GPU"
     finally:
         ranks.close()
+        for scorer in scorers:
+            scorer.close()
         for handle in handles:
             ray.kill(handle)
         ray.util.remove_placement_group(group)

@@ -20,7 +20,8 @@ from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from pddpo_ray.records import CostEstimate
-from tests.traces import phases_done, trace, workers_by_round
+from tests.support.ray_session import living_actors
+from tests.support.traces import phases_done, trace, workers_by_round
 
 pytestmark = pytest.mark.ray
 
@@ -108,11 +109,9 @@ def test_the_dual_actor_is_asked_for_the_multiplier_of_every_fit(
 
 
 def kill_actor(class_name: str) -> None:
-    from ray.util.state import list_actors
-
-    actors = [a for a in list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])]
-    os.kill(actors[0].pid, signal.SIGKILL)
-    while any(a.actor_id == actors[0].actor_id and a.pid == actors[0].pid for a in list_actors() if a.state == "ALIVE"):
+    victim = living_actors(class_name)[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    while victim in living_actors(class_name):
         time.sleep(0.1)
 
 

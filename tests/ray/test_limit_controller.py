@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import ray
-from ray.util.state import list_actors
 
 from actors.limit_controller import LimitControllerActor, SharedLimits
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, asked_for
+from tests.support.ray_session import living_actors
 
 pytestmark = pytest.mark.ray
 
@@ -42,7 +42,7 @@ def here(folder: Path, limits: Path) -> AnswerScores:
 
 def process_of(journal: Path) -> int:
     name = f"pddpo/limits/{journal.resolve()}"
-    found = [actor for actor in list_actors(detail=True) if actor.name == name and actor.pid]
+    found = [actor for actor in living_actors() if actor.name == name]
     return int(found[0].pid)
 
 

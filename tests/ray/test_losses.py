@@ -24,8 +24,8 @@ from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prom
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
-from tests.ray_session import session
-from tests.summing_backend import command, make
+from tests.support.ray_session import living_actors, session
+from tests.support.summing_backend import command, make
 
 pytestmark = pytest.mark.ray
 
@@ -92,15 +92,12 @@ def test_losses_are_counted_by_question_and_every_new_process_is_verified(two_pl
 @pytest.mark.full
 def test_a_controller_lost_with_its_cleaner_leaves_no_reserved_place_behind(two_places: None, tmp_path: Path) -> None:
     """There is room for one group, so the next one cannot start before the places of the lost one are given back."""
-    from ray.util.state import list_actors
-
     settings = TrainerSettings(workers=2, start_deadline_s=120, deadline_s=200)
     group = TrainerGroup(partial(make, tmp_path), name="lost", storage=tmp_path / "ray", settings=settings)
     try:
         before = group.execute(command(1))
-        alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
         for kind in ("PlacementGroupCleaner", "TrainController"):
-            [victim] = [actor for actor in alive if kind in actor.class_name]
+            [victim] = living_actors(kind)
             os.kill(victim.pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while any(psutil.pid_exists(pid) for pid in before.workers):  # ranks follow their controller
@@ -127,10 +124,8 @@ def test_places_that_ray_train_forgot_are_given_back_once_the_next_group_waits(
 
 
 def test_a_dual_variable_that_ray_started_again_between_two_calls_does_not_begin_anew(two_places: None) -> None:
-    from ray.util.state import list_actors
-
     def process() -> int:
-        alive = list_actors(filters=[("state", "=", "ALIVE"), ("class_name", "=", "DualVariableActor")], detail=True)
+        alive = living_actors("DualVariableActor")
         return alive[0].pid if alive else 0
 
     state = DualState((limit_state("cost", rho=1.0, rule=ProjectedFixed(4, 0.5, cost_max=2.0), first=0.5, limit=0.0),))

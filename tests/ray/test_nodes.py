@@ -14,8 +14,9 @@ import ray
 from actors.placement import shortfall
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.plan.resources import Bundle
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.summing_backend import command, make
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.ray_session import living_actors
+from tests.support.summing_backend import command, make
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
@@ -50,7 +51,4 @@ def test_a_node_removed_in_mid_fit_is_replaced_by_another_one(cluster: LocalClus
 
 def node_of(pid: int) -> str:
     """Node of a live actor's process."""
-    from ray.util.state import list_actors
-
-    actors = list_actors(filters=[("state", "=", "ALIVE"), ("pid", "=", pid)], detail=True)
-    return str(actors[0].node_id)
+    return next(actor.node_id for actor in living_actors() if actor.pid == pid)

@@ -1,13 +1,13 @@
-"""A session whose first start fails for real: somebody else has the port of its dashboard."""
+"""Sessions of this machine: a start that is lost, and who can reach them."""
 
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,16 +20,22 @@ pytestmark = pytest.mark.ray
 
 def test_a_start_that_fails_is_tried_again_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = [taken.getsockname()[1], session.free_port()]
-        monkeypatch.setattr(session, "free_port", lambda: ports.pop(0))
-        with session.ray_session("pddpo-second-start", cpus=1):
-            assert ports == []
-            assert ray.get(ray.remote(lambda: 3).remote()) == 3
-            names = [process.name() for process in psutil.Process().children(recursive=True)]
-            assert names.count("gcs_server") == 1, "what the first start left is gone"
+    start, starts = ray.init, []
+
+    def lost_once(**options: Any) -> Any:
+        starts.append(start(**options))
+        if len(starts) == 1:
+            raise RuntimeError("its processes are there, but nobody is connected")
+        return starts[-1]
+
+    monkeypatch.setattr(ray, "init", lost_once)
+    with session.ray_session("pddpo-second-start", cpus=1):
+        assert len(starts) == 2
+        assert ray.get(ray.remote(lambda: 3).remote()) == 3
+        names = [process.name() for process in psutil.Process().children(recursive=True)]
+        assert names.count("gcs_server") == 1, "what the first start left is gone"
+        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        assert not any("ray-dashboard-" in command for command in commands), "no run asks the dashboard"
 
 
 LISTENING = """

@@ -13,7 +13,8 @@ from actors import launch
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.traces import trace, workers_by_round
+from tests.support.ray_session import living_actors
+from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -62,8 +63,6 @@ def test_killing_a_rank_in_mid_fit_and_vllm_before_sampling_changes_no_number(
     unbroken: dict[str, Any], folder: Path
 ) -> None:
     """kill -9 of a rank while it fits, and of the engine's process before the cost estimate's sample."""
-    from ray.util.state import list_actors
-
     killed = []
 
     def wound(event: run.Event) -> None:
@@ -73,12 +72,7 @@ def test_killing_a_rank_in_mid_fit_and_vllm_before_sampling_changes_no_number(
             (event.event.round, event.event.phase)
         )
         if victim:
-            alive = [
-                actor
-                for actor in list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-                if victim in actor.class_name
-            ]
-            os.kill(alive[-1].pid, signal.SIGKILL)
+            os.kill(living_actors(victim)[-1].pid, signal.SIGKILL)
             killed.append(victim)
 
     result = launch.run_recipe(small(), folder / "wounded", progress=wound)

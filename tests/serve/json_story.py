@@ -14,9 +14,9 @@ from deploy.serving.settings import EngineSettings
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
-from tests.chat_tokenizers import gpt_2
-from tests.served_run import small_engine
-from tests.tiny_language_model import tiny_llama
+from tests.support.chat_tokenizers import gpt_2
+from tests.support.served_run import small_engine
+from tests.support.tiny_language_model import tiny_llama
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -45,14 +45,25 @@ async def replies(settings: EngineSettings, policy: ServedPolicy) -> dict[str, A
     engine = await PolicyEngine.start(settings)
     try:
         asked = [ask(engine, policy, STRICT, seed) for seed in range(8)]
-        return {"strict": await asyncio.gather(*asked), "wrong": await ask(engine, policy, WRONG, 0)}
+        told = {"strict": await asyncio.gather(*asked), "wrong": await ask(engine, policy, WRONG, 0)}
+        told["full"] = await ask(engine, policy, {"type": "text"}, 8, "a" * (settings.max_model_len - 20))
+        return told | {"fields": {kind: sorted(model.model_fields) for kind, model in request_models().items()}}
     finally:
         engine.close()
 
 
-async def ask(engine: PolicyEngine, policy: ServedPolicy, response_format: dict[str, Any], seed: int) -> Any:
+def request_models() -> dict[str, Any]:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    return {"chat": ChatCompletionRequest, "completion": CompletionRequest}
+
+
+async def ask(
+    engine: PolicyEngine, policy: ServedPolicy, response_format: dict[str, Any], seed: int, text: str = "is it safe"
+) -> Any:
     body = {
-        "messages": [{"role": "user", "content": "is it safe"}],
+        "messages": [{"role": "user", "content": text}],
         "max_tokens": 100,
         "seed": seed,
         "response_format": response_format,

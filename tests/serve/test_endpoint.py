@@ -28,11 +28,11 @@ from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.serving.releases import Releases
-from tests.collector import Collector, collector
-from tests.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
-from tests.served_process import Served, served
-from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.collector import Collector, collector
+from tests.support.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
+from tests.support.served_process import Served, served
+from tests.support.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
@@ -233,12 +233,33 @@ def test_mistakes_get_the_errors_that_the_client_knows(endpoint: Endpoint) -> No
         ask(client, "round-9")
     with pytest.raises(openai.AuthenticationError):
         ask(endpoint.client("wrong"), "released")
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        ask(client, "released", max_tokens=100_000)
+    with pytest.raises(openai.BadRequestError, match="guided_regex is not a field"):
+        ask(client, "released", extra_body={"guided_regex": "[a-z]+"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
         ask(client, "released", temperature=-1)
     headers = {"authorization": f"Bearer {endpoint.key()}"}
     assert httpx.post(f"{endpoint.url}/admin/rollback", json={}, headers=headers, timeout=60).status_code == 403
+
+
+def test_a_length_beyond_the_context_is_cut_to_it_and_a_left_stream_is_paid_marked_and_not_rateable(
+    endpoint: Endpoint,
+) -> None:
+    messages: Any = [{"role": "user", "content": PROMPT.text}]
+    long: dict[str, Any] = {"model": "round-1", "messages": messages, "max_tokens": 100_000}
+    whole = endpoint.client().chat.completions.create(**long)
+    assert re.fullmatch(r"max_tokens: \d+ in place of 100000", about(whole)["clamped"])
+    with endpoint.client().chat.completions.create(**long, stream=True, extra_body={"ignore_eos": True}) as stream:
+        left = next(iter(stream))
+        assert left.usage is None
+    headers = {"authorization": f"Bearer {endpoint.key()}"}
+
+    def broken_off() -> bool:
+        text = httpx.get(f"{endpoint.url}/metrics", headers=headers, timeout=60).text
+        return bool(re.search(r"pddpo_serving_cut_off_total\{.*\} [1-9]", text))
+
+    until(broken_off)
+    body = {"id": left.id, "verdict": "up"}
+    assert httpx.post(f"{endpoint.url}/v1/feedback", json=body, headers=headers, timeout=60).status_code == 404
 
 
 def test_a_seed_repeats_policy_and_answer(endpoint: Endpoint) -> None:

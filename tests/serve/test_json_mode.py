@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from tests.serve.json_story import SCHEMA
+from tests.unit.serving.test_request_fields import fields_of_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
@@ -31,3 +32,7 @@ def test_under_a_schema_even_a_random_model_writes_what_the_schema_allows(tmp_pa
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     assert len({choice["message"]["content"] for choice in finished}) > 1
     assert told["wrong"]["status"] == 400
+    assert 0 < told["full"]["room"] < 100, "the prompt leaves less than the 100 tokens that were asked for"
+    assert told["full"]["body"]["usage"]["completion_tokens"] <= told["full"]["room"]
+    for kind, fields in told["fields"].items():
+        assert set(fields) == fields_of_vllm(kind), "vLLM's own models, as its source reads"

@@ -19,7 +19,7 @@ from actors.weights import SendCommand, WeightSender
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.training.local import store_reference
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 pytestmark = pytest.mark.vllm
 DEADLINE_S = 60
@@ -92,8 +92,23 @@ def test_versions_arrive_whole_over_one_connection(inference: Inference, tmp_pat
     assert (joined["world_size"], joined["rank_offset"]) == (1 + DEVICES, 1)
 
 
-def test_only_rank_0_speaks(inference: Inference, tmp_path: Path) -> None:
+def test_one_version_for_several_engines_is_read_once_by_rank_0_and_not_kept(
+    inference: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, (policy, _) = versions(tmp_path)
-    command = SendCommand("nccl", str(store.root), policy, SimpleNamespace(_actor_id=bytes(4)), devices=DEVICES)
-    WeightSender(1).send(command)
-    assert inference.calls == []
+    reads: list[str] = []
+    read = ArtifactStore.read_torch
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments[1])
+        return read(*arguments)
+
+    monkeypatch.setattr(ArtifactStore, "read_torch", counted)
+    senders = [WeightSender(0), WeightSender(1)]
+    for number in range(3):
+        engine = SimpleNamespace(_actor_id=bytes([number]))
+        for sender in senders:
+            sender.send(SendCommand("nccl", str(store.root), policy, engine, devices=DEVICES))
+    assert reads == [policy.path]
+    assert [name for name, _ in inference.calls] == ["init", "start", "update", "finish"] * 3
+    assert [connection.source for connection in senders[0]._open.values()] == [None] * 3

@@ -11,8 +11,8 @@ from starlette.routing import Route
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.annotation.queue_service import undeclared
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import pair_questions, safety_questions
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", f"{API}/lease"): {},
@@ -60,6 +60,7 @@ def test_every_route_has_a_line_in_the_table(service: FreshService) -> None:
     assert undeclared(routes) == set()
 
 
+@pytest.mark.slow
 def test_every_route_lets_in_exactly_whom_the_table_names(service: FreshService) -> None:
     """Who may call gets past the guard (anything but 401 and 403); who may not gets the one error shape."""
     clients = {role: service.client(role) for role in Role}

@@ -19,8 +19,8 @@ from pddpo_ray.journal.backup import SET_ASIDE, backup, restore
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.schema import run as run_table
-from tests.annotation_queue import FreshQueue
-from tests.postgres_server import postgres_server
+from tests.support.annotation_queue import FreshQueue
+from tests.support.postgres_server import postgres_server
 from tests.unit.annotation.test_label_rows import said
 
 
@@ -72,6 +72,7 @@ def test_a_backup_while_somebody_writes_is_one_moment_of_the_database(queue: Fre
         taken.engine.dispose()
 
 
+@pytest.mark.slow
 def test_what_is_no_backup_a_driven_run_and_a_served_page_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,8 +25,8 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 from tests.unit.loop.small_run import run_of
 
 ITEMS = [Response(f"r{n}", Prompt("p", (1,), "how ?"), (3,), f"text {n}", policy_version=2, seed=1) for n in range(3)]
@@ -68,6 +68,7 @@ def batch(queue: FreshQueue, state: BatchState, *, blocked: bool) -> str:
 CAN_BE_BLOCKED = (BatchState.WAITING, BatchState.OVERDUE, BatchState.ACCEPTED, BatchState.STOPPED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decision", Decision)
 @pytest.mark.parametrize(
     ("state", "blocked"), [(state, False) for state in BatchState] + [(state, True) for state in CAN_BE_BLOCKED]
@@ -170,6 +171,7 @@ def test_a_stopped_batch_that_is_reopened_keeps_its_answers(queue: FreshQueue) -
     assert len(labeller(queue, Waiting(1000.0)).safety(ITEMS, 2, seed=0)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("older", [False, True], ids=["today", "batch of an earlier version"])
 def test_a_resumed_run_with_another_deadline_has_that_time_from_now_on(queue: FreshQueue, older: bool) -> None:
     parked(queue)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.history import History
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question, safety_question
 from pddpo_ray.records import Message, Prompt, Response
-from tests.annotation_api import API, FreshService
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAID = {"more_helpful": "left", "more_harmful": "right", "left_safety": "safe", "right_safety": "unsafe"}
 
@@ -63,6 +65,7 @@ def test_a_prompt_of_several_messages_is_asked_turn_by_turn_and_stays_the_same_q
     assert safety_question(told).digest() == safety_question(flat).digest()
 
 
+@pytest.mark.slow
 def test_single_questions_have_no_turns(queue: FreshQueue) -> None:
     queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     lease = queue.leases.lease(queue.person("ana"))

@@ -16,8 +16,8 @@ from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 
 def prompts_of(queue: FreshQueue, person: Person) -> set[str]:
@@ -65,6 +65,7 @@ def test_a_question_in_a_language_that_nobody_knows_is_lacking_people(queue: Fre
     assert Staff(queue.store, queue.rules).lacking(status) == ""
 
 
+@pytest.mark.slow
 def test_a_link_carries_limits_and_languages_and_the_api_refuses_what_is_no_language(
     queue: FreshQueue, service: FreshService
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_link_carries_limits_and_languages_and_the_api_refuses_what_is_no_lang
     assert changed.json()["languages"] == []
 
 
+@pytest.mark.slow
 def test_a_run_recognises_the_language_of_its_prompts_among_those_that_it_names(queue: FreshQueue) -> None:
     language_of = recogniser(["de", "en"])
     assert language_of("Wie schlafe ich heute Nacht besser?") == "de"

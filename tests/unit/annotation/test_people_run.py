@@ -31,8 +31,8 @@ from pddpo_ray.records import Verdict
 from pddpo_ray.report.people_section import people
 from pddpo_ray.report.run_data import read_run
 from pddpo_ray.report.text import seconds
-from tests.annotation_api import GENEROUS
-from tests.annotation_server import serving
+from tests.support.annotation_api import GENEROUS
+from tests.support.annotation_server import serving
 from tests.unit.loop.small_run import run_of
 
 SETTINGS = [

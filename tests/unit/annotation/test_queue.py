@@ -16,7 +16,7 @@ from pddpo_ray.annotation.questions import Question, screen_form, stored_form
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
 from pddpo_ray.journal.audit import broken_links, imbalances
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 UNSAFE = Submission("label", {"safety": "unsafe"})
 SAFE = Submission("label", {"safety": "safe"})
@@ -183,6 +183,7 @@ def test_undo_ends_with_its_window(queue: FreshQueue) -> None:
     assert problem(error) is Problem.TOO_LATE
 
 
+@pytest.mark.slow
 def test_who_cannot_tell_is_replaced_and_the_refusal_is_counted(queue: FreshQueue) -> None:
     round_ = queue.rounds.open(1, "safety", safety_questions(1), labels_each=1)
     for number, kind in enumerate(("abstain", "skip", "flag")):

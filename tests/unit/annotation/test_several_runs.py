@@ -25,8 +25,8 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-from tests.annotation_queue import safety_questions
-from tests.annotation_together import TwoRuns, two_runs
+from tests.support.annotation_queue import safety_questions
+from tests.support.annotation_together import TwoRuns, two_runs
 
 NOON = 1_700_049_600_000
 
@@ -152,6 +152,7 @@ def test_a_new_token_ends_the_old_one_in_every_run(runs: TwoRuns) -> None:
         assert client.get(api(name, "/me")).status_code == 401
 
 
+@pytest.mark.slow
 def test_who_is_paused_in_one_run_is_not_brought_back_by_another(runs: TwoRuns) -> None:
     token = runs.token("first", "ana")
     me = signs_in(runs.client(), "first", token)

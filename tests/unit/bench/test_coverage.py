@@ -22,6 +22,7 @@ BEHIND = {
 """Parts of functions that have rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(ROWS))
 def test_every_printed_interval_covers_at_its_level_less_2_points(name: str) -> None:
     """First, middle and last regime of each row, 150 runs each."""
@@ -30,12 +31,14 @@ def test_every_printed_interval_covers_at_its_level_less_2_points(name: str) -> 
         assert coverage(name, regime, 150) >= least_allowed(150), key_of(name, regime)
 
 
+@pytest.mark.slow
 def test_an_audit_by_a_machine_that_calls_too_much_unsafe_is_covered_at_rare_rates() -> None:
     """Where the machine calls a fifth of the safe answers unsafe and people see 24 of 240."""
     for rate in (0.003, 0.02):
         assert coverage("audit of a round", (rate, 240), 400) >= LEVEL - 0.02
 
 
+@pytest.mark.slow
 def test_no_module_prints_an_interval_of_a_function_without_a_row() -> None:
     shown = {part.strip().rpartition(".")[2] for row in ROWS.values() for part in row.function.split(",")}
     used = {

@@ -12,11 +12,11 @@ import ray
 import torch
 
 from actors.placement import misfit, shortfall
-from bench import gpu
+from bench import gpu, gpu_results
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.journal import filesystems
 from pddpo_ray.plan.resources import bundles
-from tests.local_cluster import local_cluster
+from tests.support.local_cluster import local_cluster
 
 HARDWARE = [gpu.Hardware(1), gpu.Hardware(4), gpu.Hardware(8), gpu.Hardware(8, nodes=2, address="auto")]
 
@@ -30,6 +30,14 @@ def test_without_gpus_it_says_what_is_missing_in_one_line(tmp_path: Path, capsys
     )
     assert said.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_says_what_was_run_on_which_card_and_what_never_was() -> None:
+    page = gpu_results.PAGE.read_text(encoding="utf-8")
+    made = gpu_results.table(gpu_results.committed())
+    assert gpu_results.page_with(page, made) == page, "give: python -m bench.gpu_results"
+    assert all(f"| {step} |" in made for step in gpu.steps(gpu.Hardware(1), Path(), "MODEL"))
+    assert gpu_results.table([]).count(gpu_results.NEVER) == len(gpu.steps(gpu.Hardware(1), Path(), "MODEL"))
 
 
 @pytest.mark.parametrize("hardware", HARDWARE, ids=lambda one: f"{one.nodes}x{one.gpus}")
@@ -106,6 +114,7 @@ def test_a_cluster_with_too_few_gpus_is_one_line(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr, done.stdout) == (2, said, "")
 
 
+@pytest.mark.run
 def test_a_step_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise RuntimeError("no memory\nand more")

@@ -88,6 +88,7 @@ def test_the_most_that_a_call_allocates() -> None:
     assert allocated_at_most(call, "cpu") == pytest.approx(4e6, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_ceilings_are_of_a_right_product_and_a_right_copy() -> None:
     product, copy = ceilings.run(TINY, 1, side=64, copied=1024)
     assert [product.id, copy.id] == ["G0-product", "G0-copy"]
@@ -96,6 +97,7 @@ def test_the_ceilings_are_of_a_right_product_and_a_right_copy() -> None:
         broken.assert_right()
 
 
+@pytest.mark.run
 def test_the_cost_stage_is_compared_in_time_and_memory() -> None:
     seconds, memory = cost_stage.run_on_device(TINY, False, 1, pairs=2, batch=2)
     assert seconds.details["ours pairs/s"] > 0
@@ -109,6 +111,7 @@ def test_pairs_with_their_prompt_once_and_twice_have_the_same_lengths() -> None:
     assert len({prompt for prompt, _ in twice}) == 6
 
 
+@pytest.mark.slow
 def test_both_sides_of_a_shared_prompt_say_what_a_padded_batch_says() -> None:
     found = shared_prompts.run(TINY, (9, 4), 1, pairs=3)
     assert found.details["ours pairs/s"] > 0

@@ -45,6 +45,7 @@ def test_holm_by_hand() -> None:
     assert holm([0.5, 0.9]) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_all_arms_of_a_world_begin_alike_and_spend_the_same_labels() -> None:
     ground = table_ground(5, SMALL.rare, SMALL.beta)
     runs = {name: played(ground, SMALL, arm, 5) for name, arm in ARMS.items()}

@@ -19,6 +19,8 @@ pytestmark = [
 
 RUN = {"run": "demo"}
 SERVED = 'pddpo_serving_requests_total{run="demo",model="policy",round="1",status="%s"}'
+MEASURED = 'pddpo_serving_measured_total{run="demo",limit="unsafe",as="%s"}'
+CUT_OFF = 'pddpo_serving_cut_off_total{run="demo"}'
 REFUSED = 'pddpo_serving_refused_total{run="demo",status="%s"}'
 
 
@@ -67,6 +69,26 @@ CASES: dict[str, tuple[list[dict[str, str]], str, dict[str, bool]]] = {
         [{"series": 'pddpo_serving_undelivered{run="demo"}', "values": "1x20"}],
         "20m",
         {"ReleaseIsUndelivered": True},
+    ),
+    "a source that measures one answer in two": (
+        [{"series": MEASURED % way, "values": f"0+{count}x480"} for way, count in (("number", 10), ("none", 10))],
+        "8h",
+        {"ServedAnswersUnmeasured": True},
+    ),
+    "a source that measures most answers": (
+        [{"series": MEASURED % way, "values": f"0+{count}x480"} for way, count in (("number", 19), ("none", 1))],
+        "8h",
+        {"ServedAnswersUnmeasured": False},
+    ),
+    "clients who leave most streams": (
+        [*traffic(700, 8 * HOUR, "499"), {"series": CUT_OFF, "values": "0+700x480"}],
+        "8h",
+        {"ServedAnswersBrokenOff": True, "BudgetBurnsInFiveDays": False},
+    ),
+    "clients who leave some streams": (
+        [*traffic(100, 8 * HOUR, "499"), {"series": CUT_OFF, "values": "0+100x480"}],
+        "8h",
+        {"ServedAnswersBrokenOff": False},
     ),
     "an endpoint that answers": (traffic(4, 80 * HOUR), "80h", dict.fromkeys(BURNING, False)),
     "one request in ten fails": (

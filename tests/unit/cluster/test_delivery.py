@@ -154,6 +154,7 @@ def test_engines_sleep_before_the_trainer_does_anything() -> None:
     ]
 
 
+@pytest.mark.run
 def test_policy_gradients_take_turns_too_and_no_fit_begins_beside_the_engines(tmp_path: Path) -> None:
     recorder, alone = Recorder(), TabularTrainer(trap_world(), ArtifactStore(tmp_path))
     answers = tuple(ScoredAnswer((x,), (x,), 1.0 + x, -0.5 * x) for x in range(4))

@@ -18,7 +18,10 @@ from deploy.serving import metrics as serving_metrics
 from deploy.serving.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serving.settings import ServeArgs
 from pddpo_ray.config import load, recipe_names
+from pddpo_ray.loop.machine import GIB
+from pddpo_ray.plan.memory import by_process, memory
 from pddpo_ray.serving.catalog import Catalog
+from tests.unit.cluster.test_gpu_recipes import SEVEN_B
 
 ROOT = Path(__file__).parents[3]
 CLUSTERS = [ROOT / "cluster.yaml", *sorted((ROOT / "deploy" / "cluster").glob("*.yaml"))]
@@ -71,6 +74,25 @@ def test_every_node_of_a_cloud_has_an_image_of_its_own() -> None:
     for node in gcp["available_node_types"].values():
         (disk,) = node["node_config"]["disks"]
         assert "/images/family/" in disk["initializeParams"]["sourceImage"]
+
+
+HOST_GIB = {"m6i.2xlarge": 32, "p5.4xlarge": 256}
+"""Memory of AWS's machines, by their data sheets; the second has one H100 of 80 GB."""
+
+
+def test_the_machines_of_the_cluster_hold_a_7b_run_on_all_of_their_gpus() -> None:
+    """A rank, an engine and a scorer on each worker, or two; driver and Ray on the head."""
+    (cluster,) = documents(ROOT / "cluster.yaml")
+    held = {
+        name: HOST_GIB[node["node_config"]["InstanceType"]] for name, node in cluster["available_node_types"].items()
+    }
+    assert cluster["max_workers"] == 4
+    for name in ("gpu/pd-dpo-4", "gpu/pd-dpo-adalag-4", "gpu/o-pd-dpo-4"):
+        needs = memory(load(name), SEVEN_B, "cuda", 79 * GIB)
+        host = {part: size / GIB for part, size in by_process(needs).items()}
+        assert host["driver"] + host["ray"] < held["head"]
+        assert host["trainer"] + host["rollout"] + 2 * host["scorer"] < held["gpu"]
+        assert max(need.each for need in needs if need.where == "device") < 79 * GIB
 
 
 # --- Slurm, container ------------------------------------------------------------------------------------------------
@@ -230,6 +252,8 @@ def test_alerts_use_metrics_that_exist_and_say_what_to_do() -> None:
         ("EndpointAcceptsNothing", "pddpo_serving_accepting"),
         ("ReleaseIsUndelivered", "pddpo_serving_"),
         ("ServedAnswersDrift", "pddpo_serving_"),
+        ("ServedAnswersUnmeasured", 'as="none"'),
+        ("ServedAnswersBrokenOff", "pddpo_serving_cut_off_total"),
     ],
 )
 def test_silence_parked_undelivered_and_drift_have_alerts(alert: str, part: str) -> None:

@@ -19,7 +19,7 @@ from pddpo_ray.cli.run_log import stoppable
 from pddpo_ray.config import load
 from pddpo_ray.errors import StoppedError
 from pddpo_ray.loop.run import run_recipe
-from tests.traces import trace
+from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["rounds=3", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]
@@ -131,6 +131,7 @@ def test_what_a_library_makes_of_the_signal_is_a_stop_as_well(tmp_path: Path) ->
         translated()
 
 
+@pytest.mark.run
 def test_go_on_begins_a_run_and_then_goes_on_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(tmp_path / "run", *SMALL)[3:]
     assert said(capsys, *arguments)[2].splitlines()[0].endswith(": begins")

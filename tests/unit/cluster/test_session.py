@@ -16,16 +16,15 @@ def test_ray_that_does_not_start_says_why_and_what_to_do(monkeypatch: pytest.Mon
     tries = []
 
     def fail(**options: Any) -> None:
-        tries.append(options["dashboard_port"])
-        raise Exception("Failed to read dashboard.err file:\n no such file")
+        tries.append(options)
+        raise Exception("Failed to read raylet.err file:\n no such file")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "before")
     monkeypatch.delenv("RAY_worker_niceness", raising=False)
     monkeypatch.setattr(ray, "init", fail)
-    said = r"did not start on this machine, 3 times .*dashboard.err file: no such file\): .* give the command again"
+    said = r"did not start on this machine, 3 times .*raylet.err file: no such file\): .* give the command again"
     with pytest.raises(RunError, match=said), ray_session("test"):
         pass
     assert len(tries) == 3
-    assert os.environ["RAY_API_SERVER_ADDRESS"] == "before", "commands that follow do not ask the session that ended"
+    assert not any(options["include_dashboard"] for options in tries), "11 processes that no run asks"
     assert "RAY_worker_niceness" not in os.environ

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "code"
 
 
+@pytest.mark.run
 def test_code_travels_without_data_runs_models_and_caches(folder: Path, tmp_path: Path) -> None:
     package = submit.build_package(load("tabular"), folder, tmp_path / "staging")
     assert set(package.sizes) == {
@@ -50,6 +51,7 @@ def test_code_travels_without_data_runs_models_and_caches(folder: Path, tmp_path
     assert found == set(package.sizes)
 
 
+@pytest.mark.run
 def test_the_checkout_itself_is_small_enough_and_complete() -> None:
     files = {path.as_posix() for path in submit.files_to_send(ROOT)}
     assert {"pddpo_ray/__main__.py", "actors/launch.py", "deploy/submit.py", "pddpo_ray/recipes/tabular.yaml"} <= files
@@ -57,6 +59,7 @@ def test_the_checkout_itself_is_small_enough_and_complete() -> None:
     assert sum((ROOT / name).stat().st_size for name in files) < submit.MAX_MIB * submit.MIB / 4
 
 
+@pytest.mark.run
 def test_the_recipe_travels_resolved(folder: Path, tmp_path: Path) -> None:
     config = on_ray("tabular", ["rounds=7", "dual.threshold=0.25"])
     package = submit.build_package(config, folder, tmp_path / "staging")
@@ -73,6 +76,7 @@ def test_paths_that_only_the_cluster_has_are_not_looked_for_here() -> None:
         load("text-world", ["model.reference=/mnt/models/alpaca-7b"])
 
 
+@pytest.mark.run
 def test_too_much_is_refused_with_the_names_of_the_biggest_files(folder: Path, tmp_path: Path) -> None:
     (folder / "weights.bin").write_bytes(b"0" * (2 * submit.MIB))
     with pytest.raises(UserError, match=r"is 2 MiB, at most 1 MiB travel .* weights\.bin \(2 MiB\)"):
@@ -176,6 +180,7 @@ def test_the_jobs_end_has_the_exit_code_of_its_run(driver: int | None, code: int
     assert submit.exit_code(Details("STOPPED")) == 143
 
 
+@pytest.mark.run
 def test_a_dry_run_says_what_would_travel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["submit", "tabular", "--run", "/mnt/x", "--working-dir", str(folder), "--dry-run", "--json"])

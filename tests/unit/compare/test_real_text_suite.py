@@ -19,8 +19,8 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.method_modules import METHODS
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.method_modules import METHODS
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 SMALL = ["rounds=1", *SMALL_REAL_TEXT, "feedback.responses=16"]  # two of c-grpo's groups
 
@@ -55,6 +55,7 @@ def test_every_method_is_an_arm_of_the_suite() -> None:
     assert len({str(config.world) for config in configs}) == 1
 
 
+@pytest.mark.run
 def test_held_out_prompts_are_whole_and_in_no_run(tmp_path: Path) -> None:
     def prepared(share: float) -> Any:
         return prepare_real_text(
@@ -105,6 +106,7 @@ def test_the_page_says_that_there_is_no_truth_and_how_good_the_judges_are() -> N
     assert "gap_last" not in header
 
 
+@pytest.mark.run
 def test_a_suite_on_real_text_needs_held_out_prompts(tmp_path: Path) -> None:
     suite = load_suite(
         "real-text", seeds=[0], only=["dpo-helpful"], overrides=[*SMALL, f"world.cache={tmp_path}", "world.held_out=0"]

@@ -172,6 +172,7 @@ def taken_for_a_block() -> float:
     return taken
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_what_was_taken_meanwhile() -> None:
     """In a fresh process: a long-lived one may give memory back in the same moment, and its peak is then an old one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -190,6 +191,7 @@ def first_runs_peak(folder: Path) -> float:
     return float(row["peak_mib"])
 
 
+@pytest.mark.slow
 def test_what_all_runs_share_is_in_no_runs_memory(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         assert process.submit(first_runs_peak, tmp_path).result(timeout=120) < 150

@@ -11,14 +11,14 @@ from typing import cast
 import pytest
 
 from pddpo_ray.compare.facts import FACTS
-from pddpo_ray.compare.paper import ModelEntry, load_paper, missing_models
+from pddpo_ray.compare.paper import ModelEntry, load_paper, missing_models, planned, scorers_of
 from pddpo_ray.compare.runner import Unit, run_unit, units_of
 from pddpo_ray.compare.suite import MethodsTable, SweepTable, load_suite, suite_names
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import dual_state
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 
 SMALL = """
 about: small
@@ -181,6 +181,8 @@ def test_the_papers_plan_has_its_models_evaluators_and_template() -> None:
     assert list(paper.models) == [
         "Alpaca-7B-reproduced", "Beaver-v3", "SACPO", "P-SACPO", "PD-DPO-1", "PD-DPO-2", "PD-DPO-3", "PD-DPO-4",
         "PD-DPO-adaLag", "DPO-Harmless", "SafeDPO", "PeCAN-3.2",
+        *(f"PD-DPO-adaLag-{limit}" for limit in (1.4, 1.5, 1.6)),
+        *(f"PD-DPO-3-share-{part}" for part in (0.1, 0.05, 0.01)),
     ]  # fmt: skip
     assert "beaver-7b-v1.0-reward" in paper.reward_model
     assert "beaver-7b-v1.0-cost" in paper.cost_model
@@ -191,13 +193,34 @@ def test_the_papers_plan_has_its_models_evaluators_and_template() -> None:
 def test_ours_are_trained_by_commands_that_load() -> None:
     missing = missing_models(load_paper())
     assert [item.name for item in missing] == [
-        *(f"PD-DPO-{price}" for price in (1, 2, 3, 4)), "PD-DPO-adaLag", "DPO-Harmless", "SafeDPO", "PeCAN-3.2"
+        *(f"PD-DPO-{price}" for price in (1, 2, 3, 4)), "PD-DPO-adaLag", "DPO-Harmless", "SafeDPO", "PeCAN-3.2",
+        *(f"PD-DPO-adaLag-{limit}" for limit in (1.4, 1.5, 1.6)),
+        *(f"PD-DPO-3-share-{part}" for part in (0.1, 0.05, 0.01)),
     ]  # fmt: skip
     for item in missing:
         words = shlex.split(item.command)
         config = load(words[2], words[3 : words.index("--run")])
         assert config.beta == 0.1
     assert load("paper/pd-dpo-fixed", ["dual.first=3.0"]).dual.first == 3.0
+
+
+def test_the_dry_run_has_a_row_for_every_model_of_each_figure_and_ablation() -> None:
+    rows = planned(load_paper(["PD-DPO-2=runs/two", "mine=models/m"]))
+    places = [place for place, _, _ in rows]
+    assert {place: places.count(place) for place in dict.fromkeys(places)} == {
+        "figure 1": 12, "figure 2": 12, "figure 3: its multiplier by step, in its report": 1,
+        "share of reward pairs": 4, "threshold of adaLag": 4, "not in the paper": 1,
+    }  # fmt: skip
+    assert ("figure 1", "PD-DPO-2", "runs/two") in rows
+    (command,) = [told for place, name, told in rows if name == "PD-DPO-3-share-0.05"]
+    assert load("paper/pd-dpo-fixed", shlex.split(command)[3:5]).offline.reward_share == 0.05
+
+
+def test_the_plans_judge_is_asked_on_both_axes_and_remembered_apart() -> None:
+    asked = ["judge=http://127.0.0.1:9/v1", "judge_model=m"]
+    without, with_one = scorers_of(load_paper()), scorers_of(load_paper(asked))
+    assert [[axis for axis, _ in one.judges] for one in (without, with_one)] == [[], ["helpfulness", "harmlessness"]]
+    assert without.fingerprint != with_one.fingerprint
 
 
 def test_a_source_on_the_command_line_belongs_to_its_model_and_other_words_to_the_plan() -> None:

@@ -53,6 +53,7 @@ def test_a_looser_threshold_is_less_harmless_and_more_helpful(tmp_path: Path) ->
     assert costs[-1] - costs[0] > 0.05
 
 
+@pytest.mark.run
 def test_adalags_multiplier_rises_while_the_windows_cost_is_above_the_limit_and_falls_after_it(tmp_path: Path) -> None:
     """On a world where it starts too low: it rises, overshoots by the window's memory, and falls."""
     loaded = suite(tmp_path)
@@ -67,6 +68,7 @@ def test_adalags_multiplier_rises_while_the_windows_cost_is_above_the_limit_and_
     assert (moves[:first_fall] == 1).all()
 
 
+@pytest.mark.run
 def test_an_arm_is_read_back_and_not_run_again(tmp_path: Path) -> None:
     loaded = suite(tmp_path)
 

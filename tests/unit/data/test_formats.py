@@ -11,10 +11,11 @@ import pytest
 
 from pddpo_ray.data import Answer, Dimension, Example, Message, Settings, inspect
 from pddpo_ray.data.formats import FORMATS, WRITABLE, read_row, recognise, shuffled, write_rows
+from pddpo_ray.data.problems import RowError
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.data.sinks import SUFFIXES, Sink
 from pddpo_ray.text.templates import TEMPLATES, rendered
-from tests.data_rows import chat, hh, lines, pku
+from tests.support.data_rows import chat, hh, lines, pku
 
 plain = partial(rendered, TEMPLATES["plain"])
 
@@ -98,14 +99,22 @@ def test_trl_conversations_with_and_without_a_prompt_are_the_same() -> None:
     assert only(implicit)[1] == only(with_text)[1] == explicit
 
 
-def test_an_implicit_prompt_is_the_one_that_trl_finds() -> None:
+def test_an_implicit_prompt_of_messages_is_the_one_that_trl_finds() -> None:
     from trl.data_utils import extract_prompt
 
-    row = {"chosen": "The sky is blue, today.", "rejected": "The sky is green."}
+    row = {name: chat(1)["prompt"] + chat(1)[name] for name in ("chosen", "rejected")}
     theirs = extract_prompt(row)
     ours = only(row)[1]
-    assert ours.prompt[0].content == theirs["prompt"].strip()
-    assert [answer.text for answer in ours.answers] == [theirs[name].strip() for name in ("chosen", "rejected")]
+    assert [{"role": turn.role, "content": turn.content} for turn in ours.prompt] == theirs["prompt"]
+    assert [answer.text for answer in ours.answers] == [theirs[name][0]["content"] for name in ("chosen", "rejected")]
+
+
+@pytest.mark.parametrize("ends", [("blue, today.", "green."), ("blue.", "bleak.")])
+def test_words_that_two_answers_share_are_no_prompt(ends: tuple[str, str]) -> None:
+    """TRL would split there, within a word or within a reply, and the model would learn to go on from it."""
+    row = {"chosen": f"The sky is {ends[0]}", "rejected": f"The sky is {ends[1]}"}
+    with pytest.raises(RowError, match="words that answers share are none"):
+        only(row)
 
 
 def test_plain_pairs_say_by_their_names_what_they_mean() -> None:
@@ -242,13 +251,6 @@ def test_templates_by_hand() -> None:
     assert rendered(TEMPLATES["safe-rlhf"], said) == expected
     assert rendered(TEMPLATES["chatml"], said[:1]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert plain(said[:1]) == "Hi"
-
-
-def test_an_implicit_prompt_never_ends_within_a_word() -> None:
-    """TRL would split after `bl`, and the model would learn to continue half a word."""
-    found = only({"chosen": "The sky is blue.", "rejected": "The sky is bleak."})[1]
-    assert found.prompt[0].content == "The sky is"
-    assert [answer.text for answer in found.answers] == ["blue.", "bleak."]
 
 
 def test_every_format_is_documented() -> None:

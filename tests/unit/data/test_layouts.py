@@ -16,9 +16,9 @@ import pytest
 from datasets import Dataset
 
 from pddpo_ray.data import Settings, inspect
-from pddpo_ray.data.reading import unread_labels
-from pddpo_ray.data.turns import Means
-from tests.data_rows import pku
+from pddpo_ray.data.columns import unread_labels
+from pddpo_ray.data.dialogue import Means
+from tests.support.data_rows import pku
 from tests.unit.data.test_damage import DAMAGE
 
 ROWS = 3
@@ -86,7 +86,9 @@ LAYOUTS = {
         "hh", {"chosen": f"{HUMAN} Yes #.", "rejected": f"{HUMAN} No #."}, safer=1, means="harmless"
     ),
     "TRL": Layout("trl", PAIR, better=1),
-    "TRL, implicit prompt": Layout("trl", {"chosen": "Q#? Yes.", "rejected": "Q#? No."}, better=1),
+    "TRL, implicit prompt in turns": Layout(
+        "hh", {"chosen": "User: Q#?\nAssistant: Yes.", "rejected": "User: Q#?\nAssistant: No."}, better=1
+    ),
     "TRL, conversational": Layout("trl-chat", {"prompt": [said("user", "Q#?")], **REPLIES}, better=1),
     "TRL, conversational with an implicit prompt": Layout("trl-chat", WHOLE, better=1),
     "UltraFeedback, binarized": Layout(

@@ -11,10 +11,10 @@ import pytest
 from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.data import Settings
+from pddpo_ray.data.dialogue import Means
 from pddpo_ray.data.formats import FORMATS, read_row, recognise
 from pddpo_ray.data.inspection import inspect
 from pddpo_ray.data.problems import RowError
-from pddpo_ray.data.turns import Means
 from pddpo_ray.errors import UserError
 
 ASSISTANT = {"role": "assistant", "content": "b"}
@@ -159,7 +159,9 @@ def test_fields_that_say_nothing_are_named_and_labels_wait_for_a_decision(
     name = written(tmp_path / "rows.jsonl", row, {**row, "ask": "p"})
     with pytest.raises(SystemExit):
         main(["data", "check", name])
-    assert "2 different-prompts" in capsys.readouterr().out, "without a prompt the answers share no beginning"
+    out = capsys.readouterr().out
+    assert "2 missing-field" in out
+    assert "--column prompt=ask" in out
     with pytest.raises(SystemExit):
         main(["data", "check", name, "--column", "prompt=ask"])
     assert "2 unread-label" in capsys.readouterr().out

@@ -29,8 +29,8 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
-from tests.data_rows import lines, pku
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.data_rows import lines, pku
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 TEXTS = [(f"\n\nHuman: what is {n} and {n}?\n\nAssistant:", f" It is {2 * n}, of course — “sure”.") for n in range(60)]
 SMALL = ScratchSpec(vocabulary=320, context=64, hidden=32, heads=1, intermediate=64, steps=12, batch=8)
@@ -57,6 +57,7 @@ def test_a_data_set_of_the_hub_that_cannot_be_had_is_named_and_no_length_is_blam
         prepare_real_text(load("real-text", ["world.helpful=[hf:nobody/nothing]"]))
 
 
+@pytest.mark.run
 def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(TEXTS, 320)
     rows = sequences(TEXTS, tokenizer, 64)
@@ -74,6 +75,7 @@ def test_a_reference_from_texts_learns_them_and_is_the_same_each_time(tmp_path: 
     assert (first / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.run
 def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"world\.reference\.context"):
         cached_reference(TEXTS, ScratchSpec(context=16, steps=1), tmp_path)
@@ -82,6 +84,7 @@ def test_no_text_that_fits_is_a_user_error(tmp_path: Path) -> None:
         prepare_real_text(tiny(tmp_path, "world.prompt_tokens=4"))
 
 
+@pytest.mark.run
 def test_pairs_of_files_carry_the_labels_of_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "pku.jsonl"
     file.write_bytes(lines(*(pku(n) for n in range(4)), b"{"))

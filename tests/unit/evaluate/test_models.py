@@ -22,7 +22,7 @@ from pddpo_ray.evaluate.sets import EvaluationSet, read_set
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Decoding, Message
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 from tests.unit.platform.test_checkpoints import without_the_heads_prefix
 from tests.unit.scoring.test_loading import beaver
 
@@ -228,6 +228,7 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 # --- the paper's comparison ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_papers_comparison_evaluates_given_models_and_says_how_to_train_ours(tmp_path: Path) -> None:
     """Four policies, a Beaver reward and a Beaver cost model, all tiny; ours without a run are left out by name."""
     policies = {

@@ -15,7 +15,7 @@ from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
 from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.theory.certificate import candidate_level
-from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -44,6 +44,7 @@ def question(out: Path, **changes: Any) -> Question:
     return Question(out.parent / "limits.yaml", out.parent / "prompts.jsonl", **{"max_tokens": 12, **changes})
 
 
+@pytest.mark.slow
 def test_policies_are_candidates_of_one_ledger_and_the_same_weights_are_asked_once(out: Path) -> None:
     assert saved_names(out) == ["checkpoint-2", "checkpoint-10", "final"]
     first, _ = certify_saved(out, question(out))
@@ -61,6 +62,7 @@ def test_policies_are_candidates_of_one_ledger_and_the_same_weights_are_asked_on
     assert "Computed again" in verified(out / "certificate.json")["verified"]
 
 
+@pytest.mark.slow
 def test_other_prompts_are_another_statement_even_under_the_same_name(out: Path) -> None:
     first, written = certify_saved(out, question(out))
     (out.parent / "prompts.jsonl").write_text('{"prompt": "word9"}\n')
@@ -100,6 +102,7 @@ def asked(out: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["certify", str(out), *files, "--max-tokens", "12", *more])
 
 
+@pytest.mark.slow
 def test_the_command_says_the_sentence_and_its_exit_code_is_the_state(out: Path) -> None:
     done = asked(out)
     assert done.exit_code == 0, done.output

@@ -14,7 +14,8 @@ import torch
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores
-from pddpo_ray.integrations.openrlhf import answer_of, limited
+from pddpo_ray.integrations.openrlhf import answer_of, ends_of, limited
+from tests.support.tiny_language_model import word_tokenizer
 
 LIMITS: dict[str, Any] = {"length": {"mean": {"rule": "words"}, "at_most": 3, "bounds": [0, 10]}}
 PROMPT = "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n"
@@ -39,6 +40,51 @@ def owner(folder: Path, answers_a_step: int = 2) -> AnswerScores:
 )
 def test_an_answer_is_what_follows_its_prompt(query: str, prompt: str, answer: str) -> None:
     assert answer_of(query, prompt) == answer
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["<|end|>", "<|eom_id|>", "<|im_end|>\n", "<pad><pad>", "<|eot_id|> <|end_of_text|>\n", "</s>", "<end_of_turn>\n",
+     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[PAD][PAD]", "<|return|>", ""],
+)  # fmt: skip
+def test_an_answer_loses_whatever_token_ends_it(end: str) -> None:
+    assert answer_of("How?Soak it." + end, "How?") == "Soak it."
+
+
+def test_what_an_answer_says_is_kept() -> None:
+    for said in ("Soak it. \n", "Use <b>salt</b>", "a < b |> c", "<|x|> is a token", "a <|two words|>"):
+        assert answer_of("How?" + said, "How?") == said
+    assert answer_of("How?a<|end|>", "How?", ["<|stop|>"]) == "a<|end|>"
+    assert answer_of("How?a<|end|>", "How?", []) == "a<|end|>"
+    assert answer_of("How?a(end)(end) ", "How?", ["(end)"]) == "a"
+
+
+def test_the_ends_of_a_tokenizer_are_its_own(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["(over)"]})
+    tokenizer.save_pretrained(tmp_path)
+    assert {"<eos>", "(over)"} <= set(ends_of(tmp_path))
+    assert answer_of("How?word1(over)<eos>", "How?", ends_of(tmp_path)) == "word1"
+
+
+def test_a_function_may_give_openrlhfs_dictionary(tmp_path: Path) -> None:
+    def telling(prompts: Sequence[str], answers: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "rewards": torch.tensor([[1.0], [3.0]]), "scores": torch.tensor([0.0, 1.0]),
+            "extra_logs": {"seen": torch.tensor([2.0, 2.0]), "limit/length": torch.tensor([0.0, 0.0])},
+        }  # fmt: skip
+
+    found = limited(telling, owner(tmp_path))(["a one two", "a one"], ["a", "a"], ["", ""])
+    assert found["rewards"].tolist() == [1.0, 3.0]
+    assert found["scores"].tolist() == [0.0, 1.0], "what OpenRLHF filters by stays what the function says"
+    assert found["extra_logs"]["seen"].tolist() == [2.0, 2.0]
+    assert found["extra_logs"]["limit/length"].tolist() == [2.0, 1.0]
+    with pytest.raises(UserError, match=r"gave \['score'\] without `rewards`"):
+        limited(lambda *told: {"score": [1.0]}, owner(tmp_path))(["a b"], ["a"], [""])
+    with pytest.raises(UserError, match="one of each belongs to every answer"):
+        limited(lambda *told: torch.tensor([1.0, 2.0]), owner(tmp_path))(["a b"], ["a"], [""])
+    one = limited(lambda *told: torch.tensor(1.0), owner(tmp_path))(["a b"], ["a"], [""])
+    assert one["scores"].tolist() == [1.0]
 
 
 def test_a_text_without_its_prompt_is_refused() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -44,7 +47,7 @@ def test_a_score_carries_the_limits_and_the_figures_say_why(tmp_path: Path) -> N
 
 def test_the_group_is_the_row_of_the_data_set(tmp_path: Path) -> None:
     """Rewards 1 and 3 of row 7, 10 and 14 of row 8: distances 1, 1, 2, 2, of mean square 2.5; mean 7."""
-    compute_score = limited(helpful, owner(tmp_path, 4))
+    compute_score = limited(helpful, owner(tmp_path, 4), prompt=None)
     for index, reward in ((7, 1), (8, 10), (7, 3), (8, 14)):
         compute_score("pans", LONG, reward, {"index": index})
     assert compute_score("pans", LONG, 9, {"index": 9})["score"] == pytest.approx((9 - 7) / math.sqrt(2.5))
@@ -57,7 +60,7 @@ def test_figures_of_yours_are_kept_and_what_has_no_number_is_nan(tmp_path: Path)
     limits = AnswerScores(
         {"length": {**LIMITS["length"], "over": "benign"}}, journal=tmp_path / "limits.jsonl", answers_a_step=9
     )
-    found = limited(telling, limits)("pans", LONG, None, None, bonus=0.5)
+    found = limited(telling, limits)("pans", LONG, None, ROW, bonus=0.5)
     assert (found["score"], found["acc"]) == (0.0, 0.5)
     assert math.isnan(found["helpful"])
     assert math.isnan(found["limit/length"])
@@ -76,7 +79,77 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the helpful function is `async`"):
         limited(slow, owner(tmp_path))
     with pytest.raises(UserError, match=r"the helpful function gave \['acc'\] without `score`"):
-        limited(lambda *told: {"acc": 1.0}, owner(tmp_path))("pans", LONG, "1", {})
+        limited(lambda **told: {"acc": 1.0}, owner(tmp_path))("pans", LONG, "1", ROW)
+
+
+def solution_first(solution_str: str, ground_truth: str, how: str = "strict", full: float = 1.0) -> float:
+    """As verl's own scores of sums have it."""
+    return full if how == "strict" and solution_str.endswith(ground_truth) else 0.0
+
+
+class Method:
+    def score(self, ground_truth: str, solution_str: str) -> float:
+        return float(solution_str.endswith(ground_truth))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        solution_first,
+        Method().score,
+        partial(solution_first, full=1.0),
+        lambda *, ground_truth, solution_str, **more: float(more["extra_info"]["index"] == 7),
+        lambda *told, **more: float(more["solution_str"].endswith(more["ground_truth"])),
+        lambda extra_info, data_source: float(extra_info["index"] == 7 and data_source == "sums"),
+    ],
+)
+def test_a_function_gets_by_name_what_it_takes(function: Callable[..., Any], tmp_path: Path) -> None:
+    compute_score = limited(function, owner(tmp_path))
+    found = compute_score(
+        data_source="sums", solution_str="=> 11", ground_truth="11", extra_info=ROW, reward_router=None
+    )
+    assert found["helpful"] == 1.0
+
+
+def test_a_setting_of_verls_reaches_a_parameter_of_that_name(tmp_path: Path) -> None:
+    assert limited(solution_first, owner(tmp_path))("sums", "=> 11", "11", ROW, full=0.5)["helpful"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda answer, truth: 1.0, "needs `answer`, which verl does not give: give it a default"),
+        (lambda solution_str, *, tolerance: 1.0, "needs `tolerance`"),
+        (lambda *told: 1.0, "takes none by name"),
+        (lambda solution_str, /, ground_truth: 1.0, "takes none by name"),
+        (lambda: 1.0, "takes none by name"),
+    ],
+)
+def test_a_function_that_verl_could_not_call_is_refused_at_load(
+    function: Callable[..., Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        limited(function, owner(tmp_path))
+
+
+def test_data_without_a_question_are_refused_and_a_key_or_none_can_be_named(tmp_path: Path) -> None:
+    limits = owner(tmp_path, 9)
+    for info in ({"split": "train", "index": 3}, {"question": "", "index": 3}, {}, None):
+        with pytest.raises(UserError, match=r"the data set: extra_info has no `question`.*prompt=KEY"):
+            limited(helpful, limits)("pans", LONG, "1", info)
+    with pytest.raises(UserError, match=r"extra_info has no `index`"):
+        limited(helpful, limits, prompt=None)("pans", LONG, "1", {"split": "train"})
+    turns = [{"role": "user", "content": [{"type": "text", "text": "How?"}]}]
+    assert limited(helpful, limits, prompt="asked")("pans", LONG, "1", {"asked": turns})["helpful"] == 1.0
+
+
+def test_files_without_a_question_are_refused_when_the_function_is_loaded(tmp_path: Path) -> None:
+    for name, row in (("good", ROW), ("bad", {"index": 1})):
+        table = pyarrow.table({"data_source": ["pans"], "extra_info": [row]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    limited(helpful, owner(tmp_path), files=[tmp_path / "good.parquet"])
+    with pytest.raises(UserError, match=r"bad\.parquet: extra_info has no `question` \(it has: index\)"):
+        limited(helpful, owner(tmp_path), files=[tmp_path / "good.parquet", tmp_path / "bad.parquet"])
 
 
 FILE = """

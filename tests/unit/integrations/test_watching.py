@@ -12,8 +12,8 @@ import torch
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.watching import Draws, LimitWatch
-from tests.small_align import CHAT
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.small_align import CHAT
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
@@ -124,3 +124,18 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_cannot_be_asked_is_refused(prompts: list[Any], every: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         LimitWatch(LENGTH, prompts, every=every)
+
+
+def test_a_models_own_settings_bend_no_look(tmp_path: Path) -> None:
+    """`generate` fills in what it is not given; the trainer's own settings stay as they were."""
+    looks = {}
+    for name, settings in {"plain": {}, "bent": {"min_length": 60, "repetition_penalty": 9.0}}.items():
+        watch = LimitWatch(LENGTH, PROMPTS, every=1, draws=Draws(each=2, max_tokens=12))
+        trainer = trained(tmp_path / name, None, steps=1)
+        for key, value in settings.items():
+            setattr(trainer.model.generation_config, key, value)
+        watch.attach(trainer)
+        watch._look(1)
+        looks[name] = watch.checked["length"].estimate
+        assert all(getattr(trainer.model.generation_config, key) == value for key, value in settings.items())
+    assert looks["plain"] == looks["bent"]

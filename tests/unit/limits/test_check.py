@@ -255,6 +255,7 @@ def test_the_refusal_rule_agrees_with_people_on_prompts_that_it_was_not_chosen_o
     assert interval.high == pytest.approx(0.967, abs=5e-4)
 
 
+@pytest.mark.run
 def test_a_source_sees_prompt_answer_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "seen_measure.py").write_text("def score(prompt, response, row): return len(prompt) + row['plus']\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -19,8 +19,8 @@ from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.limit_sources import Surroundings, open_source
 from pddpo_ray.scoring.scorer_job import train_from_files
-from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
 ANSWERS = [Answer(f"word{n}", f"word{2 * n} word{n + 1}", where=f"row {n}") for n in range(1, 13)]
 
@@ -134,6 +134,7 @@ def test_a_score_model_versus_the_reference_gives_the_share_of_wins(tmp_path: Pa
     assert (broken.estimate, broken.failed) == (None, 12), "a failed score is no tie"
 
 
+@pytest.mark.run
 def test_a_verdict_needs_a_zero_that_means_something(tmp_path: Path) -> None:
     rows = [{k: v for k, v in row.items() if not k.startswith("is_")} for row in rows_of_words(40, 3)]
     file = write_rows(tmp_path / "pairs.jsonl", rows)

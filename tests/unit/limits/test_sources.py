@@ -22,7 +22,7 @@ from pddpo_ray.limits.reading import Asking, stated_limits
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, chosen_for, one_by_one
 from pddpo_ray.scoring.graders import similarity
 from pddpo_ray.scoring.limit_sources import read_limits
-from tests.measuring_server import MeasuringServer, measuring_server
+from tests.support.measuring_server import MeasuringServer, measuring_server
 
 Row = dict[str, Any]
 
@@ -53,6 +53,7 @@ def result(folder: Path, limits: str, given: list[Row]) -> dict[str, Any]:
 # --- functions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run
 def test_a_function_beside_the_limits_that_hangs_is_stopped_and_the_next_row_is_measured(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import time\n"
@@ -66,6 +67,7 @@ def test_a_function_beside_the_limits_that_hangs_is_stopped_and_the_next_row_is_
     assert found["reasons"] == ["row 2: function hanging:slow took longer than 0.5 s"]
 
 
+@pytest.mark.run
 def test_a_function_that_ends_its_process_fails_on_that_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_function_that_ends_its_process_fails_on_that_row_alone(
     assert found["reasons"] == ["row 1: function leaving:gone ended its process"]
 
 
+@pytest.mark.run
 def test_the_version_of_a_function_follows_its_file(tmp_path: Path) -> None:
     module = tmp_path / "versioned.py"
     module.write_text("__version__ = '2.1'\ndef f(prompt, response, row): return 1\n")
@@ -92,6 +95,7 @@ def test_the_version_of_a_function_follows_its_file(tmp_path: Path) -> None:
     assert FunctionProcess("versioned:f", 10.0, tmp_path).start() != first
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nowhere", "module:name"), ("nowhere:f", "cannot be imported"), ("math:pi", "is not a function")],
@@ -153,9 +157,9 @@ def test_a_refused_key_is_one_error_that_names_limit_and_row(tmp_path: Path, ser
 
 def test_a_source_that_is_down_is_not_asked_for_ever(tmp_path: Path, server: MeasuringServer) -> None:
     server.measure = lambda body: (500, "down")
-    found = result(tmp_path, measured_by(server), rows(80))
-    assert (found["n"], found["failed"]) == (0, 80)
-    assert len(server.bodies) == 32
+    with pytest.raises(RunError, match=r"limit mine, row 1: endpoint .*does not answer: 500 .*start it, then resume"):
+        result(tmp_path, measured_by(server), rows(80))
+    assert len(server.bodies) <= 32
 
 
 def test_a_key_that_is_not_set_is_refused_before_anything_is_asked(tmp_path: Path, server: MeasuringServer) -> None:

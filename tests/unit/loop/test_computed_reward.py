@@ -22,7 +22,7 @@ from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from pddpo_ray.worlds.tabular import two_limits_world
-from tests.measuring_server import measuring_server
+from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 from tests.unit.loop.test_limits_on_files import RULES
 from tests.unit.loop.test_limits_on_files import recipe as on_files

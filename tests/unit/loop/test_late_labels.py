@@ -33,7 +33,7 @@ from pddpo_ray.theory.dual import (
     stale_share,
 )
 from pddpo_ray.worlds.tabular import rare_world
-from tests.answering_people import answering
+from tests.support.answering_people import answering
 from tests.unit.loop.small_run import SMALL, finish, ledger, small
 
 NEWTON = "dual.rule={kind: newton}"

@@ -277,6 +277,7 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     assert set(load("tabular-limits").fixed_settings()) >= {"limits", "prompts"}
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("rule", "step"),
     [

@@ -13,7 +13,7 @@ from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import PhaseChanged, run_recipe
 from pddpo_ray.plan.work import work
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.unit.loop.small_run import story
 
 

@@ -83,6 +83,7 @@ def test_a_limit_above_all_costs_ends_in_a_result_that_nothing_binds(tmp_path: P
     assert result["g_last"] < 0.0
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("cost", "override", "said"),
     [

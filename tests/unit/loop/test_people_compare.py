@@ -18,7 +18,7 @@ from pddpo_ray.records import Response
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import mixture_upper_bound
-from tests.answering_people import answering
+from tests.support.answering_people import answering
 from tests.unit.loop.test_limits_on_text import twin
 from tests.unit.loop.test_people_limits import AT_ONCE, BATCH, PARKED, broken_off_again, nobody_twice, parked
 

@@ -32,8 +32,8 @@ from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import limit_with_people, with_people
-from tests.answering_people import RULES, Crowd, answering
-from tests.measuring_server import measuring_server
+from tests.support.answering_people import RULES, Crowd, answering
+from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import run_of
 from tests.unit.loop.test_limits_on_files import RULES as BY_RULE

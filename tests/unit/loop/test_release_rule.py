@@ -40,6 +40,7 @@ def released(
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worst", [1.0, 1.1])
 def test_the_rule_releases_a_broken_policy_in_at_most_delta_of_runs(worst: float) -> None:
     """Twelve rounds at or above the limit of 10 %, 1,000 simulated runs."""

@@ -14,7 +14,7 @@ from pddpo_ray.config import ScorerJob, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.scoring.scorer_job import train_from_files
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 PADDING = " and so on and so on and so on."
 SIZE = [

@@ -24,7 +24,7 @@ from pddpo_ray.records import CandidateSet, CostEstimate, Pair, PolicyVersion, P
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 from tests.unit.loop.small_run import finish, small, story
 
 pytestmark = pytest.mark.run

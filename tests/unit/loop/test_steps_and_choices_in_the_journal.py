@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,7 @@ class Chooser:
         self.met: list[dict[str, list[str]]] = []
         self.updates: list[list[Pair]] = []
         self.selected: list[tuple[int, int, float]] = []
+        self.learned: list[list[str]] = []
         self.metrics = {"explore/tau": 0.5, "explore/pairs": 99.0}
 
     def meet(self, baseline: Mapping[str, Sequence[Response]]) -> None:
@@ -130,6 +131,9 @@ class Chooser:
     def update(self, pairs: Sequence[Pair]) -> None:
         self.updates.append(list(pairs))
 
+    def learn(self, labelled: Callable[[], Sequence[LabelledPair]]) -> None:
+        self.learned.append([item.pair.id for item in labelled()])
+
     def bonuses(self, responses: Sequence[Response]) -> tuple[np.ndarray, np.ndarray]:
         reward = np.array([10.0 * r.prompt.token_ids[0] + r.token_ids[0] for r in responses])
         return reward, 0.25 * reward
@@ -138,6 +142,15 @@ class Chooser:
 def sets() -> list[CandidateSet]:
     log = (0.0, 0.0)
     return [CandidateSet(pair.prompt, (pair.first, pair.second), log, log) for pair in PAIRS[:3]]
+
+
+def test_a_round_is_chosen_with_the_labels_of_the_rounds_before(journal: Journal) -> None:
+    chooser = Chooser()
+    plain = ExplorationController(chooser, journal)
+    for _ in journal.rounds(2):
+        labelled = [LabelledPair(pair, Verdict.FIRST, Verdict.SECOND) for pair in plain.choose(sets())]
+        journal.once("compare", partial(journal.add_pair_labels, labelled, "world"))
+    assert chooser.learned == [[], ["1-pair-0", "1-pair-1", "1-pair-2"]]
 
 
 def test_chosen_pairs_are_named_by_round_and_counted(journal: Journal) -> None:

@@ -84,6 +84,7 @@ def test_the_mirror_bets_are_the_promised_ones(values: list[float], limit: float
     assert ((bets_above(limit) >= 0) & (bets_above(limit) < 1)).all()
 
 
+@pytest.mark.slow
 def test_a_false_certificate_is_as_rare_as_its_level_although_every_draw_is_looked_at() -> None:
     """10,000 runs with the true rate at the limit, 1.1 and 2 times it: at most 5 % + 2 standard errors certify."""
     generator = np.random.default_rng(20)

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.special import softmax
+from scipy.optimize import root
+from scipy.special import expit, softmax
 
-from pddpo_ray.exploration.alternatives import EllipticalBonus, SimHashCounts, ThompsonBonus
+from pddpo_ray.exploration.alternatives import EllipticalBonus, HeldBonus, SimHashCounts, ThompsonBonus
 from pddpo_ray.exploration.bonus import (
     elliptical,
     elliptical_from_inverse,
     saturation,
     theory_amplitude,
     theory_precision,
+    valid_scale,
 )
-from pddpo_ray.exploration.design import Design, empty_design, factor, inverse, sherman_morrison
+from pddpo_ray.exploration.design import Design, empty_design, factor, fitted_design, inverse, sherman_morrison
 from pddpo_ray.exploration.explorer import OptimisticExplorer
 from pddpo_ray.exploration.features import centres, fit_whitening, pool_features, whitened
 from pddpo_ray.exploration.resampling import (
@@ -33,7 +35,9 @@ from pddpo_ray.exploration.resampling import (
 )
 from pddpo_ray.records import CandidateSet, Pair, Response
 from pddpo_ray.theory.margins import bonus_margin
+from pddpo_ray.theory.mle import box_mle
 from pddpo_ray.worlds.tabular import TabularWorld, trap_world
+from pddpo_ray.worlds.tabular_parts import one_hot_gram
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:
@@ -323,10 +327,11 @@ def test_greedy_begins_again_when_everything_was_taken() -> None:
     assert greedy_weights(advantage, np.array([True, True, True])).tolist() == [0.0, 1.0, 0.0]
 
 
-def test_exact_draws_from_the_optimistic_policy(world: TabularWorld) -> None:
+@pytest.mark.parametrize("kind", ["exact", "theorem"])
+def test_exact_draws_from_the_optimistic_policy(world: TabularWorld, kind: str) -> None:
     """Against enumeration: policy * exp((b_r + 0.5 b_c) / beta) over all eight answers, b from the formula."""
     model = EllipticalBonus(32, k=0.2, s0=2.0)
-    found = explorer(world, bonus="exact", k=0.2)
+    found = explorer(world, bonus=kind, k=0.2)
     found.update(offline_pairs(world))
     centre = one_hot(world)(world.baseline_pool(32)["p0"]).mean(axis=0)
     for pair in offline_pairs(world):
@@ -499,3 +504,87 @@ def test_a_design_is_a_value() -> None:
     first.add(np.ones(2))
     np.testing.assert_array_equal(first.matrix, np.eye(2) / 4)
     assert isinstance(first, Design)
+
+
+def test_the_theorems_bonus_is_held_within_a_round_and_the_elliptical_one_is_not() -> None:
+    """A pick narrows the elliptical bonus along its own direction at once; the held one waits for the labels."""
+    rows = np.eye(3) - 1 / 3
+    for model, moves in ((EllipticalBonus(3, k=1.0, s0=2.0), True), (HeldBonus(3, k=1.0, s0=2.0), False)):
+        model.start_batch(np.random.default_rng(0))
+        before = model.bonuses("p", rows)[0]
+        model.picked("p", rows[0], rows[1])
+        assert (model.bonuses("p", rows)[0] < before - 0.01).any() == moves
+        model.observe("p", rows[0], rows[1])
+        model.start_batch(np.random.default_rng(0))
+        assert (model.bonuses("p", rows)[0] < before - 0.01).any()
+
+
+def test_the_valid_scale_by_hand() -> None:
+    """Y = 2, X = 1, z = 0: kappa is 1/4, the box has no size, so k = 1/2 * 8 G, G^2 = (log(1 + 2n)/2 + log 40)/2."""
+    found = valid_scale(score_max=0.0, prompts=1, answers=2, pairs=10, s0=2.0)
+    assert found == pytest.approx(4.0 * math.sqrt(0.5 * (0.5 * math.log(21.0) + math.log(40.0))))
+
+
+def test_the_valid_scale_holds_where_pairs_follow_earlier_labels() -> None:
+    """400 runs of 2 prompts x 4 answers in [-1, 1]: 40 even pairs, then 200 of the two answers that won most.
+
+    The error in the norm of the design stays below k; in some it exceeds 1.5, the default's k.
+    """
+    draws, runs, shape = np.random.default_rng(4), 400, (2, 4)
+    truth = draws.uniform(-1.0, 1.0, (runs, *shape))
+    wins = np.zeros((runs, *shape, 4))
+    chance = expit(truth[..., :, None] - truth[..., None, :])
+    for pairs in (40, 200):
+        order = np.argsort(-wins.sum(axis=-1), axis=-1)
+        for r, x in np.ndindex(runs, 2):
+            if pairs == 40:
+                first, second = draws.permuted(np.tile(np.arange(4), (pairs, 1)), axis=1)[:, :2].T
+            else:
+                first, second = np.full(pairs, order[r, x, 0]), np.full(pairs, order[r, x, 1])
+            won = draws.random(pairs) < chance[r, x, first, second]
+            np.add.at(wins[r, x], (np.where(won, first, second), np.where(won, second, first)), 1.0)
+    error = truth - box_mle(wins, 1.0)
+    error -= error.mean(axis=-1, keepdims=True)
+    matrix = np.eye(4) / 4.0 + 0.25 * one_hot_gram(wins)
+    norms = np.sqrt(np.einsum("rxi,rxij,rxj->rx", error, matrix, error))
+    assert norms.max() < valid_scale(score_max=1.0, prompts=2, answers=4, pairs=240, s0=2.0)
+    assert 0.0 < (norms > 1.5).mean() < 1.0
+
+
+def test_fitted_information_is_the_laplace_covariance_and_a_quarter_a_lower_bound_of_it() -> None:
+    """Lambda is the Hessian of the negative log posterior at its mode (finite differences of the gradient)."""
+    draws = np.random.default_rng(6)
+    rows, ridge = 2.0 * draws.standard_normal((40, 3)), 0.25
+    signs = np.where(draws.random(40) < expit(rows @ np.array([1.0, -1.5, 0.5])), 1.0, -1.0)
+
+    def slope(scores: np.ndarray) -> np.ndarray:
+        return np.asarray(ridge * scores - (signs * expit(-signs * (rows @ scores))) @ rows)
+
+    mode = root(slope, np.zeros(3), tol=1e-13).x
+    hessian = np.stack([(slope(mode + 1e-5 * e) - slope(mode - 1e-5 * e)) / 2e-5 for e in np.eye(3)])
+    found = fitted_design(rows, signs, s0=2.0)
+    np.testing.assert_allclose(found.matrix, hessian, rtol=1e-6)
+    quarter = empty_design(3, s0=2.0).add(rows).matrix
+    assert np.linalg.eigvalsh(np.linalg.inv(found.matrix) - np.linalg.inv(quarter)).min() > 0
+    # labels that nobody gave yet: the largest information, as without them
+    unlabelled = fitted_design(rows, np.zeros(40), s0=2.0)
+    np.testing.assert_allclose(unlabelled.matrix, quarter)
+    assert unlabelled.pairs == 40
+
+
+def test_an_explorer_with_fitted_information_weighs_each_stream_by_its_labels(world: TabularWorld) -> None:
+    found = explorer(world, weight="fitted")
+    pairs = offline_pairs(world)
+    labelled = world.labeller().compare(pairs, 0)
+    found.update(pairs)
+    before = found.bonuses(world.answers[:8])
+    found.learn(lambda: labelled)
+    after = found.bonuses(world.answers[:8])
+    for old, new in zip(before, after, strict=True):
+        assert (new >= old - 1e-12).all()
+        assert (new > old + 1e-4).any()
+    assert not np.allclose(after[0], after[1])  # rewards and costs were labelled apart
+    plain = explorer(world)
+    plain.update(pairs)
+    plain.learn(lambda: labelled)
+    np.testing.assert_allclose(plain.bonuses(world.answers[:8]), before)

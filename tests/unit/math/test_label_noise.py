@@ -67,6 +67,7 @@ def test_where_the_learner_is_wrong_it_is_the_slope_of_the_learners_own_policies
     assert abs(found[0, 0] + temperature * slope / multiplier) < 4.0 * error[0, 0]
 
 
+@pytest.mark.slow
 def test_the_noise_of_rare_labels_is_taken_out_whole() -> None:
     """At a rate of 6 % the labels' variance is 200 times this cost's: a step that divides by more is too short."""
     policy, costs, multipliers = world()

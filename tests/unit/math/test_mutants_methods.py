@@ -24,8 +24,8 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
-from tests.method_modules import METHODS
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.method_modules import METHODS
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import finish, small
 from tests.unit.methods.runs import NEEDS, config_of, journal_of
 
@@ -93,6 +93,7 @@ def test_a_run_that_keeps_some_pairs_says_how_many_there_were(tmp_path: Path) ->
     assert len([entry for entry in told["pairs"] if entry.round == 1]) == 3
 
 
+@pytest.mark.run
 def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
     world = trap_world()
     trainer = TabularTrainer(world, ArtifactStore(tmp_path / "store"))
@@ -104,6 +105,7 @@ def test_a_tables_critics_have_one_value_per_prompt(tmp_path: Path) -> None:
         assert trainer._store.read_tensors(*stored)["values"].shape == (4,)
 
 
+@pytest.mark.run
 def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> None:
     """At a rate of nearly nothing they come back as they were, reward and cost each in its place."""
     world = trap_world()
@@ -118,6 +120,7 @@ def test_an_update_goes_on_with_the_critics_that_it_is_given(tmp_path: Path) -> 
         np.testing.assert_allclose(trainer._store.read_tensors(*stored)["values"], values[name], atol=1e-6)
 
 
+@pytest.mark.run
 def test_the_loss_of_texts_at_their_base_is_that_of_the_margins_alone(tmp_path: Path) -> None:
     """At policy = base the logit is the margin, so the first step's loss is the mean of softplus(-margin)."""
     store = ArtifactStore(tmp_path / "store")

@@ -19,6 +19,7 @@ def drawn(tables: Array, generator: np.random.Generator) -> tuple[Array, Array]:
     return np.array([generator.choice(tables.shape[1], p=tables[k]) for k in author]), author
 
 
+@pytest.mark.slow
 def test_means_are_unbiased_and_steadier_than_of_own_answers() -> None:
     """150 runs of three close policies whose labels are right or wrong: the enumerated means are the truth."""
     generator = np.random.default_rng(5)

@@ -100,6 +100,7 @@ def toy_policy(limits: tuple[float, float], *, seed: int, rate: float, steps: in
     return np.array(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", SETTINGS)
 @pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
 def test_both_limits_are_held_though_the_multipliers_are_a_step_behind(

@@ -182,6 +182,7 @@ def test_draws_never_hit_an_impossible_answer() -> None:
 # --- labels ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_labels_follow_the_truth(world: TabularWorld) -> None:
     item = world.response(1, 6, "item")
     labels = world.labeller().safety([item], 20_000, seed=0)[0].labels

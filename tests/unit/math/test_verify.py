@@ -46,6 +46,7 @@ from pddpo_ray.verify.methods import (
 from pddpo_ray.verify.page import WORDS, gap_chart, render
 from pddpo_ray.verify.pieces import Pieces
 from pddpo_ray.verify.simulate import _bonuses, _collect, _initial, _policies, simulate
+from pddpo_ray.verify.split_roles import split_role_claims
 from pddpo_ray.worlds.tabular import TabularWorld, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world, world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
@@ -380,7 +381,7 @@ def test_every_method_is_in_a_picture_and_no_two_curves_of_one_look_alike(world:
 @pytest.mark.slow
 def test_every_symbol_of_the_page_is_explained_on_it(world: TabularWorld) -> None:
     """Greek letters and their names, single capitals, names with _ or *, abbreviations."""
-    claims = [check(world) for check in FORMULAS] + interval_claims()
+    claims = [check(world) for check in FORMULAS] + interval_claims() + split_role_claims()
     body = re.sub(r"<svg.*?</svg>|<style>.*?</style>|<footer>.*", "", drawn(world, claims), flags=re.S)
     text = html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<dl.*?</dl>", "", body, flags=re.S)))
     symbol = r"[Α-ω]|\b\w+\*|\b\w+_\w+\b|\b[A-Z][A-Z-]*[A-Z]\b|\b(?:[A-Z]|lambda|rho|beta|Var)\b"

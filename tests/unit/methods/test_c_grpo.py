@@ -79,6 +79,7 @@ def groups(log_probs: np.ndarray, count: int, rng: np.random.Generator) -> list[
     return [ScoredAnswer((int(x),), (int(y),), REWARD[x, y], COST[x, y]) for x, answers in cells for y in answers]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
 def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: float) -> None:
     rng, zeros, late = np.random.default_rng(4), np.zeros(2), []
@@ -94,6 +95,7 @@ def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: 
     assert not [name for name in metrics if "critic" in name]
 
 
+@pytest.mark.run
 def test_a_language_model_learns_from_groups_repeatably_and_stores_no_critic(trainer: LocalTrainer) -> None:
     command = command_of(trainer, group=2)
     first = trainer.reinforce(command)

@@ -31,7 +31,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 
@@ -120,6 +120,7 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
     return float(0.5 * np.abs(np.exp(one) - np.exp(other)).sum(axis=1).max())
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
 def test_at_a_fixed_multiplier_the_policy_reaches_the_known_optimum(multiplier: float) -> None:
     rng = np.random.default_rng(4)
@@ -185,6 +186,7 @@ def lead(trainer: LocalTrainer, version: object) -> float:
     return float(good - bad)
 
 
+@pytest.mark.run
 def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: LocalTrainer) -> None:
     assert isinstance(trainer, PolicyGradient)
     first = trainer.reinforce(command_of(trainer))
@@ -194,6 +196,7 @@ def test_an_update_raises_what_the_scores_prefer_and_is_repeatable(trainer: Loca
     assert first.metrics["ppo/kl_estimate"] == pytest.approx(0.0, abs=1e-6), "the first batch is the reference's own"
 
 
+@pytest.mark.run
 def test_the_next_update_goes_on_with_policy_and_critics(trainer: LocalTrainer) -> None:
     first = trainer.reinforce(command_of(trainer))
     following = command_of(trainer, sequence=2, result="policy-2", start=first.version, critics=first.critics)

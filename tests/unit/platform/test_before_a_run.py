@@ -67,6 +67,7 @@ def test_seeds_may_be_large() -> None:
     demand_possible_sizes(load("text-world", ["seed=4000000000"]))
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_the_files_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = {"prompt": "How?", "chosen": "same", "rejected": "same"}
     name = written(tmp_path / "pairs.jsonl", PAIR, {**PAIR, "prompt": "Why?"}, bad)

@@ -348,6 +348,7 @@ def test_a_dry_run_of_impossible_resources_shows_the_plan_and_ends_with_code_2(
     assert plan["digest"] == load("text-world", ["trainer.workers=4", *OWN_CORES]).digest()
 
 
+@pytest.mark.slow
 def test_recipes_lists_every_recipe_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "recipes", "--json")
     listed = json.loads(out)["recipes"]
@@ -396,6 +397,7 @@ def test_a_tabular_run_from_the_command_line_to_its_report(capsys: pytest.Captur
     assert (code, out) == (0, f"report: {folder / 'report.html'}\n")
 
 
+@pytest.mark.run
 def test_the_run_folder_of_another_recipe_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = ["rounds=1", "feedback.responses=8", "explore.prompts=4", "--run", str(folder)]

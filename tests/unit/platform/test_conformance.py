@@ -83,6 +83,7 @@ def examined(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     return done.exit_code, said["steps"]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_usual_shapes_go_the_whole_way(tmp_path: Path, kind: str) -> None:
     code, steps = examined(saved(tmp_path / "model", kind))
@@ -116,6 +117,7 @@ def test_a_model_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
     assert "changes its logits (final_logit_softcapping), which the trainer does not do" in load["seen"]
 
 
+@pytest.mark.run
 def test_a_model_that_learns_nothing_fails_where_it_is_trained(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", "llama, untied")
     tensors = load_file(folder / "model.safetensors")

@@ -42,6 +42,7 @@ def with_versions(**versions: str) -> Facts:
     return replace(HEALTHY, versions={**HEALTHY.versions, **{key.replace("_", "-"): v for key, v in versions.items()}})
 
 
+@pytest.mark.slow
 def test_a_healthy_environment_has_nothing_to_repair() -> None:
     assert diagnose(HEALTHY) == []
 
@@ -159,6 +160,7 @@ def test_the_token_file_and_its_mode_are_found(tmp_path: Path) -> None:
     assert facts == RayFacts("", "token", str(token), 0o640)
 
 
+@pytest.mark.run
 def test_deep_imports_say_why_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_engine.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

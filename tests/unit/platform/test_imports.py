@@ -135,6 +135,7 @@ def test_the_library_imports_without_ray_vllm_and_deepspeed(path: Path) -> None:
     assert [module for module in at_import_time(tree) if within(module, HEAVY_ENGINES)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sources("pddpo_ray", "actors"), ids=name_of)
 def test_imports_never_point_back(path: Path) -> None:
     name = name_of(path)
@@ -161,6 +162,7 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
     assert not words & {"import_module", "__import__"}
 
 
+@pytest.mark.slow
 def test_files_import_each_other_in_no_circle() -> None:
     assert circle(arrows()) == []
 
@@ -173,6 +175,7 @@ def test_rooms_import_each_other_in_no_circle_and_are_few() -> None:
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
 
 
+@pytest.mark.slow
 def test_ray_is_used_by_the_shell_alone() -> None:
     users = [
         name_of(path)

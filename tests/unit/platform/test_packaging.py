@@ -22,7 +22,7 @@ LOCK = ROOT / "requirements" / "py311.lock"
 OF_312 = ROOT / "requirements" / "py312.lock"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-STEPS = ("ruff check", "ruff format", "mypy", "pytest")
+TARGETS = ("setup", "demo", "check", "test", "full", "lint", "chaos", "real", "compare", "bench", "clean")
 NOT_LOCKED = ("torch", "triton", "torchvision", "torchaudio", "torchcodec")
 
 
@@ -98,7 +98,9 @@ def test_the_licence_is_apache_2() -> None:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "fast", "lint", "chaos", "compare", "bench", "clean"])
+@pytest.mark.parametrize(
+    "target", ["setup", "demo", "check", "test", "full", "lint", "chaos", "real", "compare", "bench", "clean"]
+)
 def test_make_knows_its_targets(target: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", target], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
@@ -107,15 +109,37 @@ def test_make_knows_its_targets(target: str) -> None:
 
 
 @pytest.mark.run
-def test_make_test_runs_formatter_linter_types_and_tests() -> None:
+def commands_of(target: str) -> list[str]:
+    """What make would run of the environment's own programs."""
     done = subprocess.run(
-        ["make", "--dry-run", "test"], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+        ["make", "--dry-run", target], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
     )
-    commands = [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
-    order = [
-        next(i for i, line in enumerate(commands) if word in line) for word in ("check .", "format", "mypy", "pytest")
-    ]
-    assert order == sorted(order)
+    return [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
+
+
+@pytest.mark.run
+def test_make_check_runs_formatter_linter_types_and_tests_and_each_tier_what_is_below_it() -> None:
+    check, test, full = (commands_of(target) for target in ("check", "test", "full"))
+    for word in ("check .", "format", "mypy", "pytest"):
+        assert any(word in line for line in check), word
+    assert set(check) < set(test) < set(full)
+
+
+MARKS = ("run", "slow", "full", "ray", "vllm", "deepspeed", "browser", "postgres", "gpu")
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("marks", ["", *MARKS, "slow full", "ray vllm", "vllm run", "vllm full"])
+def test_make_full_runs_a_test_once_whatever_its_marks_are(marks: str) -> None:
+    """And nothing that is `chaos` or `real`."""
+    expressions = [line.split('-m "')[1].split('"')[0] for line in commands_of("full") if "pytest" in line]
+
+    def lines_with(*all_marks: str) -> int:
+        names = dict.fromkeys((*MARKS, "chaos", "real"), False) | dict.fromkeys(all_marks, True)
+        return sum(bool(eval(expression, {}, names)) for expression in expressions)
+
+    found = [lines_with(*marks.split(), *more) for more in ((), ("chaos",), ("real",))]
+    assert found == [1, 0, 0]
 
 
 @pytest.mark.run

@@ -13,8 +13,8 @@ import pddpo_ray
 from pddpo_ray.config import Config
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
-from tests.scorer_rows import rows_of_words
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import rows_of_words
+from tests.support.tiny_language_model import save_policy
 
 SMALL = [
     "rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",
@@ -28,6 +28,7 @@ def test_every_public_name_is_there_and_says_what_it_does() -> None:
         assert (getattr(pddpo_ray, name).__doc__ or "").strip(), name
 
 
+@pytest.mark.run
 def test_a_recipe_is_run_and_a_policy_of_it_certified(tmp_path: Path) -> None:
     result = pddpo_ray.run(pddpo_ray.load_recipe("tabular", SMALL), tmp_path / "run")
     assert result["rounds"] == 2

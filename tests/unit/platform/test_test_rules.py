@@ -85,6 +85,48 @@ def test_after():
 """
 
 
+TIERS = """
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from pddpo_ray.config import load
+from pddpo_ray.loop.run import run_recipe
+
+def starts():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+def test_starts_a_process():
+    starts()
+
+def test_runs_a_recipe(tmp_path):
+    run_recipe(load("tabular", ["rounds=1", "offline.pairs=40", "offline.compare_rounds=0"]), tmp_path / "run")
+
+def test_fits_a_network():
+    model = torch.nn.Linear(1, 1)
+    model(torch.ones(1)).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+def test_computes_for_long():
+    began = time.process_time()
+    while time.process_time() - began < 2.1:
+        pass
+
+def test_sleeps_for_long():
+    time.sleep(2.1)
+
+def test_computes_a_little():
+    time.sleep(0.1)
+
+@pytest.mark.run
+def test_that_has_a_mark_may():
+    starts()
+"""
+
+
 def output_of(folder: Path, sample: str, *options: str, ci: bool = False) -> str:
     """What pytest prints of a sample under this project's configuration, run in a process of its own."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
@@ -145,3 +187,19 @@ def test_where_files_run_side_by_side_a_crash_is_a_failure(tmp_path: Path) -> No
     output = output_of(tmp_path, CRASHES, "-n", "1", "--dist", "loadfile", "-k", "once")
     assert "1 failed" in output
     assert "crashed while running 'test_sample.py::test_crashes_once'" in output
+
+
+@pytest.mark.run
+def test_without_a_mark_a_test_is_short_starts_nothing_runs_nothing_and_fits_nothing(tmp_path: Path) -> None:
+    output = output_of(tmp_path, TIERS)
+    outcomes = re.findall(r"(?m)^test_sample\.py::test_(\w+) (PASSED|FAILED)", output)
+    assert {name for name, outcome in outcomes if outcome == "PASSED"} == {"computes_a_little", "that_has_a_mark_may"}
+    for name, said in (
+        ("starts_a_process", "starts a process"),
+        ("runs_a_recipe", "runs a recipe and starts a process"),
+        ("fits_a_network", "fits a network"),
+        ("computes_for_long", r"takes 2\.\d s of processor time and sleep, more than 2"),
+        ("sleeps_for_long", r"takes 2\.\d s of processor time and sleep, more than 2"),
+    ):
+        assert (name, "FAILED") in outcomes
+        assert re.search(f"test_{name} {said}: mark it", output)

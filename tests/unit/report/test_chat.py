@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ from pddpo_ray.cli.main import app, main
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import WORDS, tiny_llama, word_tokenizer
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import WORDS, tiny_llama, word_tokenizer
 
 HOSTILE = tuple(
     {0: "\x1b[2J", 1: "\u202eevil", 2: "\x9b31m", 3: "a\rb"}.get(number % 8, word) for number, word in enumerate(WORDS)
@@ -87,6 +89,18 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main(["chat", str(run.folder), "--prompt", " ".join(HOSTILE_WORDS * 2), "--max-tokens", "12"])
     assert "tokens, the model has room for 116" in capsys.readouterr().err
+
+
+def test_the_references_own_settings_bend_no_answer(run: ServedRun, tmp_path: Path) -> None:
+    bent = make_run(tmp_path / "bent", (SAFE,), tokenizer=word_tokenizer(HOSTILE_WORDS))
+    bent.close()
+    settings = {"repetition_penalty": 9.0, "min_length": 12, "suppress_tokens": [8], "no_repeat_ngram_size": 1}
+    for version in (bent.folder / "artifacts").iterdir():
+        (version / "generation_config.json").write_text(json.dumps(settings))
+        config = json.loads((version / "config.json").read_text())
+        (version / "config.json").write_text(json.dumps({**config, **settings}))
+    asked = ("--prompt", f"{HOSTILE_WORDS[4]} {HOSTILE_WORDS[5]}", "--round", "1")
+    assert chat(bent, *asked).stdout == chat(run, *asked).stdout
 
 
 def test_without_settings_an_answer_is_as_long_as_in_the_run_and_longer_than_the_context_is_refused(

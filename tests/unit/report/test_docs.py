@@ -20,7 +20,7 @@ from pddpo_ray.config import load, recipe_names
 from pddpo_ray.limits.answer_files import read_answers
 from pddpo_ray.limits.check import check
 from pddpo_ray.scoring.limit_sources import read_limits
-from tests.measuring_server import measuring_server
+from tests.support.measuring_server import measuring_server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -151,6 +151,7 @@ def test_python_examples_run(page: str, text: str, tmp_path: Path, monkeypatch: 
         assert (tmp_path / "runs" / "from-python" / "report.html").exists()
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
 def test_recipes_and_limits_in_pages_load(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +221,7 @@ def test_every_key_of_the_result_is_described(tmp_path: Path) -> None:
     assert described == set(result)
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_report_is_described(finished_run: Path) -> None:
     page = (finished_run / "report.html").read_text(encoding="utf-8").replace("&#x27;", "'")
     text = section("reading-a-report.md", "The pictures")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app, main
@@ -17,8 +17,8 @@ from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
 from pddpo_ray.storage.artifacts import tensors_sha256
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 TEXT = torch.tensor([[1, 5, 6, 7, 20, 30, 40, 2]])
 
@@ -76,6 +76,7 @@ def test_the_released_policy_is_loaded_by_transformers_with_its_own_log_probabil
     )
 
 
+@pytest.mark.slow
 def test_an_uncertified_round_is_exported_when_it_is_asked_for_and_its_card_says_so(
     run: ServedRun, tmp_path: Path
 ) -> None:
@@ -192,3 +193,29 @@ def test_an_exported_policy_is_drawn_at_its_own_temperature(tmp_path: Path) -> N
     export(made.folder, tmp_path / "model")
     assert "temperature of the policy: 0.7 (" in (tmp_path / "model" / "README.md").read_text()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7},
+        {"no_repeat_ngram_size": 3, "min_length": 20, "suppress_tokens": [7], "bad_words_ids": [[9]]},
+        {"num_beams": 1, "early_stopping": True, "do_sample": False},
+    ],
+)
+def test_an_export_draws_from_the_certified_policy_whatever_the_reference_was_drawn_with(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    made = make_run(tmp_path / "run", (SAFE,))
+    made.close()
+    for version in (tmp_path / "run" / "artifacts").iterdir():
+        (version / "generation_config.json").write_text(json.dumps(settings))
+    export(tmp_path / "run", tmp_path / "model", "--round", "1")
+    kept = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert set(kept) == {"eos_token_id", "pad_token_id", "do_sample", "temperature", "top_p", "top_k", "max_new_tokens"}
+    assert (kept["do_sample"], kept["top_p"], kept["top_k"]) == (True, 1.0, 0)
+    decoding = verified(tmp_path / "model" / "certificate.json")["candidate"]["decoding"]
+    assert kept["max_new_tokens"] == decoding["max_tokens"]
+    GenerationConfig(**kept).save_pretrained(tmp_path / "again")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.generation_config.repetition_penalty in (None, 1.0)

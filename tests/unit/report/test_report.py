@@ -180,6 +180,7 @@ def test_a_number_that_does_not_exist_is_a_dash(tmp_path: Path) -> None:
     assert ("fit/slope_cost", 2) not in {(item.key, item.round) for item in page.numbers}
 
 
+@pytest.mark.slow
 def test_weights_that_differ_from_the_trainers_are_not_called_verified(tmp_path: Path) -> None:
     from pddpo_ray.contracts import Delivery
 
@@ -236,6 +237,7 @@ def test_report_of_a_real_tabular_run_equals_its_result(tmp_path: Path) -> None:
     assert by_key["labelled_pairs"] == result["labels_pairs"]
 
 
+@pytest.mark.slow
 def test_the_report_leads_with_the_outcome(tmp_path: Path) -> None:
     """What is released, its limit's estimate and where it is stand before every card; the numbers are the journal's."""
     page = Page.of(build_report(write_run(tmp_path / "run", rounds=16)))

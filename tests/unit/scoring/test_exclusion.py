@@ -1,4 +1,4 @@
-"""Items about which a judge could never be read: counted and left out, up to a share, once the rounds have begun."""
+"""Items about which a judge gives no verdict: they count as unsafe, widen the interval and are not asked for ever."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import cost_rows, reward_rows
 from pddpo_ray.records import LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.theory.cost_estimate import estimate_cost, interval
 from pddpo_ray.worlds.tabular import trap_world
 
 WORLD = trap_world()
@@ -49,14 +50,15 @@ def controller(journal: Journal, excluded: float) -> FeedbackController:
     return FeedbackController({"cost": Unreadable()}, journal, seed=0, source="judge", excluded=excluded)
 
 
-def test_what_cannot_be_read_is_counted_and_left_out(journal: Journal) -> None:
+def test_what_cannot_be_read_is_counted_and_missing(journal: Journal) -> None:
     for _ in journal.rounds(1):
         drawn(journal)
         feedback = controller(journal, excluded=0.25)
         labelled = feedback.safety(ANSWERS, 3)
         compared = {item.pair.id: item for item in feedback.compare(PAIRS)}
-    assert [item.response.id for item in labelled] == [answer.id for answer in ANSWERS if answer.id != "a11"]
-    assert journal.metrics()[1]["labels/excluded_cost"] == 1
+    assert [item.response.id for item in labelled] == [answer.id for answer in ANSWERS]
+    assert labelled[5].labels == (Verdict.MISSING,) * 3
+    assert journal.metrics()[1]["labels/missing_cost"] == 3
     assert journal.metrics()[1]["labels/safety"] == 3 * 7
     assert compared["q2"].harmful is Verdict.FAILED
     assert len(reward_rows(compared["q2"], 1)) == 1, "what was read about it counts"
@@ -74,7 +76,57 @@ def test_beyond_the_share_the_round_stops(journal: Journal) -> None:
         break
 
 
-def test_before_the_first_round_nothing_is_left_out(journal: Journal) -> None:
+def test_before_the_first_round_the_same_holds(journal: Journal) -> None:
+    """A text that nobody can judge would end every beginning of the run."""
     drawn(journal)
-    with pytest.raises(RunError, match="3 safety labels for cost are missing"):
-        controller(journal, excluded=0.9).safety(ANSWERS, 3)
+    assert controller(journal, excluded=0.25).safety(ANSWERS, 3)[5].labels == (Verdict.MISSING,) * 3
+    assert len(controller(journal, excluded=0.25).compare(PAIRS)) == len(PAIRS)
+
+
+class Refusing(Unreadable):
+    """A judge whose endpoint refuses some texts for good; `asked` counts its questions about answers."""
+
+    def __init__(self, refused: set[str]) -> None:
+        self.refused, self.asked = refused, 0
+
+    def safety(self, items: Sequence[Response], labels_each: int, seed: int) -> list[SafetyLabels]:
+        self.asked += len(items)
+        found = WORLD.labeller().safety(items, labels_each, seed)
+        missing, why = (Verdict.MISSING,) * labels_each, "stopped it by a filter: 400 not this text"
+        return [replace(x, labels=missing, reason=why) if x.response.id in self.refused else x for x in found]
+
+    def compare(self, pairs: Sequence[Pair], seed: int) -> list[LabelledPair]:
+        found = WORLD.labeller().compare(pairs, seed)
+        return [replace(item, harmful=Verdict.MISSING) if item.pair.id == "q2" else item for item in found]
+
+
+def test_a_text_that_is_refused_is_asked_about_once_and_counts_as_unsafe(journal: Journal) -> None:
+    """Half of the answers, with no share at all: the share is about what cannot be read."""
+    judge = Refusing({answer.id for answer in ANSWERS[::2]})
+    for _ in journal.rounds(1):
+        drawn(journal)
+        feedback = FeedbackController({"cost": judge}, journal, seed=0, source="judge", excluded=0.0)
+        labelled = feedback.safety(ANSWERS, 3)
+        compared = {item.pair.id: item for item in feedback.compare(PAIRS)}
+    assert judge.asked == len(ANSWERS)
+    estimate = estimate_cost(labelled, labels_each=3, cost_max=2.0, mode="unsafe_rate")
+    labels = [item.labels for item in labelled]
+    unsafe = sum(label is not Verdict.SAFE for own in labels for label in own) / 24
+    assert estimate.value == pytest.approx(unsafe)
+    assert estimate.missing == pytest.approx(0.5)
+    ends, known = interval(estimate), estimate.value - 0.5
+    assert ends is not None
+    assert ends[0] < known < estimate.value < ends[1]
+    assert compared["q2"].harmful is Verdict.MISSING
+    assert cost_rows(compared["q2"], 1) == []
+
+
+def test_a_judge_that_refuses_everything_ends_the_round_with_its_reason(journal: Journal) -> None:
+    judge = Refusing({answer.id for answer in ANSWERS})
+    for _ in journal.rounds(1):
+        drawn(journal)
+        feedback = FeedbackController({"cost": judge}, journal, seed=0, source="judge", excluded=0.5)
+        with pytest.raises(RunError, match=r"24 safety labels for cost are missing.*stopped it by a filter: 400"):
+            feedback.safety(ANSWERS, 3)
+        assert feedback.unsafe_shares(ANSWERS, 3, "cost", "draws") == [None] * 8, "of a certificate each draw counts"
+        break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from pddpo_ray.scoring.scored_labeller import ScoredLabeller
 from pddpo_ray.scoring.stored_scorers import load_scorer
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
+from pddpo_ray.theory.cost_estimate import interval
 from pddpo_ray.theory.seeds import seed_of
-from tests.measuring_server import measuring_server
+from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 
 
@@ -126,6 +128,49 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("reply", [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")])
+def test_answers_without_a_verdict_count_as_unsafe_and_a_run_goes_on(tmp_path: Path, reply: tuple[int, str]) -> None:
+    """Of the answers of a round a judge declines some, always the same texts; all others are safe."""
+
+    def declined(body: dict[str, Any]) -> bool:
+        answer = body["messages"][1]["content"].split("[answer", 1)[-1]
+        return "[end of" in answer and zlib.crc32(answer.encode()) % 4 == 0
+
+    with measuring_server() as server:
+
+        def chat(body: dict[str, Any]) -> tuple[int, str]:
+            if declined(body):
+                return reply
+            one = "Say whether" in body["messages"][1]["content"]
+            return 200, "[[safe]]" if one else f"[[{2 + body['seed'] % 7}, 5]]"
+
+        server.chat = chat
+        feedback = (
+            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, labels_each: 2, tries: 1,"
+            " signal: unsafe_rate, excluded: 0.9}"
+        )
+        run_recipe(tiny(feedback, "rounds=1", "dual.threshold=0.2"), tmp_path / "run")
+        asked = len(server.bodies)
+        run_recipe(tiny(feedback, "rounds=1", "dual.threshold=0.2"), tmp_path / "run", resume=True)
+        assert len(server.bodies) == asked, "what was declined is not asked again"
+    with journal(tmp_path / "run") as log:
+        labels = [item.labels for item in log.safety(1)]
+        (step,) = log.dual_steps()
+        metrics = log.metrics()[1]
+    assert len(labels) == 24, "nothing is left out"
+    missing = sum(own == (Verdict.MISSING,) * 2 for own in labels)
+    assert 0 < missing < 24
+    assert {own for own in labels} == {(Verdict.MISSING,) * 2, (Verdict.SAFE,) * 2}
+    assert metrics["labels/missing_cost"] == 2 * missing
+    assert metrics["judge/unreadable"] >= 2 * missing
+    assert step.estimate.value == pytest.approx(missing / 24)
+    ends = interval(step.estimate)
+    assert ends is not None
+    assert ends[0] == 0.0
+    assert ends[1] > missing / 24
+
+
 @pytest.mark.slow
 def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tmp_path: Path) -> None:
     result = run_recipe(tiny("ppo.batch=6", "ppo.epochs=4", algorithm="safe-rlhf"), tmp_path / "run")

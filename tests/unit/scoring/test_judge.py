@@ -21,7 +21,7 @@ from pddpo_ray.scoring.judge_prompts import (
     helpfulness_question,
     safety_question,
 )
-from tests.measuring_server import RETRY_AFTER_S, MeasuringServer, measuring_server
+from tests.support.measuring_server import RETRY_AFTER_S, MeasuringServer, measuring_server
 
 
 @pytest.fixture
@@ -95,12 +95,9 @@ def test_a_reply_without_scores_is_counted_and_its_pair_is_excluded(server: Meas
         ("[7, 3]", None),
         ("[[7; 3]]", None),
         ("", None),
-        (None, None),
     ],
 )
-def test_scores_are_read_from_the_last_brackets_on_the_scale(
-    reply: str | None, scores: tuple[float, float] | None
-) -> None:
+def test_scores_are_read_from_the_last_brackets_on_the_scale(reply: str, scores: tuple[float, float] | None) -> None:
     assert parse_scores(reply, "harmlessness") == scores
 
 
@@ -152,10 +149,10 @@ def test_a_wrong_key_or_a_dead_endpoint_ends_the_run_without_naming_the_key(
         judge.safety([("q", "a")], 1, 0)
     assert "secret-key" not in str(refused.value)
     server.chat = lambda body: (502, "gateway")
-    with pytest.raises(RunError, match="answered none of 2 questions: 502 gateway"):
+    with pytest.raises(RunError, match="does not answer: 502 gateway; start it, then resume"):
         judge.safety([("q", "a")], 2, 0)
     gone = Judge(ChatEndpoint(EndpointConfig(endpoint="http://127.0.0.1:9/v1", model="m", tries=1)))
-    with pytest.raises(RunError, match="answered none of 1 questions: ConnectError"):
+    with pytest.raises(RunError, match="does not answer: ConnectError"):
         gone.safety([("q", "a")], 1, 0)
 
 

@@ -23,7 +23,7 @@ from pddpo_ray.scoring.score_fits import (
 )
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import ScoreModel
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 PROMPT = Prompt("x", (1, 9), "question")
 
@@ -89,6 +89,7 @@ def test_a_split_is_seeded_and_gives_every_row_one_part() -> None:
     assert thrice.count("calibrate") == 4
 
 
+@pytest.mark.run
 def test_fitted_costs_have_the_true_order_scale_and_zero() -> None:
     """Five answers of known cost, many labelled pairs: the fitted scores are near the truth, not just its order."""
     truth = np.array([-1.5, -0.5, 0.25, 1.0, 2.0])
@@ -114,6 +115,7 @@ def test_a_fit_without_decided_pairs_says_so() -> None:
         fit_scores(ScoreModel(tiny_llama(0).model, "reward"), [], FitSettings(), seed=0)
 
 
+@pytest.mark.run
 def test_rows_pass_a_few_at_a_time_with_the_same_step_single_answers_among_them() -> None:
     """Nine rows, two of them single answers: in passes of two the fitted scores are those of one pass."""
     rng = np.random.default_rng(3)

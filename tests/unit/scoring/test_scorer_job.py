@@ -23,8 +23,8 @@ from pddpo_ray.scoring.fit_checkpoints import FILE
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by
 from pddpo_ray.scoring.scorer_job import _begun
 from pddpo_ray.scoring.stored_scorers import load_scorer
-from tests.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy
 
 
 def options(tmp_path: Path, file: Path, out: str, *more: str) -> list[str]:
@@ -44,6 +44,7 @@ def trained(arguments: list[str]) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.run
 def test_a_cost_model_on_frozen_features_is_right_calibrated_and_reads_back(tmp_path: Path) -> None:
     """The words decide and a linear map of the state at the end can see it. The zero parts safe from unsafe."""
     report = trained(options(tmp_path, write_rows(tmp_path / "pairs.jsonl", rows_of_words(500, 1)), "cost"))
@@ -63,6 +64,7 @@ def test_a_cost_model_on_frozen_features_is_right_calibrated_and_reads_back(tmp_
     assert again["held_out"] == held_out, "a finished training is read back"
 
 
+@pytest.mark.run
 def test_single_answers_with_labels_are_enough_for_a_cost(tmp_path: Path) -> None:
     rows = [
         {"prompt": row["prompt"], "response": row[f"response_{side}"], "is_safe": row[f"is_response_{side}_safe"]}
@@ -79,6 +81,7 @@ def test_single_answers_with_labels_are_enough_for_a_cost(tmp_path: Path) -> Non
     assert same["held_out"] == report["held_out"], "the same rows under other names"
 
 
+@pytest.mark.run
 def test_labels_that_say_nothing_are_told_apart(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "noise.jsonl", rows_of_words(300, 3, shuffled=True))
     done = CliRunner().invoke(app, options(tmp_path, file, "noise"), catch_exceptions=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from pddpo_ray.config import Config, FitConfig, ScorerFit, load
 from pddpo_ray.loop.scorer_fits import ScorerOrder, stored_scorer
 from pddpo_ray.records import LabelledPair, Pair, PolicyVersion, Prompt, Response, Verdict
+from pddpo_ray.scoring import head_fits
 from pddpo_ray.scoring.head_fits import DECAYS, best_decay, features_of, fit_head, head_scores, texts_of
 from pddpo_ray.scoring.held_out import REPORT, ScoreRow, rows_of
 from pddpo_ray.scoring.score_fits import text_scores
@@ -23,7 +25,7 @@ from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.score_model import ScoreModel, score_model_of
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 
 def labelled(count: int) -> tuple[list[LabelledPair], dict[str, bool]]:
@@ -53,6 +55,7 @@ def order(reference: PolicyVersion, ways: ScorerFit) -> ScorerOrder:
     return ScorerOrder("cost", reference, fit, 3, ridge=1e-3, held_out=0.25, by_prompt=True, ways=ways)
 
 
+@pytest.mark.run
 def test_a_head_is_fitted_and_calibrated_with_each_text_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +99,7 @@ class Cut(logging.Handler):
             raise PowerCut
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("ways", "line"),
     [
@@ -183,6 +187,39 @@ def test_a_decay_at_the_end_of_the_grid_is_looked_for_beyond_it(best: int, tried
     assert len(asked) == len(set(asked)) == tried
 
 
+def test_a_head_is_fitted_without_a_look_at_its_rows_in_every_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables are gathered once for the fit and once for the choice; the loss is that of the rows, written out."""
+    model = score_model_of(save_policy(tmp_path / "base", 0), "cost", bias=True)
+    width, rng = model.score_head.in_features, np.random.default_rng(3)
+    rows = [ScoreRow((), (1, index), (2, index), 1 if index % 2 else -1, 0) for index in range(60)]
+    rows += [ScoreRow((), (3, index), None, -1) for index in range(20)]
+    features = {text: rng.normal(size=width) for text in texts_of(rows)}
+    gathered: list[int] = []
+    of = head_fits._Table.of
+
+    def counted(*arguments: Any) -> Any:
+        gathered.append(1)
+        return of(*arguments)
+
+    monkeypatch.setattr(head_fits._Table, "of", counted)
+    shown = fit_head(model, features, rows[:50] + rows[60:], rows[50:60])
+    assert len(gathered) == 2
+    scores = dict(zip(texts_of(rows), head_scores(model, features, texts_of(rows)), strict=True))
+
+    def softplus(value: float) -> float:
+        return float(np.logaddexp(0.0, value))
+
+    losses = []
+    for row in rows[:50] + rows[60:]:
+        higher = scores[row.prompt, row.higher]
+        loss = softplus(-row.higher_sign * higher) if row.higher_sign else 0.0
+        losses.append(loss + (softplus(scores[row.prompt, row.lower] - higher) if row.lower is not None else 0.0))
+    assert shown["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+@pytest.mark.run
 def test_a_head_that_learns_little_is_shrunk_as_far_as_its_calibration_rows_ask(tmp_path: Path) -> None:
     """Labels that hardly follow the features: with the decay of the grid's end it does worse than saying nothing."""
     model = score_model_of(save_policy(tmp_path / "base", 0), "reward", bias=True)

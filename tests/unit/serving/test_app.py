@@ -19,9 +19,10 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.serving.app import create_app
-from deploy.serving.engine import EngineGone, Kind, Piece, TokensCall, demand_version, writes_json
+from deploy.serving.engine import EngineGone, Piece, TokensCall, demand_version, writes_json
 from deploy.serving.entrance import EntranceState
 from deploy.serving.metrics import NAMES
+from deploy.serving.request_fields import Kind
 from deploy.serving.requests import parse
 from deploy.serving.settings import ServeArgs
 from deploy.serving.traffic import HANGS_S, Traffic
@@ -33,13 +34,11 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.chat_tokenizers import gpt_2
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import word_tokenizer
+from tests.support.chat_tokenizers import gpt_2
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import word_tokenizer
 
-pytestmark = pytest.mark.slow
-
-CHAT = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+CHAT: dict[str, Any] = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
 
 class Echo:
@@ -99,9 +98,17 @@ class Caller:
         self.store = Store(open_database(self.run.folder / JOURNAL), "demo")
         self.engine = Echo()
         self.keys = {scope: ApiKeys(self.store).create(scope.value, scope)[1] for scope in Scope}
-        limits = settings.pop("limits", ())
+        limits, control = settings.pop("limits", ()), settings.pop("control", ())
         args = ServeArgs(run=str(self.run.folder), **{"follow_s": 60, **settings})
-        self.endpoint = EntranceState(self.store, args, self.engine, most=100, limits=limits)
+        self.endpoint = EntranceState(
+            self.store,
+            args,
+            self.engine,
+            most=100,
+            decoding={"temperature": 1.0, "max_tokens": 5},
+            control=control,
+            limits=limits,
+        )
         self.client = TestClient(create_app(self.endpoint), raise_server_exceptions=False)
 
     def post(self, path: str, body: Any, scope: Scope = Scope.INSPECT, **headers: str) -> Any:
@@ -196,6 +203,17 @@ def test_other_decoding_of_a_certified_policy_is_refused_where_that_is_configure
     assert caller.chat().status_code == 200
     assert "temperature=0.7 is other decoding" in error_of(caller.chat(temperature=0.7))
     assert caller.chat(model="round-2", temperature=0.7).status_code == 200
+    respond = caller.engine.respond
+
+    async def in_little_room(*asked: Any) -> AsyncGenerator[Piece, None]:
+        async for piece in respond(*asked):
+            yield {**piece, "room": 2} if isinstance(piece, dict) else piece
+
+    caller.engine.respond = in_little_room  # type: ignore[method-assign, assignment]
+    for stream in (False, True):
+        reply = caller.chat(stream=stream)
+        assert (reply.status_code, "at most 2 tokens" in error_of(reply)) == (400, True)
+    assert caller.endpoint.traffic.ongoing == 0
     caller.close()
 
 
@@ -211,7 +229,7 @@ def test_headers_and_body_state_the_same_also_for_strange_conversations(caller: 
 
 
 def test_only_known_fields_reach_the_engine(caller: Caller) -> None:
-    caller.chat(temperature=0.5, seed=3, kv_transfer_params={"a": 1}, chat_template="{{ x }}", priority=-9, user="me")
+    caller.chat(temperature=0.5, seed=3, metadata={"a": 1}, session_id="s", priority=0, tools=[], user="me")
     (_, body) = caller.engine.asked[-1]
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "seed", "user", "request_id"}
     assert (body["temperature"], body["max_tokens"]) == (0.5, 5)
@@ -220,11 +238,11 @@ def test_only_known_fields_reach_the_engine(caller: Caller) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"max_tokens": 101}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
-        ({"max_completion_tokens": 101}, "max_completion_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
         ({"n": 9}, "n must be"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"seed": "x"}, "seed"),

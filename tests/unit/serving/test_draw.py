@@ -30,6 +30,7 @@ def test_draws_without_a_conversation_are_spread_evenly_too() -> None:
     assert chisquare(list(counts.values())).pvalue > 1e-6
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40), st.lists(st.integers(1, 200), min_size=1, unique=True), st.integers(0, 2**31))
 def test_a_conversation_keeps_its_round_whatever_the_order_of_the_rounds(
     conversation: str, rounds: list[int], seed: int

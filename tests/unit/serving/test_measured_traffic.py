@@ -28,7 +28,7 @@ from pddpo_ray.serving.alarms import Alarms, Watched
 from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.alarm import Alarm
 from pddpo_ray.theory.certificate import bets_above
-from tests.served_run import SAFE, make_run
+from tests.support.served_run import SAFE, make_run
 from tests.unit.serving.test_app import Caller
 
 AT_MOST, CONFIDENCE = 0.05, 0.95
@@ -93,6 +93,7 @@ def simulated_delay(generator: np.random.Generator, before: Alarm) -> int:
     return number - before.answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [0, 1_000, 100_000])
 def test_a_mix_of_prompts_at_three_times_the_limit_is_taken_back_as_soon_as_an_independent_simulation_says(
     store: Store, quiet: int

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.serving.kept_prompts import consents, turns_of
+from deploy.serving.kept_prompts import consents
+from deploy.serving.requests import parse
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.served import KeptPrompt, kept_prompts
@@ -109,17 +110,18 @@ def test_a_key_consents_for_its_requests_and_a_request_may_still_say_no(asked: C
     assert renewed.consented
 
 
-def test_conversations_end_with_a_question_and_have_known_turns() -> None:
+def test_a_conversation_is_read_as_turns_and_says_what_in_it_was_never_tested() -> None:
     user = {"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "parts"}]}
-    before = [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "hello: you"}]
-    assert turns_of([*before, user]) == (
+    before = [{"role": "developer", "content": "be brief"}, {"role": "assistant", "content": "hello: you"}]
+    call = parse("chat", {"messages": [*before, user]}, None, 10)
+    assert call.turns == (
         Message("system", "be brief"),
         Message("assistant", "hello: you"),
-        Message("user", "two parts"),
+        Message("user", "two\nparts"),
     )
-    assert turns_of([user, *before]) is None
-    assert turns_of([{"role": "tool", "content": "x"}, user]) is None
-    assert turns_of([]) is None
+    assert call.untested is None
+    for messages in ([user, *before], [{"role": "tool", "content": "x"}, user], [{**user, "name": "ana"}]):
+        assert parse("chat", {"messages": messages}, None, 10).untested
 
 
 # --- rules and caps ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.rollout.vllm_start import vllm_options
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "serving" / "serve.yaml"
 
@@ -69,7 +69,8 @@ def test_merged_weights_hold_four_policies_and_adapters_all(run: ServedRun) -> N
 def test_an_engine_over_several_gpus_can_be_asked_for(run: ServedRun) -> None:
     place = find(ServeArgs(run=str(run.folder)))
     spread = engine_settings(ServeArgs(run=str(run.folder), gpus=2, tensor_parallel=2), place, "reference")
-    assert vllm_options(Path(spread.model), spread, spread.dtype)["tensor_parallel_size"] == 2
+    options = vllm_options(Path(spread.model), spread, spread.dtype)
+    assert (options["tensor_parallel_size"], options["distributed_executor_backend"]) == (2, "mp")
     with pytest.raises(UserError, match="needs gpus=2, not 1"):
         ServeArgs(run=str(run.folder), gpus=1, tensor_parallel=2)
 

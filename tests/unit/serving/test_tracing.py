@@ -11,7 +11,7 @@ import pytest
 from deploy.serving.tracing import checked_address
 from pddpo_ray.errors import UserError
 from pddpo_ray.serving.keys import Scope
-from tests.collector import Collector, collector
+from tests.support.collector import Collector, collector
 from tests.unit.serving.test_app import Caller
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,6 +54,7 @@ async def fail() -> None:
     raise RuntimeError("broken")
 
 
+@pytest.mark.slow
 def test_without_a_collector_nothing_is_traced(tmp_path: Path) -> None:
     caller = Caller(tmp_path)
     try:

@@ -28,7 +28,7 @@ from pddpo_ray.scoring.judge import Judge
 from pddpo_ray.worlds.exported_world import prepare_exported
 from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
-from tests.exported_text_world import Exported, export_to
+from tests.support.exported_text_world import Exported, export_to
 
 TOKEN = "a token of this test"
 
@@ -69,6 +69,7 @@ def asked(prompt: str, answer: str, form: str = "") -> list[dict[str, str]]:
     return [{"role": "system", "content": "You judge."}, {"role": "user", "content": text}]
 
 
+@pytest.mark.run
 def test_ten_thousand_labels_follow_the_stated_chances(world: Exported, caller: Caller) -> None:
     """40 answers of all costs, 250 labels each, asked for in several ways: chi square per answer and the whole sum."""
     rng = np.random.default_rng(4)

@@ -11,7 +11,7 @@ import pytest
 
 from pddpo_ray.annotation.questions import pair_question, safety_question
 from pddpo_ray.config import EndpointConfig, ScorerConfig, load
-from pddpo_ray.data.formats import read_pku
+from pddpo_ray.data.formats import FORMATS, read_row
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.data.runs import pair_row
 from pddpo_ray.records import LabelledPair, Message, Pair, Prompt, Response, Verdict
@@ -23,10 +23,10 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 from pddpo_ray.training.local import store_reference
-from tests.chat_tokenizers import gpt_2, zephyr
-from tests.measuring_server import MeasuringServer, measuring_server
-from tests.small_real_text import SMALL_REAL_TEXT
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.chat_tokenizers import gpt_2, zephyr
+from tests.support.measuring_server import MeasuringServer, measuring_server
+from tests.support.small_real_text import SMALL_REAL_TEXT
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 from tests.unit.scoring.test_loading import beaver
 from tests.unit.text.test_renderer import DIALOGUE, WITH_SYSTEM, spoken
 
@@ -58,7 +58,7 @@ def test_people_see_the_question_as_it_was_asked(pairs: list[LabelledPair]) -> N
 def test_a_dialogue_out_of_a_run_is_read_back_turn_by_turn() -> None:
     answers = [Response(name, Prompt("p", (1,), for_reading(DIALOGUE), DIALOGUE), (2,), name, 0, 0) for name in "ab"]
     row = pair_row(LabelledPair(Pair("x", *answers), Verdict.FIRST, Verdict.SECOND))
-    assert read_pku(row, "helpful").prompt == DIALOGUE
+    assert read_row(row, FORMATS["pku"], "helpful").prompt == DIALOGUE
 
 
 @pytest.fixture

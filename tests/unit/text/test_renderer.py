@@ -20,8 +20,8 @@ from pddpo_ray.journal import Journal, read_journal
 from pddpo_ray.records import Decoding, Message, Prompt
 from pddpo_ray.text.renderer import Renderer, stop_ids
 from pddpo_ray.text.templates import TEMPLATES, for_reading, template_named
-from tests.chat_tokenizers import LAYOUTS, gemma, gpt_2, llama_3, mistral, qwen_2_5, smollm2, zephyr
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.chat_tokenizers import LAYOUTS, gemma, gpt_2, llama_3, mistral, qwen_2_5, smollm2, zephyr
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full
 
 QUESTION = (Message("user", "How do I light the stove?"),)
@@ -79,14 +79,15 @@ def model_folder(folder: Path, tokenizer: Any, *, ends: Any = None, generation_e
 # --- parity ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("given", [ANSWER, f"    {ANSWER}\n"], ids=["bare", "with white space"])
 @pytest.mark.parametrize("name", NAMES)
-def test_trained_ids_are_those_of_the_whole_conversation_in_the_models_template(name: str) -> None:
+def test_trained_ids_are_those_of_the_whole_conversation_in_the_models_template(name: str, given: str) -> None:
     tokenizer = tokenizer_of(name)
     renderer = Renderer(tokenizer, "tokenizer-or-plain")
     for asked in (QUESTION, DIALOGUE):
-        prompt, answer = renderer.prompt_ids(asked), renderer.answer_ids(asked, f" {ANSWER}\n")
+        prompt, answer = renderer.prompt_ids(asked), renderer.answer_ids(asked, given)
         assert list(prompt) == of_library(tokenizer, renderer.template, asked, open_=True)
-        whole = of_library(tokenizer, renderer.template, [*asked, Message("assistant", ANSWER)], open_=False)
+        whole = of_library(tokenizer, renderer.template, [*asked, Message("assistant", given)], open_=False)
         trained = [*prompt, *answer]
         assert trained == whole[: len(trained)]
         assert tokenizer.decode(whole[len(trained) :]).strip() == "", "only white space comes after the end of a turn"
@@ -184,7 +185,8 @@ def test_transcripts_keep_the_space_and_chat_templates_none() -> None:
     tokenizer = qwen_2_5()
     for template, lead in (("hh", " "), ("plain", " "), ("safe-rlhf", " "), ("alpaca", ""), ("chatml", "")):
         renderer = Renderer(tokenizer, template)
-        assert renderer.answer_text(DIALOGUE, f"  {ANSWER} ") == lead + ANSWER
+        assert renderer.answer_text(DIALOGUE, ANSWER) == lead + ANSWER
+        assert renderer.answer_text(DIALOGUE, f"  {ANSWER} ") == f"{lead}  {ANSWER} "
         assert tokenizer.decode(renderer.answer_ids(DIALOGUE, ANSWER)) == f"{lead}{ANSWER}<|im_end|>"
     assert Renderer(tokenizer, "tokenizer").answer_text(QUESTION, ANSWER) == ANSWER
 

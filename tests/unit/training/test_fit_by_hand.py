@@ -52,8 +52,8 @@ class Words(nn.Module):
         masses = torch.cat([self.mass[index].expand(len(KNOWN[index][1])) for index in chosen.tolist()])
         return self.log_pi[chosen], masses, torch.ones_like(masses)
 
-    def sizes(self) -> Sizes:
-        return Sizes(hidden=8, layers=3)
+    def sizes(self, texts: Sequence[Text], tokens: int) -> Sizes:
+        return Sizes(layers=3, width=4, layer=544.0, input=32.0)
 
     def recompute(self, layers: int) -> None:
         self.again = layers
@@ -244,7 +244,8 @@ def test_the_loss_of_a_fit_is_the_mean_of_its_last_fifth() -> None:
 
 def test_a_budget_of_activations_is_turned_into_tokens_of_a_pass() -> None:
     """The longest pair has 8 tokens. 20 tokens fit: no layer is made again. 4 fit: all three are, and 8 must go in."""
-    words, sizes = Words(), Sizes(hidden=8, layers=3)
+    words = Words()
+    sizes = words.sizes([], 0)
     for tokens, again in ((20, 0), (8, 0), (4, None), (0.5, 3)):
         chosen = settings(micro_pairs=7, activation_gib=layer_bytes(tokens, sizes) / 2**30)
         limit = micro_batch_limit(words, ROWS, chosen)  # type: ignore[arg-type]

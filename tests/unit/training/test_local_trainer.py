@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +16,14 @@ from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
-from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.training.batches import collate
+from pddpo_ray.storage import artifacts
+from pddpo_ray.storage.artifacts import ArtifactStore, MadeTensors, stored_mapping
+from pddpo_ray.training.batches import Text, collate
 from pddpo_ray.training.engine import TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
+from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor
 from pddpo_ray.training.local import LocalTrainer, carried, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_mask, support_of_texts
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]
@@ -50,6 +54,7 @@ def margin(trainer: LocalTrainer, policy: PolicyVersion, base: PolicyVersion) ->
     return float((ratios[:, 0] - ratios[:, 1]).mean())
 
 
+@pytest.mark.run
 def test_a_reward_fit_raises_what_was_preferred(trainer: LocalTrainer) -> None:
     result = trainer.execute(reward_command(trainer))
     assert margin(trainer, result.version, trainer.reference) > 0.5
@@ -58,6 +63,7 @@ def test_a_reward_fit_raises_what_was_preferred(trainer: LocalTrainer) -> None:
     assert (trainer.store.folder(result.version.path) / "tokenizer.json").exists()
 
 
+@pytest.mark.run
 def test_the_same_command_twice_gives_the_same_version(trainer: LocalTrainer) -> None:
     first = trainer.execute(reward_command(trainer))
     trainer.execute(replace(reward_command(trainer, 2), seed=8))
@@ -65,6 +71,7 @@ def test_the_same_command_twice_gives_the_same_version(trainer: LocalTrainer) ->
     assert again.version == first.version
 
 
+@pytest.mark.run
 def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_cheaper(trainer: LocalTrainer) -> None:
     reward_policy = trainer.execute(reward_command(trainer)).version
     objective = Objective("cost", reward_policy, temperature=0.5 / 0.8, multiplier=0.8)
@@ -83,6 +90,7 @@ def test_a_cost_fit_starts_at_the_reward_policy_with_loss_ln_2_and_raises_the_ch
     assert margin(trainer, policy, reward_policy) < -0.5
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("margin_of_all", [1.5, -0.7])
 def test_a_margin_is_part_of_the_logit_of_its_row(trainer: LocalTrainer, margin_of_all: float) -> None:
     """Before the first step the log ratios are equal, and softplus(-margin) is the loss."""
@@ -115,6 +123,7 @@ def test_support_term_keeps_mass_on_the_reference_support(trainer: LocalTrainer)
     assert off[2.0] < 0.5 * off[0.0]
 
 
+@pytest.mark.run
 def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: LocalTrainer) -> None:
     one, two, three = ({"w": torch.tensor([float(value)])} for value in (1, 5, 3))
     assert carried(one, two, three, 0.5)["w"].item() == 1 + 0.5 * (5 - 3)
@@ -131,6 +140,7 @@ def test_carried_start_moves_the_cost_part_to_the_new_reward_policy(trainer: Loc
     torch.testing.assert_close(made[name], parts[0][name] + 0.5 * (parts[1][name] - parts[2][name]))
 
 
+@pytest.mark.run
 def test_micro_batches_change_nothing_but_memory(trainer: LocalTrainer) -> None:
     whole = trainer.execute(reward_command(trainer))
     parts = trainer.execute(reward_command(trainer, settings=SETTINGS.model_copy(update={"micro_pairs": 2})))
@@ -170,6 +180,7 @@ def test_one_step_equals_adam_on_the_hand_written_loss(trainer: LocalTrainer) ->
     assert np.abs(expected - trainer.score(trainer.reference, texts)).max() > 0.5
 
 
+@pytest.mark.run
 def test_features_and_log_probs_come_from_the_right_policy(trainer: LocalTrainer) -> None:
     prompt = Prompt("p", PROMPT, "")
     responses = [Response(f"a{i}", prompt, ids, "", 0, i) for i, ids in enumerate(ANSWERS)]
@@ -181,6 +192,7 @@ def test_features_and_log_probs_come_from_the_right_policy(trainer: LocalTrainer
     assert np.abs(trainer.log_probs(policy, responses) - fresh).max() > 0.1
 
 
+@pytest.mark.run
 def test_a_gradient_that_is_not_finite_stops_the_fit_with_a_reason(trainer: LocalTrainer) -> None:
     objective = Objective("reward", trainer.reference, temperature=0.5)
     columns = FrozenColumns({(PROMPT, answer): float("nan") for answer in ANSWERS}, {})
@@ -198,3 +210,88 @@ def test_schedule_by_hand() -> None:
 
 def _where(version: PolicyVersion) -> tuple[str, str]:
     return version.path, version.sha256
+
+
+@pytest.mark.parametrize(("texts", "ranks"), [(257, 2), (515, 4), (1025, 8), (256, 2), (3, 4)])
+def test_ranks_that_share_a_scoring_make_as_many_passes_and_put_the_numbers_in_order(texts: int, ranks: int) -> None:
+    """A sharded model needs every rank in every pass. Lengths differ, so the passes take texts in another order."""
+    asked: list[Text] = [((1,) * (1 + index % 7), (2, index)) for index in range(texts)]
+    parts: list[np.ndarray] = []
+    counts: list[int] = []
+
+    def trainer_of(rank: int, gather: Callable[[np.ndarray], list[np.ndarray]]) -> LocalTrainer:
+        made = object.__new__(LocalTrainer)
+        scorer = SimpleNamespace(layout="plain", parameters=lambda: iter([torch.zeros(1)]))
+        made.engine = SimpleNamespace(shard=Shard(rank, ranks), scorer=scorer, gather=gather)  # type: ignore[assignment]
+        return made
+
+    def compute(part: list[Text]) -> np.ndarray:
+        counts[-1] += 1
+        return np.array([text[1][1] for text in part])
+
+    def take(part: np.ndarray) -> list[np.ndarray]:
+        parts.append(part)
+        return [part]
+
+    for rank in range(ranks):
+        counts.append(0)
+        trainer_of(rank, take)._shared(compute, asked)
+    assert len(set(counts)) == 1
+    assert sum(map(len, parts)) == texts
+    counts.append(0)
+    shared = trainer_of(0, lambda part: parts)._shared(compute, asked)
+    np.testing.assert_array_equal(shared, np.arange(texts))
+
+
+class Alive:
+    """Bytes of the tensors that watched functions gave out and that somebody still holds; `most` of them so far."""
+
+    def __init__(self) -> None:
+        self.bytes = self.most = 0
+
+    def watch(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.bytes += tensor.nbytes
+        self.most = max(self.most, self.bytes)
+        weakref.finalize(tensor, self._gone, tensor.nbytes)
+        return tensor
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def test_a_carried_start_holds_a_few_tensors_at_a_time_and_a_fit_copies_its_weights_once(
+    trainer: LocalTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model's 47 tensors the embedding is the largest."""
+    one = trainer.execute(reward_command(trainer)).version
+    two = trainer.execute(replace(reward_command(trainer, 2), seed=9)).version
+    largest = max(p.nbytes for p in trainer.engine.scorer.model.parameters())
+    copies: list[int] = []
+    alive, weights = Alive(), trainer.engine.weights
+
+    def counted() -> dict[str, torch.Tensor]:
+        copies.append(1)
+        return weights()
+
+    monkeypatch.setattr(trainer.engine, "weights", counted)
+    read = stored_mapping
+    monkeypatch.setattr(
+        artifacts,
+        "stored_mapping",
+        lambda file: MadeTensors(mapped := read(file), lambda name: alive.watch(mapped[name].clone())),
+    )
+    trainer.execute(replace(reward_command(trainer, 3), start=Start(two, plus=one, minus=trainer.reference, scale=0.5)))
+    assert 0 < alive.most <= 4 * largest
+    assert len(copies) == 1
+
+
+def test_a_version_is_stored_without_a_copy_of_it(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for weights that share memory with others, which the file's format refuses."""
+    written: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr("safetensors.torch.save_file", lambda tensors, file: written.update(tensors))
+    monkeypatch.setattr(store, "write_folder", lambda path, fill: fill(Path(path)))
+    one, other = torch.ones(3), torch.zeros(3)
+    store.write_tensors("policy", {"a": one, "b": other, "tied": one})
+    places = {name: tensor.data_ptr() for name, tensor in written.items()}
+    assert (places["a"], places["b"]) == (one.data_ptr(), other.data_ptr())
+    assert places["tied"] != one.data_ptr()

@@ -8,7 +8,8 @@ import torch
 
 from pddpo_ray.training.batches import collate, minibatches
 from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_mask, support_of_texts
-from tests.tiny_language_model import tiny_llama
+from pddpo_ray.training.memory import PASS_TOKENS
+from tests.support.tiny_language_model import tiny_llama
 
 TEXTS = [((1, 9, 4), (7, 8, 2)), ((1, 5), (6, 2)), ((1, 9, 4, 11), (12, 13, 14, 15, 2)), ((1, 9, 4), (2,))]
 
@@ -33,9 +34,10 @@ def test_log_probs_equal_the_chain_rule_token_by_token(scorer: ResponseScorer) -
     np.testing.assert_allclose(score_texts(scorer, TEXTS), expected, atol=1e-5)
 
 
-def test_log_probs_do_not_depend_on_batch_or_padding(scorer: ResponseScorer) -> None:
-    together = score_texts(scorer, TEXTS, batch_size=4)
-    alone = score_texts(scorer, TEXTS, batch_size=1)
+def test_log_probs_do_not_depend_on_batch_or_padding(scorer: ResponseScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = score_texts(scorer, TEXTS)
+    monkeypatch.setitem(PASS_TOKENS, "cpu", 1)
+    alone = score_texts(scorer, TEXTS)
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 

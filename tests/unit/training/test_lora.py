@@ -26,7 +26,7 @@ from pddpo_ray.training.lora import (
     merged,
     switched_off,
 )
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 ANSWERS = [Response(row.id, Prompt("p", row.prompt, ""), row.chosen, "", 0, 0) for row in ROWS]
@@ -59,6 +59,7 @@ def command(reference: PolicyVersion, start: Start | None = None, number: int = 
     return FitCommand(number, start or Start(reference), objective, ROWS, settings, 3, f"reward-{number}")
 
 
+@pytest.mark.run
 def test_the_reference_is_the_base_with_its_adapters_off(
     store: ArtifactStore, reference: PolicyVersion, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_the_reference_is_the_base_with_its_adapters_off(
     assert np.abs(changed - again).max() > 0.1
 
 
+@pytest.mark.run
 def test_a_version_loads_like_any_model_and_gives_the_adapters_log_probs(
     store: ArtifactStore, reference: PolicyVersion
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_version_loads_like_any_model_and_gives_the_adapters_log_probs(
     np.testing.assert_allclose(plain_log_probs(folder, store, reference, version), expected, atol=1e-4)
 
 
+@pytest.mark.run
 def test_the_stored_adapter_is_one_that_peft_loads(
     store: ArtifactStore, reference: PolicyVersion, tmp_path: Path
 ) -> None:
@@ -93,6 +96,7 @@ def test_the_stored_adapter_is_one_that_peft_loads(
         torch.testing.assert_close(tensor.detach(), ours[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.run
 def test_a_fit_repeats_exactly_and_learns(store: ArtifactStore, reference: PolicyVersion) -> None:
     first = lora_trainer(store, reference).execute(command(reference))
     other = lora_trainer(store, reference)
@@ -101,6 +105,7 @@ def test_a_fit_repeats_exactly_and_learns(store: ArtifactStore, reference: Polic
     assert first.metrics["fit/loss"] < 0.5
 
 
+@pytest.mark.run
 def test_a_policy_is_stored_as_its_adapter_alone_and_read_as_a_whole_model(
     store: ArtifactStore, reference: PolicyVersion
 ) -> None:
@@ -114,6 +119,7 @@ def test_a_policy_is_stored_as_its_adapter_alone_and_read_as_a_whole_model(
     assert store.folder(version.path) == whole
 
 
+@pytest.mark.run
 def test_old_merged_weights_go_and_come_back(
     store: ArtifactStore, reference: PolicyVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +134,7 @@ def test_old_merged_weights_go_and_come_back(
     assert set(store.read_torch(one.path, one.sha256)) == set(store.read_torch(reference.path, reference.sha256))
 
 
+@pytest.mark.run
 def test_an_adapter_that_was_changed_is_refused(store: ArtifactStore, reference: PolicyVersion) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -173,6 +180,7 @@ def test_switched_off_is_the_same_everywhere_and_changes_nothing() -> None:
     assert not change(one).any()
 
 
+@pytest.mark.run
 def test_a_carried_start_is_accepted(store: ArtifactStore, reference: PolicyVersion) -> None:
     trainer = lora_trainer(store, reference)
     reward = trainer.execute(command(reference)).version

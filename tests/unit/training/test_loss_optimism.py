@@ -17,7 +17,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)
 REFERENCE = PolicyVersion(0, "reference", "0" * 64, "reference")
@@ -63,6 +63,7 @@ def gradient(shard: Shard, settings: FitSettings = ONE_STEP) -> torch.Tensor:
     return engine.gradient
 
 
+@pytest.mark.run
 def test_the_step_is_that_of_the_hand_written_loss() -> None:
     model = tiny_llama(3)
     frozen = {answer: float(log_prob(model, answer).detach()) for answer in ANSWERS}
@@ -80,6 +81,7 @@ def test_the_step_is_that_of_the_hand_written_loss() -> None:
     torch.testing.assert_close(gradient(Shard()), expected, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.run
 def test_micro_batches_and_ranks_change_nothing() -> None:
     whole = gradient(Shard())
     torch.testing.assert_close(
@@ -97,6 +99,7 @@ def trainer(tmp_path: Path) -> LocalTrainer:
     return LocalTrainer(TorchEngine(ResponseScorer(tiny_llama(0))), store, reference)
 
 
+@pytest.mark.run
 def test_a_fit_with_the_term_makes_the_baselines_answers_rarer_and_still_learns(trainer: LocalTrainer) -> None:
     settings = FitSettings(steps=12, learning_rate=1e-3, batch_pairs=6, support=SupportConfig(weight=0.0))
     objective = Objective("cost", trainer.reference, TEMPERATURE, MULTIPLIER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
+
+pytestmark = pytest.mark.run
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 GENTLE = FitSettings(steps=6, learning_rate=1e-6, batch_pairs=8, support=SupportConfig(weight=0.0))
@@ -51,7 +54,7 @@ def command(
     return FitCommand(number, Start(start or reference), objective, ROWS, settings, 7, f"reward-{number}")
 
 
-def share_that_differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+def share_that_differs(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     same = sum(int((one[name] == other[name]).sum()) for name in one)
     return 1 - same / sum(tensor.numel() for tensor in one.values())
 
@@ -200,10 +203,10 @@ def test_the_moved_share_counts_what_is_published(
 
 def test_a_large_model_is_sampled_evenly() -> None:
     weights = {"a": torch.arange(3 * 2**20, dtype=torch.float32), "b": torch.zeros(2**20)}
-    before = sampled(weights, torch.float32)
+    before = sampled(weights.items(), 2**22, torch.float32)
     assert len(before) == 2**20
     weights["a"][: 3 * 2**19] += 1
-    assert moved_share(before, sampled(weights, torch.float32)) == pytest.approx(3 / 8, abs=1e-3)
+    assert moved_share(before, sampled(weights.items(), 2**22, torch.float32)) == pytest.approx(3 / 8, abs=1e-3)
 
 
 def test_adapters_of_a_bfloat16_model_are_float32_and_move(store: ArtifactStore, reference: PolicyVersion) -> None:

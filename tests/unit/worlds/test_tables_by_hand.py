@@ -206,6 +206,7 @@ def test_a_trainer_reads_tables_again_after_it_was_closed(store: ArtifactStore) 
     assert features.sum() == 2.0
 
 
+@pytest.mark.run
 def test_an_update_is_stored_with_its_critics_under_their_own_names(store: ArtifactStore) -> None:
     trainer = TabularTrainer(WORLD, store)
     answers = tuple(ScoredAnswer((x,), (y,), 1.0 + y, -0.5 * x) for x in range(4) for y in range(4))

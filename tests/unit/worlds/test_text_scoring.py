@@ -49,6 +49,7 @@ def enumerated(model: Any, grammar: Grammar) -> NDArray[np.float64]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widest", [64, 100_000])
 def test_exact_sums_by_the_tree_equal_enumeration_of_a_thousand_answers(
     widest: int, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,31 @@
+"""Prompts and answers as trainers hand them over, as the texts that limits measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as text; of a conversation, its turns with a blank line between them."""
+    return prompt if isinstance(prompt, str) else _joined([_content(turn) for turn in prompt or ()])
+
+
+def answer_text(answer: Any) -> str:
+    """What the model says in an answer; of turns, the assistant's own: a tool's page in between is none of it."""
+    if isinstance(answer, str):
+        return answer
+    return _joined([_content(turn) for turn in answer or () if turn.get("role", "assistant") == "assistant"])
+
+
+def _content(turn: Mapping[str, Any]) -> str:
+    """Text of one turn; of content in parts, those that are text. Calls of tools are none."""
+    content = turn.get("content")
+    if isinstance(content, str) or content is None:
+        return content or ""
+    parts = [part if isinstance(part, str) else part.get("text") for part in content]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _joined(texts: list[str]) -> str:
+    return "\n\n".join(text for text in texts if text)
