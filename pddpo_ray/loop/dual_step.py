@@ -199,8 +199,9 @@ class DualController:
 
 def journalled_estimates(journal: JournalReader) -> list[Estimates]:
     """What every step was taken from, in the order in which they were taken: with the variance within prompts, which
-    Newton's step needs, and how many rounds late the labels were. Raises UserError for steps of a version that kept them
-    otherwise.
+    Newton's step needs, and how many rounds late the labels were.
+
+    Raises UserError for steps of a version that kept them otherwise.
     """
     rows: dict[int, dict[str, CostEstimate]] = {}
     for step in journal.dual_steps():
