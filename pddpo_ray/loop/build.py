@@ -36,6 +36,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
@@ -44,7 +45,7 @@ from pddpo_ray.loop.labellers import (
     feedback_of,
 )
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.limits import ANSWERS_EACH, HeldLimit, LimitsController
+from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.people_measuring import people_of_limits
@@ -329,7 +330,7 @@ def _limits(
             dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
             labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
         )  # fmt: skip
-    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, dual, window)
+    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, due, dual, window)
     pairs = [entry.labelled.pair for entry in journal.pairs(0)]
     limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
     chances = backends.prior or [1.0] * len(backends.prompts)
@@ -345,6 +346,7 @@ def _measured_limits(
     journal: Journal,
     trainer: TrainerController,
     rollout: RolloutController,
+    due: Due,
     dual: DualController,
     window: int | None,
 ) -> LimitsController:
@@ -360,7 +362,7 @@ def _measured_limits(
     return LimitsController(
         journal, backends.held_limits, measure, dual, beta=config.beta,
         by_covariance=isinstance(config.dual.rule, NewtonRule), drift=drift, log_probs=trainer.log_probs,
-        reference=reference, seed=config.seed, window=window,
+        reference=reference, seed=config.seed, due=due, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
 
