@@ -31,7 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from pddpo_ray.integrations.trl import LimitedRewards
 from pddpo_ray.training.pretrained import fetch
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 SETTINGS = ((6.0, 0.20), (10.0, 0.05), (3.0, 0.40), (6.0, 0.20))
 """Most words on average, and the largest share of answers with one of the two words. The last one is SmolLM2's."""

@@ -18,8 +18,8 @@ from pddpo_ray.config import ScorerJob
 from pddpo_ray.scoring.held_out import Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.theory.intervals import clopper_pearson
-from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy
 
 
 def trials_of(folder: Path, seed: int, *, shuffled: bool, pairs: int) -> tuple[Trials, float, float]:

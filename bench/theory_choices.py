@@ -23,7 +23,7 @@ from pddpo_ray.loop import dual_rules
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import estimate_from_scores, estimate_from_shares
 from pddpo_ray.theory.cost_stage import cost_stage_scales, cost_temperature
-from pddpo_ray.theory.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, constraint_state
+from pddpo_ray.theory.dual import DualState, LogMultiplier, Rule, RuleContext, ascend, limit_state
 from pddpo_ray.theory.objectives import preference_loss
 from pddpo_ray.theory.seeds import generator
 from pddpo_ray.training.engine import ADAM_BETAS
@@ -91,9 +91,7 @@ def ada_lag(world: TabularWorld, *, carried: bool, rate: float, steps: int, seed
     oracle, draws = world.oracle, generator(seed, "adalag")
     rows = cost_pairs(world, draws)
     rule = LogMultiplier(0.5)
-    state = DualState(
-        (constraint_state("cost", rho=UPPER / 2, rule=rule, first=FIRST, threshold=oracle.threshold, lower=0.05),)
-    )
+    state = DualState((limit_state("cost", rho=UPPER / 2, rule=rule, first=FIRST, limit=oracle.threshold, lower=0.05),))
     base = torch.as_tensor(np.log(oracle.policy(0.0)))
     logits = torch.tensor(np.log(oracle.policy(FIRST)), requires_grad=True)
     optimizer, newest = None, np.zeros(0)
@@ -134,9 +132,7 @@ def beginning(world: TabularWorld, arm: str, seed: int, study: Study) -> float:
     rounds = study["rounds"]
     context = RuleContext(oracle.beta, UPPER / 2, float(first), rounds, 2.0, oracle.threshold)
     rule = RULES[name](context)
-    state = DualState(
-        (constraint_state("cost", rho=UPPER / 2, rule=rule, first=float(first), threshold=oracle.threshold),)
-    )
+    state = DualState((limit_state("cost", rho=UPPER / 2, rule=rule, first=float(first), limit=oracle.threshold),))
     tables = []
     for _ in range(rounds):
         tables.append(oracle.policy(state.multiplier))

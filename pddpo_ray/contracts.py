@@ -104,14 +104,21 @@ class Feedback(Protocol):
         self, items: Sequence[Response], labels_each: int, constraint: str | None = None
     ) -> list[SafetyLabels]: ...
 
+    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
+        """Whether `safety` would get the labels without a wait."""
+        ...
+
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]: ...
 
 
 class Due(Protocol):
     """What a round takes of the labels that were asked for."""
 
-    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterable[tuple[int, Sequence[Response]]]:
-        """How many rounds late, and the answers whose safety labels are taken now; `answers` are this round's."""
+    def answers(
+        self, answers: Sequence[Response], arrived: Callable[[Sequence[Response]], bool]
+    ) -> Iterable[tuple[int, Sequence[Response]]]:
+        """How many rounds late, and the answers whose measures are taken now; `answers` are this round's. `arrived`
+        says whether a round's answers can be measured without a wait; the journal stands at that round."""
         ...
 
     def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:

@@ -450,8 +450,12 @@ class Config(Strict):
             raise ValueError(
                 f"feedback.rounds_late: algorithm {self.algorithm} waits for its labels; use o-pd-dpo or pd-dpo"
             )
-        if self.limits:
-            raise ValueError("feedback.rounds_late: limits under `limits:` wait for their measures; leave it out")
+        for one in self.stated:
+            if one.source.kind == "people" and one.asking.answers is not None:
+                raise ValueError(
+                    f"feedback.rounds_late: {one.where}: people measure answers of pairs too where `answers` is given,"
+                    " and a round waits for those; leave `answers` out"
+                )
 
     def _somebody_knows(self) -> None:
         """Without a world, what it would answer has to be said."""

@@ -38,6 +38,7 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
@@ -46,7 +47,7 @@ from pddpo_ray.loop.labellers import (
     feedback_of,
 )
 from pddpo_ray.loop.labelling import FeedbackController
-from pddpo_ray.loop.limits import ANSWERS_EACH, HeldLimit, LimitsController
+from pddpo_ray.loop.limits import ANSWERS_EACH, LimitsController
 from pddpo_ray.loop.margins import lowest_costs, margins
 from pddpo_ray.loop.method_scores import ScoringController, ScoringPlan
 from pddpo_ray.loop.people_measuring import people_of_limits
@@ -331,7 +332,7 @@ def _limits(
             dual, feedback, estimator_of(config, feedback), due, beta=config.beta,
             labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
         )  # fmt: skip
-    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, dual, window)
+    limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, due, dual, window)
     limits.measure_before(first)
     chances = backends.prior or [1.0] * len(backends.prompts)
     prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
@@ -346,6 +347,7 @@ def _measured_limits(
     journal: Journal,
     trainer: TrainerController,
     rollout: RolloutController,
+    due: Due,
     dual: DualController,
     window: int | None,
 ) -> LimitsController:
@@ -361,7 +363,7 @@ def _measured_limits(
     return LimitsController(
         journal, backends.held_limits, measure, dual, beta=config.beta,
         by_covariance=isinstance(config.dual.rule, NewtonRule), drift=drift, log_probs=trainer.log_probs,
-        reference=reference, seed=config.seed, window=window,
+        reference=reference, seed=config.seed, due=due, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
 

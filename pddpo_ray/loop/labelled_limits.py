@@ -62,7 +62,11 @@ class LabelledLimits:
 
     def step(self, answers: Sequence[Response]) -> None:
         """Labels that are late move the multipliers when they are there, those of several rounds one after another."""
-        for rounds_late, labelled in self._due.answers(answers, self._labels_each):
+
+        def arrived(asked: Sequence[Response]) -> bool:
+            return self._feedback.safety_arrived(asked, self._labels_each)
+
+        for rounds_late, labelled in self._due.answers(answers, arrived):
             found = self.estimates(labelled)
             self._dual.step([replace(one, rounds_late=rounds_late) for one in found] if rounds_late else found)
 

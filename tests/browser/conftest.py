@@ -10,10 +10,10 @@ from playwright.sync_api import Browser
 
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import now_ms
-from tests.annotation_api import FreshService
-from tests.annotation_queue import FreshQueue, create_run
-from tests.annotation_server import serving
 from tests.browser.screen import WIDE, Screen
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import FreshQueue, create_run
+from tests.support.annotation_server import serving
 
 
 @pytest.fixture

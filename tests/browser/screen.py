@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from pddpo_ray.annotation.questions import Question
 from pddpo_ray.journal.annotation_schema import answer
-from tests.annotation_api import FreshService
+from tests.support.annotation_api import FreshService
 
 PICTURES = os.environ.get("PDDPO_SCREENSHOTS")
 WIDE, PHONE = {"width": 1100, "height": 860}, {"width": 390, "height": 844}

@@ -12,9 +12,9 @@ from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question
-from tests.annotation_api import FreshService
 from tests.browser.screen import BAD, GOOD, PROMPT, Screen, pairs, safety
 from tests.browser.test_reading import TABLE, TURNS
+from tests.support.annotation_api import FreshService
 from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser

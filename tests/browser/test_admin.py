@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 from pddpo_ray.annotation.controls import Controls
 from pddpo_ray.annotation.people import Campaign, Person, Role
 from pddpo_ray.annotation.personal_data import PersonalData
-from tests.annotation_api import FreshService
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
+from tests.support.annotation_api import FreshService
 from tests.support.tiers import in_full
 from tests.unit.annotation.test_personal_data import NAME, worked
 

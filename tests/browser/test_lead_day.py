@@ -17,8 +17,8 @@ from pddpo_ray.annotation.people import Person, Role
 from pddpo_ray.annotation.questions import screen_form
 from pddpo_ray.journal.annotation_schema import lease
 from pddpo_ray.journal.audit import broken_links, imbalances
-from tests.annotation_api import FreshService
 from tests.browser.screen import HEADINGS, LOW_CONTRAST, Screen, pairs, safety
+from tests.support.annotation_api import FreshService
 
 pytestmark = pytest.mark.browser
 

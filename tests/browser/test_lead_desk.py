@@ -10,11 +10,11 @@ from playwright.sync_api import expect
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, Person, Role
-from tests.annotation_api import FreshService
-from tests.annotation_queue import safety_questions
 from tests.browser.screen import LOW_CONTRAST, Screen, pairs, until
 from tests.browser.test_accessible import findings
 from tests.browser.test_lead_day import PREFERS_FIRST, PREFERS_SECOND, works
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import safety_questions
 from tests.support.tiers import in_full
 
 pytestmark = pytest.mark.browser

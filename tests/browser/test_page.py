@@ -18,7 +18,6 @@ from pddpo_ray.annotation.questions import contradicts_itself
 from pddpo_ray.journal.annotation_schema import consent
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import dual_step
-from tests.annotation_api import FreshService
 from tests.browser.screen import (
     HEADINGS,
     LOW_CONTRAST,
@@ -32,6 +31,7 @@ from tests.browser.screen import (
     until,
     wait_for_answers,
 )
+from tests.support.annotation_api import FreshService
 from tests.unit.annotation.test_rendering import HOSTILE
 
 pytestmark = pytest.mark.browser

@@ -11,10 +11,10 @@ from playwright.sync_api import Browser, expect
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import now_ms
-from tests.annotation_api import FreshService
-from tests.annotation_queue import RULES, FreshQueue, create_run
-from tests.annotation_server import serving
 from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, pairs, safety, stored, until, wait_for_answers
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import RULES, FreshQueue, create_run
+from tests.support.annotation_server import serving
 
 pytestmark = pytest.mark.browser
 

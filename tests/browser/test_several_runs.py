@@ -10,10 +10,10 @@ from playwright.sync_api import Browser, expect
 
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.journal.transactions import now_ms
-from tests.annotation_server import serving
-from tests.annotation_together import TwoRuns, two_runs
 from tests.browser.screen import LOW_CONTRAST, WIDE, Screen, safety, until
 from tests.browser.test_accessible import findings
+from tests.support.annotation_server import serving
+from tests.support.annotation_together import TwoRuns, two_runs
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors import launch
 from pddpo_ray.config import load
-from tests.kill_points import KillPoint, KillPoints
+from tests.support.kill_points import KillPoint, KillPoints
 
 
 def main() -> None:

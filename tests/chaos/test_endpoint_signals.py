@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.served_process import Served, served
-from tests.served_run import PROMPT, SAFE, make_run
-from tests.stopped_streams import ENDS, STREAMS, stopped_under_streams, terminate
-from tests.tiny_language_model import tiny_llama
+from tests.support.served_process import Served, served
+from tests.support.served_run import PROMPT, SAFE, make_run
+from tests.support.stopped_streams import ENDS, STREAMS, stopped_under_streams, terminate
+from tests.support.tiny_language_model import tiny_llama
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1200)]
 

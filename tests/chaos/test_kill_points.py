@@ -24,7 +24,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.kill_points import (
+from tests.support.kill_points import (
     ACTORS,
     PHASES,
     EveryKindAtEveryPhase,
@@ -34,11 +34,11 @@ from tests.kill_points import (
     living,
     record,
 )
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.postgres_server import postgres_server
-from tests.ray_session import session
-from tests.small_demo import SMALL_DEMO
-from tests.traces import phases_done, trace
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.postgres_server import postgres_server
+from tests.support.ray_session import session
+from tests.support.small_demo import SMALL_DEMO
+from tests.support.traces import phases_done, trace
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(7200)]
 

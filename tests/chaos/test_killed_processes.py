@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.killed_processes import CORE, ENTRANCE, GOOD, PROXY, REPLICA, WAIT, killed_under_clients
-from tests.served_process import Served, served
-from tests.served_run import PROMPT, SAFE, make_run
+from tests.support.killed_processes import CORE, ENTRANCE, GOOD, PROXY, REPLICA, WAIT, killed_under_clients
+from tests.support.served_process import Served, served
+from tests.support.served_run import PROMPT, SAFE, make_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1200)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.annotation_run_load import run_ends_by_itself
-from tests.postgres_server import postgres_server
+from tests.support.annotation_run_load import run_ends_by_itself
+from tests.support.postgres_server import postgres_server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(7200)]
 

@@ -15,8 +15,8 @@ from actors import launch
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop import run
-from tests.ray_session import session
-from tests.traces import trace
+from tests.support.ray_session import session
+from tests.support.traces import trace
 
 # With `make chaos`, for the time it takes.
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]

@@ -11,10 +11,10 @@ from actors import launch
 from pddpo_ray.config import load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.kill_points import living
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.small_demo import SMALL_DEMO
-from tests.traces import workers_by_round
+from tests.support.kill_points import living
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.small_demo import SMALL_DEMO
+from tests.support.traces import workers_by_round
 
 # With `make chaos`, for the time it takes.
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.slow, pytest.mark.chaos]

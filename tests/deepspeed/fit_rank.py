@@ -22,7 +22,7 @@ from pddpo_ray.training.fit import Shard
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 
 def rows(count: int = 24) -> tuple[PairRow, ...]:

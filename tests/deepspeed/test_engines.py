@@ -19,7 +19,7 @@ import pytest
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
 from tests.support.tiers import in_full
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 pytestmark = pytest.mark.deepspeed
 

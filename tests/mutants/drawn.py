@@ -38,10 +38,11 @@ SCOPE = (
 )
 TESTS = (
     *(f"tests/unit/{folder}" for folder in ("math", "methods", "loop", "training", "worlds")),
+    "tests/runs",
     "tests/unit/annotation/test_active_choice.py",
     "tests/unit/evaluate/test_statistics.py",
     "tests/unit/report/test_theory.py",
-    "--ignore=tests/unit/loop/test_resume.py",  # compares runs with themselves
+    "--ignore=tests/runs/test_resume.py",  # compares runs with themselves
 )
 SECONDS_EACH = 25.0
 """Processor seconds of tests, as measured without a mutant, after which a mutant counts as a survivor."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-FAST = "not (ray or vllm or deepspeed or browser or postgres or gpu or slow or chaos or full or real)"
+FAST = "not (ray or vllm or deepspeed or browser or postgres or gpu or chaos or full or real)"
 DIED = "(the process died or ran out of time)"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 """A pool of threads does not survive a fork; the process that forks must have been started with these."""

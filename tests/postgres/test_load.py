@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotation_load import survive
+from tests.support.annotation_load import survive
 
 pytestmark = [pytest.mark.postgres, pytest.mark.chaos]
 

@@ -17,8 +17,8 @@ from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event, sea
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.records import Prompt, Response
-from tests.annotation_crowd import crowd_keeps_every_promise
-from tests.annotation_queue import FreshQueue, create_run, safety_questions
+from tests.support.annotation_crowd import crowd_keeps_every_promise
+from tests.support.annotation_queue import FreshQueue, create_run, safety_questions
 from tests.unit.annotation.test_personal_data import erased_keeps_its_promises
 
 pytestmark = pytest.mark.postgres

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.upgraded_pay import rates_after_upgrade
-from tests.upgraded_under_load import upgraded_under_load
+from tests.support.upgraded_pay import rates_after_upgrade
+from tests.support.upgraded_under_load import upgraded_under_load
 
 SIZE = {"people": 8, "questions": 150}
 

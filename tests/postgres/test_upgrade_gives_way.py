@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from pddpo_ray.journal.database import HEAD, known_revision, open_database
-from tests.annotation_load import started_with
-from tests.upgraded_under_load import REVISION, SOFTWARE
+from tests.support.annotation_load import started_with
+from tests.support.upgraded_under_load import REVISION, SOFTWARE
 
 pytestmark = [pytest.mark.postgres, pytest.mark.full]
 

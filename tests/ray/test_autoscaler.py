@@ -17,7 +17,7 @@ from ray.experimental.internal_kv import _internal_kv_get
 from actors.placement import check_cluster, lack
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.resources import Bundle
-from tests.local_cluster import LocalCluster, local_cluster
+from tests.support.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 RUN = [Bundle("trainer", 2, 1, 1.0), Bundle("rollout", 1, 1, 2.0)]

@@ -22,8 +22,8 @@ from actors.placement import check_cluster, reserve
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.config import load, recipe_names
 from pddpo_ray.plan.resources import Bundle, bundles
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.summing_backend import SummingBackend, command
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.summing_backend import SummingBackend, command
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 GPUS = 4

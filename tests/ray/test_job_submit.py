@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pddpo_ray.storage.whole_files import write_secret
-from tests.job_head import ROOT, Head, free_port, pddpo_submit, running_head
+from tests.support.job_head import ROOT, Head, free_port, pddpo_submit, running_head
 
 pytestmark = pytest.mark.ray
 

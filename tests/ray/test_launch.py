@@ -20,8 +20,8 @@ from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
 from pddpo_ray.records import CostEstimate
-from tests.ray_session import living_actors
-from tests.traces import phases_done, trace, workers_by_round
+from tests.support.ray_session import living_actors
+from tests.support.traces import phases_done, trace, workers_by_round
 
 pytestmark = pytest.mark.ray
 

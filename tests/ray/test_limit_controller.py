@@ -15,7 +15,7 @@ import ray
 from actors.limit_controller import LimitControllerActor, SharedLimits
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores, Asked, asked_for
-from tests.ray_session import living_actors
+from tests.support.ray_session import living_actors
 
 pytestmark = pytest.mark.ray
 

@@ -24,8 +24,8 @@ from pddpo_ray.records import Array, CostEstimate, Decoding, PolicyVersion, Prom
 from pddpo_ray.rollout.delivery_check import VerifiedDelivery
 from pddpo_ray.rollout.draws import counts
 from pddpo_ray.theory.dual import DualState, ProjectedFixed, limit_state
-from tests.ray_session import living_actors, session
-from tests.summing_backend import command, make
+from tests.support.ray_session import living_actors, session
+from tests.support.summing_backend import command, make
 
 pytestmark = pytest.mark.ray
 

@@ -14,9 +14,9 @@ import ray
 from actors.placement import shortfall
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.plan.resources import Bundle
-from tests.local_cluster import LocalCluster, local_cluster
-from tests.ray_session import living_actors
-from tests.summing_backend import command, make
+from tests.support.local_cluster import LocalCluster, local_cluster
+from tests.support.ray_session import living_actors
+from tests.support.summing_backend import command, make
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 

@@ -12,8 +12,8 @@ from actors import launch
 from bench.small_runs import HERE, METHODS, ON_RAY, TABLE, TEXT, VARIANTS
 from pddpo_ray.config import load
 from pddpo_ray.loop.run import run_recipe
-from tests.ray_session import session
-from tests.reach import Entered, entered, missing
+from tests.support.ray_session import session
+from tests.support.reach import Entered, entered, missing
 from tests.unit.methods.test_reach import CERTIFIED, ON_TABLES, ONLY_TEXTS, WORLD, by_runs
 
 pytestmark = pytest.mark.ray

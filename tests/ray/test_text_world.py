@@ -13,8 +13,8 @@ from actors import launch
 from pddpo_ray.config import Config, load
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
-from tests.ray_session import living_actors
-from tests.traces import trace, workers_by_round
+from tests.support.ray_session import living_actors
+from tests.support.traces import trace, workers_by_round
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 

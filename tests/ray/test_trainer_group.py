@@ -16,7 +16,7 @@ import pytest
 from actors.trainer_group import TrainerGroup, TrainerSettings
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from tests.summing_backend import command, make, make_steady
+from tests.support.summing_backend import command, make, make_steady
 
 pytestmark = pytest.mark.ray
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.job_head import ROOT, Head, running_head
-from tests.tutorial_page import commands, ran
+from tests.support.job_head import ROOT, Head, running_head
+from tests.support.tutorial_page import commands, ran
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.full]
 PAGE = "tutorials/on-a-cluster.md"

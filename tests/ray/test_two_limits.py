@@ -13,7 +13,7 @@ from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
 from tests.support.tiers import in_full
-from tests.traces import trace
+from tests.support.traces import trace
 
 pytestmark = pytest.mark.ray
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.storage.whole_files import ARTIFACTS, JOURNAL, WEIGHTS
-from tests.served_process import served
-from tests.smollm2_run import (
+from tests.support.served_process import served
+from tests.support.smollm2_run import (
     LORA,
     answers_of,
     assert_same_log_probs,

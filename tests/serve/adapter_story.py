@@ -19,8 +19,8 @@ from pddpo_ray.serving.catalog import Canary, ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.served_run import small_engine
-from tests.tiny_language_model import save_policy
+from tests.support.served_run import small_engine
+from tests.support.tiny_language_model import save_policy
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 PROMPT = [1, 5, 9]

@@ -14,9 +14,9 @@ from deploy.serving.settings import EngineSettings
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
-from tests.chat_tokenizers import gpt_2
-from tests.served_run import small_engine
-from tests.tiny_language_model import tiny_llama
+from tests.support.chat_tokenizers import gpt_2
+from tests.support.served_run import small_engine
+from tests.support.tiny_language_model import tiny_llama
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.tiny_language_model import word_tokenizer
+from tests.support.tiny_language_model import word_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 

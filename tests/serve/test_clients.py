@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.served_process import served
-from tests.served_run import SAFE, ServedRun, make_run
-from tests.tiny_language_model import WORDS, word_tokenizer
+from tests.support.served_process import served
+from tests.support.served_run import SAFE, ServedRun, make_run
+from tests.support.tiny_language_model import WORDS, word_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"

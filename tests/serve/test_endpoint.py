@@ -28,11 +28,11 @@ from pddpo_ray.annotation.rounds import Rounds
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import drawn_round
 from pddpo_ray.serving.releases import Releases
-from tests.collector import Collector, collector
-from tests.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
-from tests.served_process import Served, served
-from tests.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.collector import Collector, collector
+from tests.support.killed_processes import CORE, GOOD, REPLICA, WAIT, killed_under_clients, processes
+from tests.support.served_process import Served, served
+from tests.support.served_run import PROMPT, SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.scorer_rows import rows_of_words, write_rows
-from tests.served_process import served
-from tests.small_align import SMALL_ALIGN, save_chat_model
-from tests.tutorial_page import blocks
+from tests.support.scorer_rows import rows_of_words, write_rows
+from tests.support.served_process import served
+from tests.support.small_align import SMALL_ALIGN, save_chat_model
+from tests.support.tutorial_page import blocks
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
 ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n90 %\n0\n"

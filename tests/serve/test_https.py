@@ -15,8 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from pddpo_ray.cli.serve import _tls
 from pddpo_ray.errors import UserError
-from tests.served_process import served
-from tests.served_run import SAFE, make_run
+from tests.support.served_process import served
+from tests.support.served_run import SAFE, make_run
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

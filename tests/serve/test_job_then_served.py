@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from pddpo_ray.journal import read_journal
-from tests.job_head import pddpo_submit, running_head
-from tests.served_process import served
-from tests.stopped_streams import STREAMS, stopped_under_streams
+from tests.support.job_head import pddpo_submit, running_head
+from tests.support.served_process import served
+from tests.support.stopped_streams import STREAMS, stopped_under_streams
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]
 

@@ -31,8 +31,8 @@ from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpf
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.training.from_scratch import ScratchSpec, TextPair, build_model, pretrain, sequences, train_tokenizer
 from pddpo_ray.worlds.tabular import trap_world
-from tests.served_process import served
-from tests.served_run import SAFE, ServedRun, make_run
+from tests.support.served_process import served
+from tests.support.served_run import SAFE, ServedRun, make_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full]
 

@@ -11,7 +11,7 @@ import pytest
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.served_process import served
+from tests.support.served_process import served
 from tests.unit.loop.test_production import recipe, texts_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stopped_streams import ENDS, STREAMS
+from tests.support.stopped_streams import ENDS, STREAMS
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.served_process import served
-from tests.tutorial_page import blocks, commands, ran
+from tests.support.served_process import served
+from tests.support.tutorial_page import blocks, commands, ran
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
 PAGE = "tutorials/serve-and-certify.md"

@@ -23,7 +23,7 @@ from pddpo_ray.annotation.connectors.label_studio import LabelStudio
 from pddpo_ray.annotation.exchange import open_questions, take_answers
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_queue import FreshQueue, create_run, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, create_run, pair_questions, safety_questions
 
 pytestmark = pytest.mark.full
 

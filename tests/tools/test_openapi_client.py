@@ -18,9 +18,9 @@ import pytest
 
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.journal.database import open_database
-from tests.annotation_api import FreshService
-from tests.annotation_queue import FreshQueue, create_run, safety_questions
-from tests.annotation_server import serving
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import FreshQueue, create_run, safety_questions
+from tests.support.annotation_server import serving
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 

@@ -16,8 +16,8 @@ from pddpo_ray.rollout.delivery_check import DeliveryCheck
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import load_trainer, store_reference
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.engine_process import adapters_process, vllm_process
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.engine_process import adapters_process, vllm_process
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.training.test_policy_temperature import follows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]

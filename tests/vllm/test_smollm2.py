@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.smollm2_run import LORA, answers_of, assert_same_log_probs, assert_verified, done, pddpo, recipe, smollm2
+from tests.support.smollm2_run import (
+    LORA,
+    answers_of,
+    assert_same_log_probs,
+    assert_verified,
+    done,
+    pddpo,
+    recipe,
+    smollm2,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.full]
 

@@ -17,8 +17,8 @@ from pddpo_ray.rollout.delivery_check import verify
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import LocalTrainer, load_trainer, store_reference
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.engine_process import adapters_process, vllm_process
-from tests.tiny_language_model import SPECIAL, WORDS, word_tokenizer
+from tests.support.engine_process import adapters_process, vllm_process
+from tests.support.tiny_language_model import SPECIAL, WORDS, word_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 

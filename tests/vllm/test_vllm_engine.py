@@ -18,8 +18,8 @@ from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import DeliveryCheck, verify
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
-from tests.engine_process import vllm_process
-from tests.tiny_language_model import WORDS, save_policy, tiny_llama, word_tokenizer
+from tests.support.engine_process import vllm_process
+from tests.support.tiny_language_model import WORDS, save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.vllm
 

@@ -19,7 +19,7 @@ from actors.weights import SendCommand, WeightSender
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
 from pddpo_ray.training.local import store_reference
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 pytestmark = pytest.mark.vllm
 DEADLINE_S = 60

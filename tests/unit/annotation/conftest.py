@@ -11,8 +11,8 @@ import pytest
 from pddpo_ray.config import load
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.database import open_database
-from tests.annotation_api import FreshService
-from tests.annotation_queue import FreshQueue, create_run
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import FreshQueue, create_run
 
 
 @pytest.fixture(scope="session")

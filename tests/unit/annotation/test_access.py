@@ -11,8 +11,8 @@ from starlette.routing import Route
 from deploy.annotation.access import ACCESS, PUBLIC
 from deploy.annotation.queue_service import undeclared
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import pair_questions, safety_questions
 
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", f"{API}/lease"): {},

@@ -13,7 +13,7 @@ from pddpo_ray.annotation.questions import contradicts_itself
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.annotation.simulation import Manner, decide
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from tests.annotation_queue import FreshQueue
+from tests.support.annotation_queue import FreshQueue
 
 
 def test_an_answer_contradicts_itself_where_the_only_safe_one_is_called_the_more_harmful() -> None:

@@ -14,8 +14,8 @@ from deploy.annotation.access import API
 from pddpo_ray.annotation.answers import Submission
 from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import FreshService
-from tests.annotation_queue import pair_questions, safety_questions
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import pair_questions, safety_questions
 
 TEXT = st.one_of(st.text(max_size=12), st.sampled_from(["", "safe", "left", "\0", "\ud800", "' OR 1=1 --", "é" * 70]))
 NUMBER = st.one_of(st.integers(-5, 5), st.sampled_from([2**31, 2**63, 2**70, -(2**63)]), st.floats(allow_nan=False))

@@ -13,8 +13,8 @@ from schemathesis.checks import not_a_server_error
 
 from deploy.annotation.access import ACCESS, API
 from pddpo_ray.annotation.people import Role
-from tests.annotation_api import FreshService
-from tests.annotation_queue import pair_questions, safety_questions
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import pair_questions, safety_questions
 
 EXAMPLES = 8
 """Per operation, role and kind of request."""

@@ -19,8 +19,8 @@ from pddpo_ray.journal.backup import SET_ASIDE, backup, restore
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.lock import DriverLock
 from pddpo_ray.journal.schema import run as run_table
-from tests.annotation_queue import FreshQueue
-from tests.postgres_server import postgres_server
+from tests.support.annotation_queue import FreshQueue
+from tests.support.postgres_server import postgres_server
 from tests.unit.annotation.test_label_rows import said
 
 

@@ -11,7 +11,7 @@ from pddpo_ray.annotation.queue_labeller import PeopleLabeller, RiskOf, Waiting
 from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.errors import ParkedError
 from pddpo_ray.records import Pair, Prompt, Response
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(4)]
 

@@ -17,8 +17,8 @@ from pddpo_ray.config import load
 from pddpo_ray.config.feedback import PeopleFeedback
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.transactions import Store
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue
 
 SAFETY = Question("safety", "g", "p", "f", gold={"safety": "unsafe"}, risk=0.0)
 PAIR = Question("pair", "g", "p", "f", "s", gold={"more_harmful": "first"}, risk=0.0)

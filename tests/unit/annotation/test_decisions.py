@@ -25,8 +25,8 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Pair, Prompt, Response, SafetyLabels, Verdict
 from pddpo_ray.theory.cost_estimate import estimate_cost, interval
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 from tests.unit.loop.small_run import run_of
 
 ITEMS = [Response(f"r{n}", Prompt("p", (1,), "how ?"), (3,), f"text {n}", policy_version=2, seed=1) for n in range(3)]

@@ -22,9 +22,9 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_queue import RULES, FreshQueue, pair_questions, safety_questions
-from tests.annotation_server import serving
-from tests.annotation_tools import KEY, PERSONAL, argilla, choices, label_studio, response
+from tests.support.annotation_queue import RULES, FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_server import serving
+from tests.support.annotation_tools import KEY, PERSONAL, argilla, choices, label_studio, response
 
 PAIR = {"more_helpful": "first", "more_harmful": "second", "first_safety": "safe", "second_safety": "unsafe"}
 

@@ -18,8 +18,8 @@ from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.annotation_schema import audit_event, lease
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 WHOLE = {"more_helpful": "first", "more_harmful": "second", "first_safety": "safe", "second_safety": "unsafe"}
 OTHER = {"more_helpful": "second", "more_harmful": "tie", "first_safety": "safe", "second_safety": "safe"}

@@ -10,8 +10,8 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import DEFAULT_GUIDELINES, Campaign, GuidelineVersion, Person, Role
 from pddpo_ray.annotation.quality import Quality
 from pddpo_ray.annotation.queue_rules import Problem, QueueError
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 
 def answers(queue: FreshQueue, person: Person, said: str) -> None:

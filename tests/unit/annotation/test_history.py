@@ -10,8 +10,8 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.questions import Question, safety_question
 from pddpo_ray.records import Message, Prompt, Response
-from tests.annotation_api import API, FreshService
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAID = {"more_helpful": "left", "more_harmful": "right", "left_safety": "safe", "right_safety": "unsafe"}
 

@@ -17,8 +17,8 @@ from pddpo_ray.annotation.worklog import WorkLog, as_csv, worked_ms
 from pddpo_ray.journal.annotation_schema import answer
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.schema import run
-from tests.annotation_api import API, GENEROUS, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, GENEROUS, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
 

@@ -7,8 +7,8 @@ import pytest
 from pddpo_ray.annotation.invitations import Invitation, Invitations
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_rules import QueueError
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue
 
 
 def test_a_link_makes_one_account_once_and_ends_after_its_time(queue: FreshQueue) -> None:

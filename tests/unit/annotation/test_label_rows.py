@@ -20,8 +20,8 @@ from pddpo_ray.data.sinks import Sink
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 
 def asked(queue: FreshQueue) -> None:

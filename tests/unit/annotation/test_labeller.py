@@ -14,7 +14,7 @@ from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.queue_labeller import PeopleLabeller, Waiting
 from pddpo_ray.errors import DecisionNeeded, ParkedError, RunError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 PROMPT = Prompt("p0", (1, 2), "how do i sleep ?")
 

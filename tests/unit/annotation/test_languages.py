@@ -16,8 +16,8 @@ from pddpo_ray.annotation.queue_rules import QueueError
 from pddpo_ray.annotation.staff import Staff
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Prompt, Response
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 
 def prompts_of(queue: FreshQueue, person: Person) -> set[str]:

@@ -32,8 +32,8 @@ from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import limit_with_people, with_people
-from tests.annotation_api import GENEROUS
-from tests.annotation_server import serving
+from tests.support.annotation_api import GENEROUS
+from tests.support.annotation_server import serving
 from tests.unit.annotation.test_mixed_run import SETTINGS, Counting, people  # noqa: F401 (a fixture)
 from tests.unit.loop.small_run import run_of
 

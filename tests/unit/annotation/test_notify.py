@@ -19,7 +19,7 @@ from pddpo_ray.annotation.tell import Teller
 from pddpo_ray.config import TellConfig, load
 from pddpo_ray.errors import DecisionNeeded, ParkedError, UserError
 from pddpo_ray.records import Prompt, Response
-from tests.annotation_queue import FreshQueue
+from tests.support.annotation_queue import FreshQueue
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(2)]
 

@@ -29,7 +29,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal import transactions
 from pddpo_ray.journal.annotation_schema import answer, guideline, lease, question_round, seat, task
 from pddpo_ray.journal.audit import imbalances
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 SAFE = Submission("label", {"safety": "safe"})
 

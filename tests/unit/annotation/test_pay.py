@@ -12,9 +12,9 @@ from pddpo_ray.annotation.leases import Lease
 from pddpo_ray.annotation.people import Role
 from pddpo_ray.annotation.worklog import Day, as_csv
 from pddpo_ray.journal.annotation_schema import audit_event
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import safety_questions
-from tests.upgraded_pay import rates_after_upgrade
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import safety_questions
+from tests.support.upgraded_pay import rates_after_upgrade
 
 
 def test_ones_own_rate_is_paid_and_the_default_to_the_others() -> None:

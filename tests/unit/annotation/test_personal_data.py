@@ -20,8 +20,8 @@ from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.cli.main import main
 from pddpo_ray.journal.annotation_schema import ERASED, answer, audit_event
 from pddpo_ray.journal.audit import broken_links, imbalances
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 NAME, NOTE = "Annabella Quist", "my sister had this once, call me on 555-0173"
 

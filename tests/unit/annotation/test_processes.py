@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotation_crowd import crowd_keeps_every_promise
+from tests.support.annotation_crowd import crowd_keeps_every_promise
 
 
 @pytest.mark.slow

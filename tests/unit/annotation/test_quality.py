@@ -16,7 +16,7 @@ from pddpo_ray.annotation.questions import Question
 from pddpo_ray.journal.reading import JournalReader
 from pddpo_ray.journal.schema import dual_step
 from pddpo_ray.theory.cost_estimate import interval
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 
 def label_all(queue: FreshQueue, votes: dict[str, str], *, takes_s: float = 0.0) -> None:

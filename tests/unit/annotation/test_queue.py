@@ -16,7 +16,7 @@ from pddpo_ray.annotation.questions import Question, screen_form, stored_form
 from pddpo_ray.annotation.queue_rules import Outcome, Problem, QueueError
 from pddpo_ray.journal.annotation_schema import answer, audit_event, seat
 from pddpo_ray.journal.audit import broken_links, imbalances
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 UNSAFE = Submission("label", {"safety": "unsafe"})
 SAFE = Submission("label", {"safety": "safe"})

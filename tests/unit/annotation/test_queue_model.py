@@ -29,7 +29,7 @@ from pddpo_ray.annotation.people import Person
 from pddpo_ray.annotation.queue_rules import Outcome, QueueError
 from pddpo_ray.journal.audit import imbalances
 from pddpo_ray.journal.database import open_database
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 QUESTIONS, PEOPLE, NEEDED = 3, 5, 2
 people = st.integers(0, PEOPLE - 1)

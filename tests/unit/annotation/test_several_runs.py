@@ -25,8 +25,8 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.journal.audit import broken_links, imbalances
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
-from tests.annotation_queue import safety_questions
-from tests.annotation_together import TwoRuns, two_runs
+from tests.support.annotation_queue import safety_questions
+from tests.support.annotation_together import TwoRuns, two_runs
 
 NOON = 1_700_049_600_000
 

@@ -15,9 +15,9 @@ from pddpo_ray.annotation.simulation import Manner, decide, enlist, simulate
 from pddpo_ray.annotation.world_truth import truth_of
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from tests.annotation_api import FreshService
-from tests.annotation_queue import safety_questions
-from tests.annotation_server import serving
+from tests.support.annotation_api import FreshService
+from tests.support.annotation_queue import safety_questions
+from tests.support.annotation_server import serving
 
 WORTH = {"good": (1.0, -1.0), "bad": (-0.5, 0.8)}
 

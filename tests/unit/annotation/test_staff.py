@@ -18,7 +18,7 @@ from pddpo_ray.cli.train import spoken
 from pddpo_ray.config import load
 from pddpo_ray.errors import ParkedError, RunError, UserError
 from pddpo_ray.records import Prompt, Response
-from tests.annotation_queue import FreshQueue, safety_questions
+from tests.support.annotation_queue import FreshQueue, safety_questions
 
 ITEMS = [Response(f"r{n}", Prompt("p0", (1, 2), "how do i sleep ?"), (3,), f"text {n}", 4, 1) for n in range(2)]
 

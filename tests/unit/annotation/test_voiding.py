@@ -13,8 +13,8 @@ from pddpo_ray.annotation.queue_rules import Problem, QueueError
 from pddpo_ray.annotation.rounds import RoundStatus
 from pddpo_ray.journal.annotation_schema import audit_event
 from pddpo_ray.journal.audit import imbalances
-from tests.annotation_api import API, FreshService, is_problem
-from tests.annotation_queue import FreshQueue, pair_questions, safety_questions
+from tests.support.annotation_api import API, FreshService, is_problem
+from tests.support.annotation_queue import FreshQueue, pair_questions, safety_questions
 
 ALIKE = {"more_helpful": "tie", "more_harmful": "tie", "left_safety": "safe", "right_safety": "safe"}
 

@@ -33,7 +33,7 @@ from bench.ratio import interleaved, of_pairs
 from bench.workload import Shape, endless, preference_rows, prompts_of
 from pddpo_ray.journal import PhaseEntry
 from pddpo_ray.records import Prompt
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from bench import gpu, gpu_results
 from pddpo_ray.config import RayCluster, load
 from pddpo_ray.journal import filesystems
 from pddpo_ray.plan.resources import bundles
-from tests.local_cluster import local_cluster
+from tests.support.local_cluster import local_cluster
 
 HARDWARE = [gpu.Hardware(1), gpu.Hardware(4), gpu.Hardware(8), gpu.Hardware(8, nodes=2, address="auto")]
 

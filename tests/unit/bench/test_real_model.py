@@ -17,8 +17,8 @@ import pytest
 from bench.real_model import METHODS, run_folder, steps
 from pddpo_ray.errors import PddpoError
 from pddpo_ray.journal import read_journal
-from tests.scorer_rows import rows_of_words
-from tests.small_align import SMALL_ALIGN, save_chat_model
+from tests.support.scorer_rows import rows_of_words
+from tests.support.small_align import SMALL_ALIGN, save_chat_model
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.loop.run import Event, PhaseChanged, run_recipe
 from pddpo_ray.storage.whole_files import explain_disk
-from tests.traces import trace
+from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["rounds=6", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]

@@ -19,7 +19,7 @@ from pddpo_ray.cli.run_log import stoppable
 from pddpo_ray.config import load
 from pddpo_ray.errors import StoppedError
 from pddpo_ray.loop.run import run_recipe
-from tests.traces import trace
+from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["rounds=3", "feedback.responses=32", "feedback.labels_each=8", "offline.pairs=100", "offline.compare_rounds=0"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces import trace
+from tests.support.traces import trace
 
 ROOT = Path(__file__).parents[3]
 SBATCH = ROOT / "deploy" / "slurm" / "pddpo.sbatch"

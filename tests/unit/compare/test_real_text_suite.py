@@ -19,8 +19,8 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import UserError
 from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.method_modules import METHODS
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.method_modules import METHODS
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 SMALL = ["rounds=1", *SMALL_REAL_TEXT, "feedback.responses=16"]  # two of c-grpo's groups
 

@@ -18,7 +18,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.build import dual_state
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 
 SMALL = """
 about: small

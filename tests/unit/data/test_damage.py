@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from pddpo_ray.cli.main import main
-from tests.data_rows import chat, hh, lines, pku, trl
+from tests.support.data_rows import chat, hh, lines, pku, trl
 
 GOOD = [pku(number) for number in range(6)]
 

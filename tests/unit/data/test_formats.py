@@ -15,7 +15,7 @@ from pddpo_ray.data.problems import RowError
 from pddpo_ray.data.samples import sample_file
 from pddpo_ray.data.sinks import SUFFIXES, Sink
 from pddpo_ray.text.templates import TEMPLATES, rendered
-from tests.data_rows import chat, hh, lines, pku
+from tests.support.data_rows import chat, hh, lines, pku
 
 plain = partial(rendered, TEMPLATES["plain"])
 

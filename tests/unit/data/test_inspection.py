@@ -21,9 +21,9 @@ from pddpo_ray.data import Settings, column_files, inspect
 from pddpo_ray.data.row_index import Entry, RowIndex, key_of
 from pddpo_ray.data.summary import Histogram
 from pddpo_ray.records import LabelledPair, Pair, Prompt, Response, SafetyLabels, Verdict
-from tests import data_rows
-from tests.data_rows import lines, pku
-from tests.tiny_language_model import word_tokenizer
+from tests.support import data_rows
+from tests.support.data_rows import lines, pku
+from tests.support.tiny_language_model import word_tokenizer
 
 
 def test_equal_keys_meet_wherever_they_lie(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from datasets import Dataset
 from pddpo_ray.data import Settings, inspect
 from pddpo_ray.data.columns import unread_labels
 from pddpo_ray.data.dialogue import Means
-from tests.data_rows import pku
+from tests.support.data_rows import pku
 from tests.unit.data.test_damage import DAMAGE
 
 ROWS = 3

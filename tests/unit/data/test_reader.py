@@ -20,7 +20,7 @@ from pddpo_ray.data.columns import HEADS, QUESTIONS, is_about
 from pddpo_ray.data.dialogue import ROLES
 from pddpo_ray.data.formats import read_row, recognise
 from pddpo_ray.data.problems import RowError
-from tests.reader_cases import ASK, CASES, PAIR, Case, Read, bot, page, user
+from tests.support.reader_cases import ASK, CASES, PAIR, Case, Read, bot, page, user
 from tests.unit.data.test_layouts import LAYOUTS, numbered, settings
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=3, max_size=9)
@@ -54,7 +54,7 @@ def test_a_row_is_read_whole_or_named(case: Case, tmp_path: Path) -> None:
 
 def test_the_page_is_the_tests_table() -> None:
     kept = (Path(__file__).parents[3] / "docs" / "reader.md").read_text(encoding="utf-8")
-    assert kept == page(), "python -m tests.reader_cases > docs/reader.md"
+    assert kept == page(), "python -m tests.support.reader_cases > docs/reader.md"
 
 
 # --- every layout ----------------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.training.from_scratch import ScratchSpec, build_model, cached_reference, pretrain, sequences
 from pddpo_ray.training.from_scratch import train_tokenizer as tokenizer_of
-from tests.data_rows import lines, pku
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.data_rows import lines, pku
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 TEXTS = [(f"\n\nHuman: what is {n} and {n}?\n\nAssistant:", f" It is {2 * n}, of course — “sure”.") for n in range(60)]
 SMALL = ScratchSpec(vocabulary=320, context=64, hidden=32, heads=1, intermediate=64, steps=12, batch=8)

@@ -22,7 +22,7 @@ from pddpo_ray.evaluate.sets import EvaluationSet, read_set
 from pddpo_ray.journal import Journal
 from pddpo_ray.records import Decoding, Message
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 from tests.unit.platform.test_checkpoints import without_the_heads_prefix
 from tests.unit.scoring.test_loading import beaver
 

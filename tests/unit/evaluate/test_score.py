@@ -24,8 +24,8 @@ from pddpo_ray.evaluate.checkpoint_loading import load_checkpoint
 from pddpo_ray.evaluate.score import answer_scores, score
 from pddpo_ray.worlds.exported_world import prepare_exported
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
-from tests.exported_text_world import Exported, export_to
-from tests.tiny_language_model import save_policy
+from tests.support.exported_text_world import Exported, export_to
+from tests.support.tiny_language_model import save_policy
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
 from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.theory.certificate import candidate_level
-from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
 

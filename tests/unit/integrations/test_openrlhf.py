@@ -15,7 +15,7 @@ import torch
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.answer_scores import AnswerScores
 from pddpo_ray.integrations.openrlhf import answer_of, ends_of, limited
-from tests.tiny_language_model import word_tokenizer
+from tests.support.tiny_language_model import word_tokenizer
 
 LIMITS: dict[str, Any] = {"length": {"mean": {"rule": "words"}, "at_most": 3, "bounds": [0, 10]}}
 PROMPT = "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n"

@@ -9,7 +9,7 @@ import pytest
 
 from actors import limit_controller
 from pddpo_ray.integrations.answer_scores import AnswerScores
-from tests.tutorial_page import blocks
+from tests.support.tutorial_page import blocks
 
 
 @pytest.fixture

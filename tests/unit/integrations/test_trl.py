@@ -18,8 +18,8 @@ import torch
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.certifying import Question, certify_saved
 from pddpo_ray.integrations.saved_policies import saved_names
-from tests.limited_trl import LIMITS, STEPS, helpful, limited, steps_of, train, trainer_of
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.limited_trl import LIMITS, STEPS, helpful, limited, steps_of, train, trainer_of
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
@@ -55,7 +55,7 @@ def test_a_killed_run_goes_on_with_the_multipliers_of_an_unbroken_one(tmp_path: 
     """SIGKILL in the middle of step 5, two steps after the checkpoint; a new process does the rest."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole)
-    command = [sys.executable, "-m", "tests.limited_trl", str(killed)]
+    command = [sys.executable, "-m", "tests.support.limited_trl", str(killed)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, "--hold", "5"], env=alone, cwd=ROOT) as process:
         try:

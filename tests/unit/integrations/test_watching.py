@@ -12,8 +12,8 @@ import torch
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.integrations.watching import Draws, LimitWatch
-from tests.small_align import CHAT
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.small_align import CHAT
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 

@@ -19,8 +19,8 @@ from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.scoring.limit_sources import Surroundings, open_source
 from pddpo_ray.scoring.scorer_job import train_from_files
-from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
 ANSWERS = [Answer(f"word{n}", f"word{2 * n} word{n + 1}", where=f"row {n}") for n in range(1, 13)]
 

@@ -22,7 +22,7 @@ from pddpo_ray.limits.reading import Asking, stated_limits
 from pddpo_ray.limits.sources import Answer, Source, Unmeasured, ask, chosen_for, one_by_one
 from pddpo_ray.scoring.graders import similarity
 from pddpo_ray.scoring.limit_sources import read_limits
-from tests.measuring_server import MeasuringServer, measuring_server
+from tests.support.measuring_server import MeasuringServer, measuring_server
 
 Row = dict[str, Any]
 

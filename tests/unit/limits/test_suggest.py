@@ -18,7 +18,7 @@ from pddpo_ray.limits.reading import stated_limits
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.limits.suggest import Suggestion, suggest
 from pddpo_ray.scoring.limit_sources import Surroundings, open_source
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 LENGTHS = "short: {mean: {rule: words}, at_most: 3, bounds: [0, 20]}"
 REFUSALS = "refuses: {rate: {rule: refusal}, at_most: 10 %}"

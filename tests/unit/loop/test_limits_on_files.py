@@ -23,11 +23,11 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
-from tests.measuring_server import measuring_server
-from tests.scorer_rows import TEMPLATE, rows_of_words, write_rows
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.measuring_server import measuring_server
+from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 SAMPLES = Path(__file__).parents[3] / "pddpo_ray" / "sample_data" / "limits"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.one_round import PAGE, written
+from tests.support.one_round import PAGE, written
 
 ROOT = Path(__file__).parents[3]
 

@@ -23,7 +23,7 @@ from pddpo_ray.loop.taking_back import take_back
 from pddpo_ray.records import Message, Prompt, Response, Verdict
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 OWN = tuple(Prompt(f"own-{n}", (1, n), f"own {n}") for n in range(8))
 SERVED = tuple(Prompt(f"served-{n}", (2, n), f"served {n}") for n in range(3))

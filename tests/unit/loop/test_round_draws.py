@@ -30,7 +30,7 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.certificate import lower_bound, upper_bound
 from pddpo_ray.theory.levels import Allocation
-from tests.measuring_server import every_fifth_fails, measuring_server
+from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import SMALL, ledger, small
 from tests.unit.loop.test_twin_run import TINY, twin
 

@@ -26,7 +26,7 @@ from pddpo_ray.report.run_data import OF_THE_SCORECARD, read_run
 from pddpo_ray.scoring.held_out import REPORT
 from pddpo_ray.scoring.learned_prompts import LEARNED, hashes_of, opening_of
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.small_real_text import SMALL_REAL_TEXT
 
 CARD = ["scorecard={prompts: 6, answers: 2, pairs: 10, benign: 4, train: true}", "world.held_out=0.4"]
 

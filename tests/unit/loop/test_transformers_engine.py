@@ -14,7 +14,7 @@ from pddpo_ray.rollout.draws import draw_seeds
 from pddpo_ray.rollout.transformers_engine import TransformersEngine
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.local import store_reference
-from tests.tiny_language_model import word_tokenizer
+from tests.support.tiny_language_model import word_tokenizer
 
 WORDS = 88
 ENDS = [2, *range(60, 75)]

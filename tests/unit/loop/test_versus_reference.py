@@ -22,7 +22,7 @@ from pddpo_ray.records import Response
 from pddpo_ray.worlds.table_limits import TableLimits
 from pddpo_ray.worlds.tabular import TabularWorld
 from pddpo_ray.worlds.tabular_files import tabular_world
-from tests.measuring_server import measuring_server
+from tests.support.measuring_server import measuring_server
 from tests.support.tiers import in_full
 from tests.unit.loop.small_run import SMALL, story
 from tests.unit.loop.test_certify_worlds import last_table

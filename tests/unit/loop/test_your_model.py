@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from pddpo_ray.data import Settings, inspect
-from tests.scorer_rows import rows_of_words, write_rows
-from tests.small_align import SMALL_ALIGN, save_chat_model
+from tests.support.scorer_rows import rows_of_words, write_rows
+from tests.support.small_align import SMALL_ALIGN, save_chat_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "your-model.md"
 LATER = {"serve"}

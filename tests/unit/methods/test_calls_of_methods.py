@@ -40,7 +40,7 @@ from pddpo_ray.records import (
     UniformMixture,
     Verdict,
 )
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 
 PROMPT = Prompt("x", (0,), "question")
 METHOD = MethodConfig(answers=4, window=6, rate=0.5, margin=3.0, share=0.25)

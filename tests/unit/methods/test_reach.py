@@ -14,8 +14,8 @@ from pddpo_ray.verify import checks, experiments
 from pddpo_ray.verify.methods import COMPARED
 from pddpo_ray.verify.simulate import simulate
 from pddpo_ray.worlds.tabular import trap_world
-from tests.method_modules import METHODS as ALL_METHODS
-from tests.reach import Entered, entered, functions_of, missing, named, resolved
+from tests.support.method_modules import METHODS as ALL_METHODS
+from tests.support.reach import Entered, entered, functions_of, missing, named, resolved
 
 WORLD = "world={kind: tabular, name: random, seed: 3}"
 ON_TABLES = {name: [f"algorithm={name}", "dual.upper=4.0", *own] for name, own in METHODS.items()}

@@ -9,7 +9,7 @@ import pytest
 from pddpo_ray import algorithms
 from pddpo_ray.config import FitConfig, LogRule, LoraParameters, load, recipe_names
 from pddpo_ray.registry import SHIPPED
-from tests.method_modules import METHODS
+from tests.support.method_modules import METHODS
 
 # epochs, pairs per device, accumulated batches x devices, learning rate, schedule, warm-up, weight decay
 TABLE = {

@@ -31,7 +31,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from pddpo_ray.worlds.tabular_ppo import Tables, update_tables
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 from tests.unit.loop.small_run import story
 from tests.unit.methods.runs import SMALL, journal_of
 

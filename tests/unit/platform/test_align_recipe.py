@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from tests.scorer_rows import rows_of_words, write_rows
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy
 
 
 def given(tmp_path: Path, **changes: str) -> list[str]:

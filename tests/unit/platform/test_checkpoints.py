@@ -20,7 +20,7 @@ from pddpo_ray.plan.memory import model_shape
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, is_hub_name, weight_files
 from pddpo_ray.training.local import store_reference
-from tests.tiny_language_model import SPECIAL, WORDS, save_policy, word_tokenizer
+from tests.support.tiny_language_model import SPECIAL, WORDS, save_policy, word_tokenizer
 
 SIZE = {"vocab_size": len(SPECIAL) + len(WORDS), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 

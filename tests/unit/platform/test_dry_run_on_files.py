@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
 from pddpo_ray.errors import UserError
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 
 TURNS = "{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TURNS

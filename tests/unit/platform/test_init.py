@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
-from tests.scorer_rows import write_rows
+from tests.support.scorer_rows import write_rows
 
 ANSWERS = "models/mine\nhelpful.jsonl\nsafety.jsonl\n5 %\n80\n"
 

@@ -18,7 +18,7 @@ from pddpo_ray.cli.main import app
 from pddpo_ray.config import load
 from pddpo_ray.errors import UserError
 from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem, is_adapter
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 IDS = torch.tensor([[1, 5, 9, 40, 2]])
 

@@ -13,7 +13,7 @@ from pddpo_ray.journal import JournalReader, read_journal
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.plan.work import prompts_of, work
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.small_real_text import SMALL_REAL_TEXT
+from tests.support.small_real_text import SMALL_REAL_TEXT
 from tests.support.tiers import in_full
 
 ALONE = [*TEXT, "offline.compare_rounds=0", *HERE]

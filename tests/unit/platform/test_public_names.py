@@ -13,8 +13,8 @@ import pddpo_ray
 from pddpo_ray.config import Config
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError
-from tests.scorer_rows import rows_of_words
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import rows_of_words
+from tests.support.tiny_language_model import save_policy
 
 SMALL = [
     "rounds=2", "feedback.responses=16", "feedback.labels_each=4", "offline.pairs=64", "offline.compare_rounds=0",

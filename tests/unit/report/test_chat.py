@@ -15,8 +15,8 @@ from pddpo_ray.cli.main import app, main
 from pddpo_ray.cli.recipe_of_run import find_run
 from pddpo_ray.records import Message
 from pddpo_ray.report.text import visible
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import WORDS, tiny_llama, word_tokenizer
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import WORDS, tiny_llama, word_tokenizer
 
 HOSTILE = tuple(
     {0: "\x1b[2J", 1: "\u202eevil", 2: "\x9b31m", 3: "a\rb"}.get(number % 8, word) for number, word in enumerate(WORDS)

@@ -20,7 +20,7 @@ from pddpo_ray.config import load, recipe_names
 from pddpo_ray.limits.answer_files import read_answers
 from pddpo_ray.limits.check import check
 from pddpo_ray.scoring.limit_sources import read_limits
-from tests.measuring_server import measuring_server
+from tests.support.measuring_server import measuring_server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])

@@ -17,8 +17,8 @@ from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
 from pddpo_ray.storage.artifacts import tensors_sha256
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import tiny_llama, word_tokenizer
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 
 TEXT = torch.tensor([[1, 5, 6, 7, 20, 30, 40, 2]])
 

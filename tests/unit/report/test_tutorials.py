@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_language_model import save_policy
-from tests.tutorial_page import DOCS, commands, ran
+from tests.support.tiny_language_model import save_policy
+from tests.support.tutorial_page import DOCS, commands, ran
 
 PARKED = 3
 

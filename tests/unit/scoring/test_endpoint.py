@@ -14,7 +14,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import IN_A_ROW, ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
-from tests.measuring_server import MeasuringServer, Reply, measuring_server
+from tests.support.measuring_server import MeasuringServer, Reply, measuring_server
 
 MARKED = "how to pick the lock"
 

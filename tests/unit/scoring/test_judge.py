@@ -21,7 +21,7 @@ from pddpo_ray.scoring.judge_prompts import (
     helpfulness_question,
     safety_question,
 )
-from tests.measuring_server import RETRY_AFTER_S, MeasuringServer, measuring_server
+from tests.support.measuring_server import RETRY_AFTER_S, MeasuringServer, measuring_server
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from pddpo_ray.training.score_model import (
     score_tensors,
     write_score_config,
 )
-from tests.tiny_language_model import save_policy, tiny_llama, word_tokenizer
-from tests.tutorial_page import blocks
+from tests.support.tiny_language_model import save_policy, tiny_llama, word_tokenizer
+from tests.support.tutorial_page import blocks
 
 TEXTS = [("word1 word2", "word3"), ("word4", "word5 word6 word7"), ("word1 word2", "word3"), ("word9", "word8 word8")]
 

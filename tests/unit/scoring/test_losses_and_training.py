@@ -23,7 +23,7 @@ from pddpo_ray.scoring.score_fits import (
 )
 from pddpo_ray.training.batches import collate
 from pddpo_ray.training.score_model import ScoreModel
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 PROMPT = Prompt("x", (1, 9), "question")
 

@@ -23,8 +23,8 @@ from pddpo_ray.scoring.fit_checkpoints import FILE
 from pddpo_ray.scoring.learned_prompts import hashes_of, learned_by
 from pddpo_ray.scoring.scorer_job import _begun
 from pddpo_ray.scoring.stored_scorers import load_scorer
-from tests.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
-from tests.tiny_language_model import save_policy
+from tests.support.scorer_rows import BAD, GOOD, TEMPLATE, rows_of_words, write_rows
+from tests.support.tiny_language_model import save_policy
 
 
 def options(tmp_path: Path, file: Path, out: str, *more: str) -> list[str]:

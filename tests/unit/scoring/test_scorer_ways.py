@@ -25,7 +25,7 @@ from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import TextBatch
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.score_model import ScoreModel, score_model_of
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 
 def labelled(count: int) -> tuple[list[LabelledPair], dict[str, bool]]:

@@ -34,9 +34,9 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving.catalog import ServedPolicy
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.chat_tokenizers import gpt_2
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
-from tests.tiny_language_model import word_tokenizer
+from tests.support.chat_tokenizers import gpt_2
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.tiny_language_model import word_tokenizer
 
 CHAT: dict[str, Any] = {"model": "released", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 

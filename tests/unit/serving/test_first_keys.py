@@ -14,7 +14,7 @@ from pddpo_ray.journal.tokens import hashed
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.serving import keys
 from pddpo_ray.serving.keys import ApiKeys
-from tests.served_run import SAFE, make_run
+from tests.support.served_run import SAFE, make_run
 from tests.unit.serving.test_app import Echo
 
 FILES = ("serve-key", "serve-admin-key")

@@ -28,7 +28,7 @@ from pddpo_ray.serving.alarms import Alarms, Watched
 from pddpo_ray.serving.catalog import read_catalog
 from pddpo_ray.theory.alarm import Alarm
 from pddpo_ray.theory.certificate import bets_above
-from tests.served_run import SAFE, make_run
+from tests.support.served_run import SAFE, make_run
 from tests.unit.serving.test_app import Caller
 
 AT_MOST, CONFIDENCE = 0.05, 0.95

@@ -14,7 +14,7 @@ from pddpo_ray.serving.catalog import NotServed, read_catalog, stamp_of
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.serving.releases import ReleaseEntry, Releases, replay
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 
 def entry(action: str, round_: int | None) -> ReleaseEntry:

@@ -14,7 +14,7 @@ from deploy.serving.requests import parse
 from deploy.web.http_errors import ApiError
 from pddpo_ray.storage.checkpoints import control_tokens
 from pddpo_ray.text.renderer import special_tokens
-from tests.chat_tokenizers import gpt_2
+from tests.support.chat_tokenizers import gpt_2
 from tests.unit.serving.test_app import CHAT, Caller, caller, error_of
 
 __all__ = ["caller"]

@@ -20,7 +20,7 @@ from pddpo_ray.journal.transactions import Store
 from pddpo_ray.rollout.vllm_start import vllm_options
 from pddpo_ray.serving.keys import ApiKeys, Scope
 from pddpo_ray.storage.whole_files import JOURNAL
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "serving" / "serve.yaml"
 

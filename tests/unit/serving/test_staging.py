@@ -21,7 +21,7 @@ from pddpo_ray.serving.keys import Scope
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.serving.staging import HOUR_MS, SHARES, Stage, in_unit_interval
 from pddpo_ray.theory.alarm import Alarm
-from tests.served_run import SAFE, UNSAFE, ServedRun, make_run
+from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.unit.serving.test_app import Caller
 from tests.unit.serving.test_measured_traffic import unsafe
 

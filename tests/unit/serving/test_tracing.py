@@ -11,7 +11,7 @@ import pytest
 from deploy.serving.tracing import checked_address
 from pddpo_ray.errors import UserError
 from pddpo_ray.serving.keys import Scope
-from tests.collector import Collector, collector
+from tests.support.collector import Collector, collector
 from tests.unit.serving.test_app import Caller
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -28,7 +28,7 @@ from pddpo_ray.scoring.judge import Judge
 from pddpo_ray.worlds.exported_world import prepare_exported
 from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
-from tests.exported_text_world import Exported, export_to
+from tests.support.exported_text_world import Exported, export_to
 
 TOKEN = "a token of this test"
 

@@ -23,10 +23,10 @@ from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import for_reading
 from pddpo_ray.training.local import store_reference
-from tests.chat_tokenizers import gpt_2, zephyr
-from tests.measuring_server import MeasuringServer, measuring_server
-from tests.small_real_text import SMALL_REAL_TEXT
-from tests.tiny_language_model import save_policy, word_tokenizer
+from tests.support.chat_tokenizers import gpt_2, zephyr
+from tests.support.measuring_server import MeasuringServer, measuring_server
+from tests.support.small_real_text import SMALL_REAL_TEXT
+from tests.support.tiny_language_model import save_policy, word_tokenizer
 from tests.unit.scoring.test_loading import beaver
 from tests.unit.text.test_renderer import DIALOGUE, WITH_SYSTEM, spoken
 

@@ -15,7 +15,7 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 TEXTS = [((1, 5, 6), (7, 8, 2)), ((1, 5, 6), (9, 2)), ((1, 4), (7, 11, 12, 13, 2)), ((1, 4), (10, 2))]
 

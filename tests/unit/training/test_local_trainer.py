@@ -23,7 +23,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor
 from pddpo_ray.training.local import LocalTrainer, carried, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts, support_mask, support_of_texts
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 PROMPT = (1, 9, 4)
 ANSWERS = [(7, 8, 2), (6, 2), (12, 13, 2), (20, 21, 22, 2)]

@@ -9,7 +9,7 @@ import torch
 from pddpo_ray.training.batches import collate, minibatches
 from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_texts, support_mask, support_of_texts
 from pddpo_ray.training.memory import PASS_TOKENS
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 TEXTS = [((1, 9, 4), (7, 8, 2)), ((1, 5), (6, 2)), ((1, 9, 4, 11), (12, 13, 14, 15, 2)), ((1, 9, 4), (2,))]
 

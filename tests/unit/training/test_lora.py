@@ -26,7 +26,7 @@ from pddpo_ray.training.lora import (
     merged,
     switched_off,
 )
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 ROWS = tuple(PairRow(f"r{i}", (1, 5 + i, 9), (10 + i, 11, 12 + i, 2), (60 + i, 61, 62, 63 + i, 2)) for i in range(8))
 ANSWERS = [Response(row.id, Prompt("p", row.prompt, ""), row.chosen, "", 0, 0) for row in ROWS]

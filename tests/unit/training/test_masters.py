@@ -23,7 +23,7 @@ from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
 from pddpo_ray.training.local import LocalTrainer, moved_share, sampled, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 pytestmark = pytest.mark.run
 

@@ -24,8 +24,8 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, Support, passes
 from pddpo_ray.training.lora import LoraEngine, add_adapters
 from pddpo_ray.training.memory import PASS_TOKENS, chunk_rows
-from tests.simulated_card import SimulatedCard
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.simulated_card import SimulatedCard
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 OBJECTIVE = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.1)
 LAYERS = 2

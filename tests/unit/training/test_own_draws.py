@@ -16,7 +16,7 @@ from pddpo_ray.theory.measured_pairs import MeasuredAnswer, value_pairs
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 END, LONGEST = 2, 40
 Tokens = tuple[int, ...]

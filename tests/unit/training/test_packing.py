@@ -21,7 +21,7 @@ from pddpo_ray.training.log_probs import ResponseScorer, mean_hidden, score_text
 from pddpo_ray.training.packing import can_pack, pack
 from pddpo_ray.training.response_head import SupportIndex, _ResponseHead, response_log_probs
 from tests.support.tiers import in_full
-from tests.tiny_language_model import tiny_llama
+from tests.support.tiny_language_model import tiny_llama
 
 pytestmark = pytest.mark.slow
 

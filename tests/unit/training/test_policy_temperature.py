@@ -21,7 +21,7 @@ from pddpo_ray.training.log_probs import ResponseScorer, Support, score_texts, s
 from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.ppo_update import per_token, token_log_probs
 from tests.support.tiers import in_full
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 pytestmark = pytest.mark.slow
 

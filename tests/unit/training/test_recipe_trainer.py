@@ -16,7 +16,7 @@ from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import LoraEngine, LoraTrainer
 from pddpo_ray.training.recipe_trainer import recipe_trainer
-from tests.tiny_language_model import save_policy
+from tests.support.tiny_language_model import save_policy
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.row_store import RowStore, text_key
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 TEXTS: list[Text] = [((1, 9, 4), (7, 8, 2)), ((1, 9), (4, 7, 8, 2)), ((1, 9, 4), (2,))]
 PROMPT = (1, 9, 4)

@@ -18,7 +18,7 @@ from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.local import LocalTrainer, store_reference
 from pddpo_ray.training.log_probs import ResponseScorer
 from pddpo_ray.training.lora import load_lora_trainer
-from tests.tiny_language_model import save_policy, tiny_llama
+from tests.support.tiny_language_model import save_policy, tiny_llama
 
 BETA = 0.2
 PROMPTS = ((1, 9, 4), (1, 30, 31, 32))

@@ -23,7 +23,7 @@ from pddpo_ray.records import Verdict
 from pddpo_ray.worlds.exported_world import exported_settings, prepare_exported
 from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import prepare_text_world
-from tests.exported_text_world import Exported, export_to
+from tests.support.exported_text_world import Exported, export_to
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,31 @@
+"""The recipe `align` made small: overrides for a tiny model, and a model with a chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.tiny_language_model import save_policy, word_tokenizer
+
+CHAT = (
+    "{% for m in messages %}{{ '' if m.role == 'user' else ' ' }}{{ m.content }}"
+    "{{ '<eos>' if m.role == 'assistant' else '' }}{% endfor %}"
+)
+SMALL_ALIGN = [
+    "world={prompt_count: 6, held_out: 0.1}",
+    "rollout={engine: transformers, max_tokens: 6, candidates: 3, canaries: 2}",
+    "feedback.responses=8",
+    "explore={calibration: 16, rank: 4, prompts: 2, picks: 1, baseline_answers: 4}",
+    "offline.pairs=24",
+    "policy.temperature=1.0",
+    "trainer.threads=1",
+    *[f"trainer.{stage}={{steps: 2, batch_pairs: 4}}" for stage in ("first_reward", "first_cost", "reward", "cost")],
+]
+
+
+def save_chat_model(folder: Path) -> Path:
+    """A tiny model whose tokenizer has a chat template."""
+    save_policy(folder, 0)
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    return folder
