@@ -9,7 +9,7 @@ from dataclasses import replace
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import THEOREM
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.limits.source_kinds import FREE_SOURCES
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
@@ -114,7 +114,7 @@ def calibration_size(config: Config, prompts: int) -> int:
     return asked * (pool or math.ceil(config.explore.calibration / asked))
 
 
-def calibration_answers(journal: Journal) -> list[Response]:
+def calibration_answers(journal: JournalReader) -> list[Response]:
     """Answers of the reference on which the features are whitened."""
     return journal.samples(0, CALIBRATION) or journal.samples(0, "proposal")
 

@@ -153,9 +153,10 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     """
     said = at_chance(journal)
     if not config.limits:
-        held = "cost" in said and not isinstance(config.feedback, MixedFeedback)
-        return dict.fromkeys(config.thresholds, _stays(said["cost"])) if held else {}
-    held = {}
+        if "cost" not in said or isinstance(config.feedback, MixedFeedback):
+            return {}
+        return dict.fromkeys(config.thresholds, _stays(said["cost"]))
+    held: dict[str, str] = {}
     for one in config.stated:
         name = one.limit.name
         if reason := said.get(of_limit(name)):

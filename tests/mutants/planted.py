@@ -47,9 +47,9 @@ PLANTED = (
     ),
     fault(
         "a judge's two orders are not turned back",
-        "pddpo_ray/scoring/judge Judge.compare",
+        "pddpo_ray/scoring/judge _judged",
         "(over[1], over[0])",
-        "over",
+        "(over[0], over[1])",
         "unit/scoring/test_judge",
     ),
     fault(
@@ -121,7 +121,7 @@ PLANTED = (
     ),
     fault(
         "a stream is cut without an error",
-        "deploy/serving/app Exchange.events",
+        "deploy/serving/exchange Exchange.events",
         "yield _error_event(failure.status, failure.detail)",
         "yield failure.detail[:0]",
         "unit/serving/test_app",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from pddpo_ray.config import SupportConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, Start
@@ -27,7 +28,7 @@ def prompts(count: int, seed: int) -> list[Tokens]:
     return [(1, *draws.integers(5, 50, 3).tolist()) for _ in range(count)]
 
 
-def speaking_model() -> torch.nn.Module:
+def speaking_model() -> LlamaForCausalLM:
     """A tiny model that has learned to end after any word with a chance of about one in six."""
     torch.manual_seed(0)
     model, draws = tiny_llama(0), np.random.default_rng(0)
