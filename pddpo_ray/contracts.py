@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,14 +104,21 @@ class Feedback(Protocol):
         self, items: Sequence[Response], labels_each: int, constraint: str | None = None
     ) -> list[SafetyLabels]: ...
 
+    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool:
+        """Whether `safety` would get the labels without a wait."""
+        ...
+
     def compare(self, pairs: Sequence[Pair]) -> list[LabelledPair]: ...
 
 
 class Due(Protocol):
     """What a round takes of the labels that were asked for."""
 
-    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterable[tuple[int, Sequence[Response]]]:
-        """How many rounds late, and the answers whose safety labels are taken now; `answers` are this round's."""
+    def answers(
+        self, answers: Sequence[Response], arrived: Callable[[Sequence[Response]], bool]
+    ) -> Iterable[tuple[int, Sequence[Response]]]:
+        """How many rounds late, and the answers whose measures are taken now; `answers` are this round's. `arrived`
+        says whether a round's answers can be measured without a wait; the journal stands at that round."""
         ...
 
     def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:
@@ -260,6 +267,8 @@ class FitSettings(FitConfig):
     activation_gib: float | None = None
     """What the activations of one forward and backward pass may take; None: no limit. Changes memory, not results."""
     support: SupportConfig = SupportConfig()
+    held_out: float = 0.0
+    """Share of the rows' prompts whose pairs teach nothing and say when to stop."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +317,8 @@ class FitResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[int, ...] = ()
     """Process ids of the ranks that ran the fit."""
+    curve: Mapping[str, Any] = field(default_factory=dict)
+    """Of a network's fit: numbers of every step (`training.fit_watch`)."""
 
 
 class TrainerBackend(Protocol):

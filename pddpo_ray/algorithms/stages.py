@@ -42,7 +42,9 @@ NO_BONUS = LossBonus()
 class AtOnce:
     """Satisfies contracts.Due: a round waits for its own labels."""
 
-    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterable[tuple[int, Sequence[Response]]]:
+    def answers(
+        self, answers: Sequence[Response], arrived: Callable[[Sequence[Response]], bool]
+    ) -> Iterable[tuple[int, Sequence[Response]]]:
         return [(0, answers)]
 
     def pairs(self, pairs: Sequence[Pair]) -> Iterable[Sequence[Pair]]:

@@ -163,6 +163,10 @@ class PeopleLabeller:
         with suppress(QueueError):
             self._find_or_open(batch, asked, labels_each, SAFETY_PRIORITY, self._deadline_ms())
 
+    def about_arrived(self, questions: Sequence[Question], labels_each: int, batch: str) -> bool:
+        """Whether `about` has nothing to wait for."""
+        return self._arrived(batch, self._in_languages(questions), labels_each, SAFETY_PRIORITY)
+
     def about(self, questions: Sequence[Question], labels_each: int, batch: str) -> list[float | None]:
         """What `labels_each` different people say to each question, on average: the share of yes or of wins (a tie is
         a half), or the mean of their numbers.

@@ -30,8 +30,8 @@ class LateLabels(Strict):
     """Rounds that do not stand still for their labels."""
 
     rounds_late: int = Field(0, ge=0, le=100)
-    """Rounds may go on without labels that are at most so many rounds late; 0: a round waits for its own. A world's
-    labels, which take no time, are then exactly so late: a simulation of people."""
+    """Rounds may go on without labels, of comparisons or of limits, that are at most so many rounds late; 0: a round
+    waits for its own. A world's labels, which take no time, are then exactly so late: a simulation of people."""
 
 
 class WorldFeedback(LateLabels, FeedbackCommon):

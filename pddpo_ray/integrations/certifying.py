@@ -31,9 +31,9 @@ from pddpo_ray.limits.reading import StatedLimit, beside, stated_limits
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.certificate_file import certificate_of, write_certificate
 from pddpo_ray.loop.certifying import ask_about, tested_limits
+from pddpo_ray.loop.held_limit import held_limits
 from pddpo_ray.loop.in_process_text import opened_sources
 from pddpo_ray.loop.ledger import Entry, read_ledger
-from pddpo_ray.loop.limits import held_limits
 from pddpo_ray.loop.measuring import SourceMeasures
 from pddpo_ray.loop.prompts import spread
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response

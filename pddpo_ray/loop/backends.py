@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from pddpo_ray.contracts import Labeller, Measure, RolloutEngine, TrainerBackend
 from pddpo_ray.loop.dual_step import DualOwner
-from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Decoding, LabelledPair, PolicyVersion, Prompt, Response
 from pddpo_ray.scoring.interface import AnswerScorer

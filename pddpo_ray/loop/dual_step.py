@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal, JournalReader
 from pddpo_ray.records import Array, CostEstimate
 from pddpo_ray.theory.cost_estimate import interval
@@ -199,6 +200,8 @@ class DualController:
 def journalled_estimates(journal: JournalReader) -> list[Estimates]:
     """What every step was taken from, in the order in which they were taken: with the variance within prompts, which
     Newton's step needs, and how many rounds late the labels were.
+
+    Raises UserError for steps of a version that kept them otherwise.
     """
     rows: dict[int, dict[str, CostEstimate]] = {}
     for step in journal.dual_steps():
@@ -206,6 +209,11 @@ def journalled_estimates(journal: JournalReader) -> list[Estimates]:
     taken = []
     for entry in journal.phases(like=PHASE):
         payload = entry.payload
+        if "limits" not in payload:
+            raise UserError(
+                f"run {journal.run_id} was begun with an older version, which kept the steps of its multipliers in"
+                " another form; resume it with that version, or begin a new run"
+            )
         if payload.get("observed"):
             continue
         limits = tuple(

@@ -22,9 +22,7 @@ SAFETY, PAIRS = "due-safety", "due-pairs"
 
 
 class LateFeedback(Protocol):
-    """Feedback that can be asked whether the labels of the journal's present round are there."""
-
-    def safety_arrived(self, items: Sequence[Response], labels_each: int) -> bool: ...
+    """Feedback that can be asked whether the comparisons of the journal's present round are there."""
 
     def open_comparisons(self, pairs: Sequence[Pair]) -> None: ...
 
@@ -41,14 +39,12 @@ class DueLabels:
         self._journal, self._feedback = journal, feedback
         self._rounds_late, self._rounds = rounds_late, rounds
 
-    def answers(self, answers: Sequence[Response], labels_each: int) -> Iterator[tuple[int, Sequence[Response]]]:
-        """The answers whose safety labels are taken now, round by round, and how many rounds late they are."""
-
-        def arrived() -> bool:
-            return self._feedback.safety_arrived(self._asked(), labels_each)
-
+    def answers(
+        self, answers: Sequence[Response], arrived: Callable[[Sequence[Response]], bool]
+    ) -> Iterator[tuple[int, Sequence[Response]]]:
+        """The answers whose measures are taken now, round by round, and how many rounds late they are."""
         now = self._journal.round
-        for number in self._due(SAFETY, arrived):
+        for number in self._due(SAFETY, lambda: arrived(self._asked())):
             yield now - number, self._asked()
 
     def pairs(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:

@@ -12,7 +12,7 @@ from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.beginning import given_by_users
-from pddpo_ray.loop.limits import held_limits
+from pddpo_ray.loop.held_limit import held_limits
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Array, LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore

@@ -15,7 +15,7 @@ from pddpo_ray.errors import UserError
 from pddpo_ray.journal.served import KeptPrompt
 from pddpo_ray.limits.sources import Source
 from pddpo_ray.loop.backends import Backends
-from pddpo_ray.loop.limits import held_limits
+from pddpo_ray.loop.held_limit import held_limits
 from pddpo_ray.loop.measuring import SourceMeasures
 from pddpo_ray.loop.rewards import ComputedReward
 from pddpo_ray.records import Decoding, PolicyVersion, Prompt, Response

@@ -17,20 +17,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
-from pddpo_ray.contracts import Measure, MeasuredCosts, Preferences, Trainer
+from pddpo_ray.contracts import Due, Measure, MeasuredCosts, Preferences, Trainer
 from pddpo_ray.errors import RunError
 from pddpo_ray.journal import Journal
-from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.loop.dual_step import DualController
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.measuring import costs_as_json, costs_from_json, with_nulls
 from pddpo_ray.loop.outcome import OUTSIDE, UNSAFE_RATE
-from pddpo_ray.loop.people_measuring import MACHINE, Audit, PeopleOfLimits
+from pddpo_ray.loop.people_measuring import MACHINE, AskedOfPeople, Audit, PeopleOfLimits
 from pddpo_ray.records import Array, CostEstimate, Objective, Pair, PolicyVersion, Prompt, Response
 from pddpo_ray.theory.cost_stage import cost_temperature
 from pddpo_ray.theory.measured_pairs import (
@@ -53,75 +53,8 @@ REFERENCE = "reference-"
 """What the purpose of the reference's answers to compare with begins with; the phase they are for follows."""
 REFERENCES = 8
 """Answers of the reference to one prompt at most, whose mean is taken off before the first round."""
-OPINIONS = ("world", "people", "judge")
-"""Sources whose verdict about an answer may be another one when they are asked again."""
 ANSWERS_EACH = 2
 """Answers per prompt for the estimates: two tell the variance within a prompt, and are a pair to learn from."""
-
-
-@dataclass(frozen=True, eq=False)
-class HeldLimit:
-    """One limit of a run: as it is stated, the length of its measure's range, and which prompts it acts on."""
-
-    stated: StatedLimit
-    scale: float
-    factors: Mapping[Tokens, float]
-    """P_s / P_0 by the prompt's tokens."""
-
-    @property
-    def name(self) -> str:
-        return self.stated.limit.name
-
-    @property
-    def by_comparisons(self) -> bool:
-        return self.stated.limit.quantity.kind == "logit"
-
-    @property
-    def on_drift(self) -> bool:
-        """Whether it is about log policy / reference."""
-        return self.stated.limit.quantity.kind == "kl"
-
-    @property
-    def wins(self) -> bool:
-        """Whether it is a share of wins against the reference's answer."""
-        return self.stated.wins
-
-    @property
-    def difference(self) -> bool:
-        """Whether the measure of the reference's answer is taken off."""
-        return self.stated.limit.quantity.versus == "reference"
-
-    @property
-    def by_people(self) -> bool:
-        """Whether it is about people's labels, all of them or an audit's."""
-        return self.stated.asks_people
-
-    @property
-    def by_values(self) -> bool:
-        return not (self.by_comparisons or self.on_drift)
-
-    @property
-    def cost_range(self) -> tuple[float, float] | None:
-        """Lowest and highest cost of one measured answer, of a logit -C and C; None where the bounds are unknown."""
-        return (-self.scale / 2.0, self.scale / 2.0) if self.by_comparisons else self.stated.limit.cost_range
-
-    @property
-    def of_one_opinion(self) -> bool:
-        """Whether a value is a single verdict that might have been another one, so that it hides its own noise."""
-        limit, asking = self.stated.limit, self.stated.asking
-        drawn = self.wins or self.stated.source.kind in OPINIONS
-        return limit.quantity.kind == "rate" and drawn and (asking.labels_each or 1) == 1
-
-
-def held_limits(
-    stated: Sequence[StatedLimit], scales: Sequence[float], factors: Array, prompts: Sequence[Prompt]
-) -> tuple[HeldLimit, ...]:
-    """Limits with the ranges of their measures [I] and P_s / P_0 of every prompt [I, X]."""
-    ids = [prompt.token_ids for prompt in prompts]
-    return tuple(
-        HeldLimit(one, scale, dict(zip(ids, row.tolist(), strict=True)))
-        for one, scale, row in zip(stated, scales, factors, strict=True)
-    )
 
 
 class LimitsController:
@@ -132,6 +65,7 @@ class LimitsController:
     `drift` says log policy / reference of answers, each under the policy that wrote it, `log_probs` the log-probability
     of answers under one policy. [n] `reference` draws one answer of the reference to each of these prompts, for a
     purpose; once, and again from the journal. `people` measure and audit what the limits leave to them; None: nothing.
+    `due` says whose measures a step takes.
     """
 
     def __init__(
@@ -147,10 +81,12 @@ class LimitsController:
         log_probs: Callable[[PolicyVersion, Sequence[Response]], Array],
         reference: Callable[[str, Sequence[Prompt]], list[Response]],
         seed: int,
+        due: Due,
         window: int | None = None,
         people: PeopleOfLimits | None = None,
     ) -> None:
-        self._people = people
+        self._people, self._due = people, due
+        self._begun: dict[int, tuple[list[Response | None], Callable[[], MeasuredCosts]]] = {}
         self._journal, self._limits, self._measure, self._dual = journal, tuple(limits), measure, dual
         self._beta, self._by_covariance = beta, by_covariance
         self._drift, self._log_probs = drift, log_probs
@@ -230,11 +166,28 @@ class LimitsController:
         self._remember(PAIRS, [(answer, f"{PAIRS}-{answer.id}") for answer in new])
 
     def open(self, answers: Sequence[Response]) -> None:
-        """Sources answer at once, and people are asked when it is known what machines say."""
+        """People may begin on the round's answers: machines say what they are asked about. Others answer at once."""
+        if self._people is not None:
+            self._people.open_round(*self._asked_of_people(answers))
 
     def step(self, answers: Sequence[Response]) -> None:
-        """Measures the round's fresh answers, estimates every limit and moves all multipliers together."""
-        self._dual.step(*self._estimated(answers))
+        """Measures the answers that are due, estimates every limit and moves all multipliers together.
+
+        Measures that are late move them when they are there, those of several rounds one after another.
+        """
+        for rounds_late, asked in self._due.answers(answers, self._arrived):
+            found, covariance = self._estimated(asked)
+            self._dual.step([replace(one, rounds_late=rounds_late) for one in found], covariance)
+
+    def _arrived(self, answers: Sequence[Response]) -> bool:
+        """Whether the round's answers can be measured without a wait; a world's labels are as late as they may be."""
+        if any(one.stated.source.kind == "world" for one in self._limits):
+            return False
+        return self._people is None or self._people.arrived(*self._asked_of_people(answers))
+
+    def _asked_of_people(self, answers: Sequence[Response]) -> AskedOfPeople:
+        references, measured = self._by_machines_once(ANSWERS, answers)
+        return measured(), answers, references, ANSWERS, seed_of(self._seed, self._journal.round, ANSWERS)
 
     def estimates(self, answers: Sequence[Response]) -> list[CostEstimate]:
         return self._estimated(answers)[0]
@@ -306,15 +259,30 @@ class LimitsController:
 
     def _remember(self, phase: str, asked: Sequence[tuple[Response, str]]) -> None:
         answers = [answer for answer, _ in asked]
-        references = self._references(phase, answers)
-        measured = self._by_machines(phase, answers, references)
+        references, measured = self._by_machines_once(phase, answers)
         payload = self._journal.once(
             phase, lambda: self._with_people_and_counts(phase, answers, references, measured())
         )
+        if phase == ANSWERS:
+            del self._begun[self._journal.round]
         self._known.update(payload["ids"])
         self._prompt_names |= {answer.prompt.token_ids: answer.prompt.id for answer in answers}
         key = f"{self._journal.round:06d}-{phase}"
         self._measured[key] = _of_payload(payload, [(*one, self._journal.round) for one in asked])
+
+    def _by_machines_once(
+        self, phase: str, answers: Sequence[Response]
+    ) -> tuple[list[Response | None], Callable[[], MeasuredCosts]]:
+        """The reference's answers and what machines measure. Of a round's estimates they are looked at more than once:
+        when people are asked, and when their labels are there."""
+        number = self._journal.round
+        if phase != ANSWERS or number not in self._begun:
+            references = self._references(phase, answers)
+            made = references, self._by_machines(phase, answers, references)
+            if phase != ANSWERS:
+                return made
+            self._begun[number] = made
+        return self._begun[number]
 
     def _references(self, phase: str, answers: Sequence[Response]) -> list[Response | None]:
         """A fresh answer of the reference beside each answer that a limit compares with it; [] where none does.

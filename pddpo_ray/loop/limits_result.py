@@ -12,7 +12,8 @@ from pddpo_ray.config import Config, FixedRule
 from pddpo_ray.journal import JournalReader
 from pddpo_ray.limits.quantities import Limit
 from pddpo_ray.limits.reading import StatedLimit
-from pddpo_ray.loop.limits import ANSWERS, HeldLimit
+from pddpo_ray.loop.held_limit import HeldLimit
+from pddpo_ray.loop.limits import ANSWERS
 from pddpo_ray.loop.outcome import said_of, with_prefixes
 from pddpo_ray.loop.people_measuring import bias_of
 from pddpo_ray.theory.price import Price, late_multiplier, price

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.limits.asked_people import PeoplesQuestion, peoples_question
 from pddpo_ray.limits.reading import StatedLimit
 from pddpo_ray.limits.sources import chosen_for, within_budget
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.measuring import Tokens, cost_of_value
 from pddpo_ray.loop.mixed_labelling import TOSSED, rules_of, waiting_of
 from pddpo_ray.loop.risks import stated_risk
@@ -51,16 +52,9 @@ MACHINE = "machine-"
 """What the phase of machines' numbers begins with, before people are asked about the same answers."""
 Numbers = list[float | None]
 References = Sequence[Response | None]
-
-
-class Held(Protocol):
-    """A limit of a run, and P_s / P_0 by the prompt's tokens (loop.limits.HeldLimit)."""
-
-    @property
-    def stated(self) -> StatedLimit: ...
-
-    @property
-    def factors(self) -> Mapping[Tokens, float]: ...
+AskedOfPeople = tuple[MeasuredCosts, Sequence[Response], References, str, int]
+"""What machines measured, of which answers, with the reference's beside them; the phase, and the seed of who is asked.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +94,7 @@ class Audit:
 def people_of_limits(
     config: Config,
     journal: Journal,
-    held: Sequence[Held],
+    held: Sequence[HeldLimit],
     categories_of: Mapping[str, Sequence[str]],
     go_on: str = "pddpo train ... --resume",
 ) -> PeopleOfLimits | None:
@@ -116,7 +110,7 @@ def people_of_limits(
     return PeopleOfLimits(journal, stated, acting, config, risk_of=stated_risk(config, categories_of), go_on=go_on)
 
 
-def _demand_sets_apart(config: Config, held: Sequence[Held]) -> None:
+def _demand_sets_apart(config: Config, held: Sequence[HeldLimit]) -> None:
     """Raises UserError where a round's audit is of another number of answers each time: sets with common prompts."""
     for one in held:
         over = one.stated.limit.quantity.over
@@ -190,11 +184,7 @@ class PeopleOfLimits:
         `references` are the reference's answers beside them; [] where none is compared.
         """
         audit = Audit.none(measured.costs.shape)
-        chances, asked = self._audited_in_round(measured, answers, seed)
-        asked |= {
-            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
-        }
-        questions = self._questions_about(asked, answers, references)
+        chances, asked, questions = self._of_round(measured, answers, references, seed)
         self._open(questions, phase)
         for column, rows in asked.items():
             if not rows:
@@ -207,6 +197,33 @@ class PeopleOfLimits:
             audit.chance[rows, column] = chances[column]
             self._say(column, measured.costs[rows, column], audit.people[rows, column])
         return audit
+
+    def open_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> None:
+        """Opens the batches that `of_round` waits for, so that people can begin."""
+        self._open(self._of_round(measured, answers, references, seed)[2], phase)
+
+    def arrived(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int
+    ) -> bool:
+        """Whether `of_round` has nothing to wait for."""
+        questions = self._of_round(measured, answers, references, seed)[2]
+        return all(
+            self._labellers[column].about_arrived(mine, self._questions[column].labels_each, self._batch(column, phase))
+            for column, mine in questions.items()
+            if mine
+        )
+
+    def _of_round(
+        self, measured: MeasuredCosts, answers: Sequence[Response], references: References, seed: int
+    ) -> tuple[dict[int, float], dict[int, list[int]], dict[int, list[Question]]]:
+        """By limit: the chance that an answer is audited, the rows that people are asked about, and the questions."""
+        chances, asked = self._audited_in_round(measured, answers, seed)
+        asked |= {
+            column: self._asked_in_round(column, answers, seed) for column in self._questions if column not in asked
+        }
+        return chances, asked, self._questions_about(asked, answers, references)
 
     def of_budget(
         self, measured: MeasuredCosts, answers: Sequence[Response], references: References, phase: str, seed: int

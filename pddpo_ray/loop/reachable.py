@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.journal import Journal
-from pddpo_ray.loop.limits import HeldLimit
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.records import Array
 from pddpo_ray.theory.feasibility import Reach, reach
 from pddpo_ray.theory.measured_pairs import MeasuredAnswer, Tokens

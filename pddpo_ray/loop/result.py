@@ -9,8 +9,8 @@ from typing import Any
 
 from pddpo_ray.config import Config
 from pddpo_ray.journal import JournalReader
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.ledger import Entry, TestedLimit, read_ledger
-from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.limits_result import limits_result
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.scorecard_cards import scorecard_result

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pddpo_ray.algorithms.stages import (
-    Parts,
-    Sizes,
-    asked_answers,
-    fit_reward,
-    lagrangian_chain,
-    learn_from,
-    move_multipliers,
-)
+from pddpo_ray.algorithms.stages import Parts, Sizes, asked_answers, fit_reward, learn_from
 from pddpo_ray.config.method import Method
 from pddpo_ray.config.section import Strict
 from pddpo_ray.records import PolicyVersion, UniformMixture
@@ -30,7 +22,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
     settings = sizes.settings
     assert isinstance(settings, Sparing)
     for number in parts.journal.rounds(sizes.rounds):
-        policy = lagrangian_chain(parts, fit_reward(parts, sizes, reference), sizes.beta)
+        policy = parts.limits.stages(parts.trainer, parts.preferences, fit_reward(parts, reference))
         parts.rollout.publish(policy)
         answers = asked_answers(parts, policy, sizes, parts.prompts.draw(sizes.responses))
         if (number - 1) % settings.every == 0:
@@ -38,7 +30,7 @@ def run(parts: Parts, sizes: Sizes, reference: PolicyVersion) -> UniformMixture:
             pairs = parts.exploration.choose(parts.rollout.candidates(paired, policy))
             learn_from(parts, pairs)
             parts.exploration.update(pairs)
-        move_multipliers(parts, answers, sizes)
+        parts.limits.step(answers)
     return UniformMixture(tuple(parts.journal.policies))
 
 

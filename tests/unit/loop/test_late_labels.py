@@ -17,6 +17,7 @@ from pddpo_ray.errors import ParkedError, UserError
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop import labellers
+from pddpo_ray.loop.dual_step import journalled_estimates
 from pddpo_ray.loop.due_labels import PAIRS, SAFETY
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import CostEstimate, LabelledPair, Pair, Response, SafetyLabels
@@ -110,7 +111,10 @@ def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: 
     oracle = rare_world(3).oracle
     optimum = oracle.optimum
     curvature = oracle.cost_variance(optimum.policy) / oracle.beta
-    rules = [Pid(*(gain / curvature for gain in gains)), LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature))]
+    rules: list[Rule] = [
+        Pid(*(gain / curvature for gain in gains)),
+        LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature)),
+    ]
     for rule in rules:
         made, _ = exact_trace(rule, late, 800)
         assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6
@@ -238,25 +242,72 @@ KILLS = [
 """(round, phase) before which the run dies, one after another."""
 
 
+def killing(point: tuple[int, str]) -> Any:
+    def listen(event: Any) -> None:
+        inner = getattr(event, "event", None)
+        if inner is not None and inner.what == "phase-started" and (inner.round, inner.phase) == point:
+            raise Killed
+
+    return listen
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_trace(tmp_path: Path) -> None:
     config = small("feedback.rounds_late=2", NEWTON, "certificate.mixtures=[1]", rounds=4)
     whole = finish(config, tmp_path / "whole")
-
-    def killing(point: tuple[int, str]) -> Any:
-        def listen(event: Any) -> None:
-            inner = getattr(event, "event", None)
-            if inner is not None and inner.what == "phase-started" and (inner.round, inner.phase) == point:
-                raise Killed
-
-        return listen
-
     for index, point in enumerate(KILLS):
         with pytest.raises(Killed):
             run_recipe(config, tmp_path / "broken", resume=index > 0, progress=killing(point))
     assert finish(config, tmp_path / "broken", resume=True) == whole
     assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
+
+
+@pytest.mark.run
+def test_measured_limits_are_late_together_and_a_killed_run_goes_on_to_the_same_trace(tmp_path: Path) -> None:
+    """Both limits step from the multipliers that their measured policy was made at; a late step waits for no fit."""
+    late = ["rounds=4", "feedback.rounds_late=2", "certificate.mixtures=[1]"]
+    config = load("tabular-limits", [*SMALL, *late])
+    whole = finish(config, tmp_path / "whole")
+    assert taken(tmp_path / "whole", SAFETY) == {1: [], 2: [], 3: [1], 4: [2, 3, 4]}
+    with open_folder(tmp_path / "whole") as journal:
+        told = {number: one.get("leaks/dual/rounds_late") for number, one in journal.metrics().items() if number > 0}
+        steps = journalled_estimates(journal)
+    assert told == {1: 2, 2: 2, 3: 1, 4: None}
+    assert [(one.round, one.limits[0].rounds_late, one.covariance is None) for one in steps] == [
+        (1, 2, False), (2, 2, False), (3, 1, False), (4, 0, False),
+    ]  # fmt: skip
+    before = {(step.round, step.constraint): step.multiplier_before for step in whole["dual"]}
+    assert all(before[1, name] == before[2, name] == before[3, name] != before[4, name] for name in ("harm", "leaks"))
+    kills = [(3, SAFETY), (1, "measure-answers"), (1, "dual"), (4, "fit-reward"), (4, SAFETY), (3, "measure-answers")]
+    for index, point in enumerate(kills):
+        with pytest.raises(Killed):
+            run_recipe(config, tmp_path / "broken", resume=index > 0, progress=killing(point))
+    assert finish(config, tmp_path / "broken", resume=True) == whole
+    assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_what_rules_measure_is_never_late_and_people_are_waited_for_at_the_bound(tmp_path: Path) -> None:
+    recipe = "text-world-limits-twin"
+    overrides = [*SMALL, "limits.harmful=null", "limits.rude=null", "rounds=3", "feedback.responses=12", "dual.rho=4"]
+    usual = finish(load(recipe, overrides), tmp_path / "usual")
+    prompt = finish(load(recipe, [*overrides, "feedback.rounds_late=2"]), tmp_path / "prompt")
+    assert taken(tmp_path / "prompt", SAFETY) == {1: [1], 2: [2], 3: [3]}
+    assert [step.estimate for step in prompt["dual"][:1]] == [step.estimate for step in usual["dual"][:1]]
+
+    folder = tmp_path / "people"
+    rude = "limits.rude={rate: {people: {labels_each: 2}}, over: outside, at_most: 60 %}"
+    late = [*overrides, rude, "feedback.rounds_late=1"]
+    with pytest.raises(ParkedError, match="round 1, measure-answers-rude: waiting for people, 0 of"):
+        run_recipe(load(recipe, [*late, "people={park_after_s: 0, poll_s: 0.02}"]), folder)
+    assert taken(folder, SAFETY) == {1: [], 2: [1]}
+    with open_folder(folder) as journal:
+        batches = {(one.round, one.purpose) for one in Rounds(Store(journal.engine, journal.run_id), Rules()).all()}
+    assert {(1, "measure-answers-rude"), (2, "measure-answers-rude")} <= batches
+    with answering(folder, 3, lambda lease, number: number % 2 == 0):
+        told = finish(load(recipe, [*late, "people={poll_s: 0.02}"]), folder, resume=True)
+    assert [step.round for step in told["dual"] if step.constraint == "rude"] == [1, 2, 3]
 
 
 @pytest.mark.run

@@ -19,8 +19,8 @@ from pddpo_ray.evaluate.world import exact_values
 from pddpo_ray.journal import Journal
 from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.limits.reading import stated_limit
+from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.in_process import limits_on, tabular_view
-from pddpo_ray.loop.limits import HeldLimit
 from pddpo_ray.loop.machine import inspect_machine
 from pddpo_ray.loop.reachable import note_reachable, reached
 from pddpo_ray.loop.run import run_recipe
@@ -289,9 +289,10 @@ def test_recipes_without_limits_keep_their_digest() -> None:
     ],
 )
 def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, step: Any, tmp_path: Path) -> None:
-    """Prices and excesses per range of a measure: harm's costs lie in [-2, 2], leaks is a rate, both at the middle."""
+    """Prices and excesses per range: harm's costs lie in [-2, 2], leaks is a rate; both limits are in the middle."""
     config = load("tabular-limits", [*QUICK, "dual.first=0.3", f"dual.rule={rule}", "rounds=4"])
     run_recipe(config, tmp_path / "run")
+    assert isinstance(config.world, TabularWorldConfig)
     rho = tabular_view(tabular_world(config.world), ArtifactStore(tmp_path / "store"), config).oracle.rho
     scales, limits, moved = {"harm": 4.0, "leaks": 1.0}, {"harm": 0.0, "leaks": 0.5}, 0
     with open_folder(tmp_path / "run") as journal:

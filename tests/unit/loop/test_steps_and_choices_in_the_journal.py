@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pddpo_ray.errors import UserError
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.dual_step import DualController, Estimates, LocalDual, journalled_estimates
 from pddpo_ray.loop.exploring import ExplorationController
@@ -106,6 +107,16 @@ def test_multipliers_of_any_round_are_known_whatever_was_stepped_since() -> None
     again = LocalDual(two(), warmup_rounds=2)
     again.restore(Estimates(number, (estimate(0.05, "harm"),)) for number in (1, 2, 3, 4))
     assert [again.multipliers(number) for number in range(6)] == [owner.multipliers(number) for number in range(6)]
+
+
+def test_steps_of_an_older_version_are_refused_in_one_line(journal: Journal) -> None:
+    for _ in journal.rounds(1):
+        journal.once(
+            "dual", lambda: {"multiplier": 1.0, "message": None, "constraint": "harm", "within_variance": None}
+        )
+    with pytest.raises(UserError, match="begun with an older version") as refused:
+        DualController(LocalDual(two()), journal)
+    assert "\n" not in str(refused.value)
 
 
 class Chooser:
