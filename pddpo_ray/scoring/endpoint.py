@@ -140,7 +140,8 @@ class ChatEndpoint:
         self._sleep = sleep
         self._silence = Silence()
         self._over: str | None = None
-        self._fields: Fields = {name: settings.fields.get(name, name) for name in OTHERWISE}
+        renamed: Fields = {str(name): called for name, called in settings.fields.items()}
+        self._fields: Fields = {name: renamed.get(name, name) for name in OTHERWISE}
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
         """Answers to (system, question, seed), as `converse`."""
@@ -221,7 +222,7 @@ class ChatEndpoint:
         if self._silence.heard:  # perhaps since this was sent
             return self._fields if self._fields != fields else None
         for name, called in OTHERWISE.items():
-            if fields[name] == name and re.search(rf"\b{name}\b", outcome.text):
+            if fields[name] == name and re.search(rf"\b{name}\b", outcome.text, re.IGNORECASE):
                 return {**fields, name: called}
         return None
 
