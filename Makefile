@@ -82,7 +82,8 @@ lint: setup
 # caused it; the rest runs beside them.
 SERVICES := ray or vllm or deepspeed
 RUNS := run or slow or browser or postgres or gpu
-TESTS := $(BIN)/pytest --dist worksteal -n 2
+# Two workers on two cores: each of them computes on one thread.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal -n 2
 IN_LINE := $(BIN)/pytest --dist load -n 1
 BOTH := +$(MAKE) --no-print-directory --jobs 2
 

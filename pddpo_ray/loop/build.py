@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -393,9 +394,10 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
 def _stated_limit(
     config: Config, one: HeldLimit, backends: Backends, rounds: int, kept: Mapping[str, float]
 ) -> dual_rules.LimitState:
-    """The first price is `dual.first`, for all or by name, else rho shared by the limits."""
+    """The first price is `dual.first`, for all or by name, else rho shared by the limits, inside their bounds."""
     rho, first = _rho(config.dual, backends), config.dual.first
-    start = rho / len(backends.held_limits) if first is None else first[one.name] if isinstance(first, dict) else first
+    shared = min(rho / len(backends.held_limits), config.dual.upper or math.inf)
+    start = shared if first is None else first[one.name] if isinstance(first, dict) else first
     # a drift has no upper end: what the limit allows stands for it
     low, high = one.cost_range or (0.0, one.stated.limit.cost_limit)
     return _first_state(
