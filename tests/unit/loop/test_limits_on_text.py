@@ -64,7 +64,7 @@ def test_a_twin_states_every_limit_with_its_exact_truth_and_goes_on_after_a_powe
     assert drift["estimate"] > 0 < drift["value_last"]
     assert result["gap_last"] < result["gap_reference"]
     with open_folder(tmp_path / "whole" / "run") as journal:
-        steps = [entry.payload for entry in journal.phases(like="joint")]
+        steps = [entry.payload for entry in journal.phases(like="dual")]
         assert journal.phases(0, "limit-sources")[0].payload["length"].startswith("rule words ")
         exact = evaluate_run(config, tmp_path / "whole" / "run", journal)
     assert any(line.startswith("rude ") and "by harmful" in line for step in steps for line in step["moved"])
