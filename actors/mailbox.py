@@ -52,6 +52,7 @@ class Mailbox:
         self._stopped = False
         self._restarts = 0
         self._advances = 0
+        self._lines: list[str] = []
         self._changed = asyncio.Condition()
 
     async def hello(self, worker: Worker) -> None:
@@ -118,6 +119,15 @@ class Mailbox:
     async def advances(self) -> int:
         """How often any rank got further."""
         return self._advances
+
+    async def say(self, line: str) -> None:
+        """A line of rank 0 about what it is doing."""
+        self._lines.append(line)
+
+    async def said(self) -> list[str]:
+        """The lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
 
     async def stop(self) -> None:
         async with self._changed:

@@ -58,6 +58,8 @@ def rank_loop(config: dict[str, Any]) -> None:
     mailbox = config["mailbox"]
     worker = Worker(rank, os.getpid(), ray.util.get_node_ip_address())
     ended = threading.Event()
+    if worker.rank == 0:
+        PROGRESS.listener = lambda line: mailbox.say.remote(line)
     threading.Thread(target=_report_progress, args=(mailbox, ended), daemon=True, name="progress").start()
     try:
         ray.get(mailbox.hello.remote(worker))

@@ -38,6 +38,7 @@ from actors.weights import SendCommand
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, TrainerBackend, reinforce
 from pddpo_ray.errors import RunError, one_line
 from pddpo_ray.records import Array, PolicyVersion, Response
+from pddpo_ray.training.progress import PROGRESS
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +223,8 @@ class TrainerGroup:
                     self._submit(do)
                     submitted = True
                 outcome = ray.get(self._mailbox.result.remote(self._number, POLL_S))
+                for line in ray.get(self._mailbox.said.remote()):
+                    PROGRESS.tell(line)
                 if time.monotonic() > deadline:
                     before, advances = advances, ray.get(self._mailbox.advances.remote())
                     overdue, deadline = advances == before, time.monotonic() + self._settings.deadline_s

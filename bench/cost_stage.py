@@ -24,7 +24,8 @@ from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, collate, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, final_loss, run_fit, schedule_factor
+from pddpo_ray.training.fit import FrozenColumns, run_fit, schedule_factor
+from pddpo_ray.training.fit_watch import last_fifth
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.training.lora import LoraEngine
 
@@ -97,7 +98,8 @@ class CostStage:
         base = dict(zip(texts, score_texts(self.engine.scorer, texts).tolist(), strict=True))
         self.engine.begin(self.settings)
         objective = Objective("cost", PolicyVersion(1, "reward-1", "", ""), BETA / MULTIPLIER, MULTIPLIER)
-        return run_fit(self.engine, objective, self.rows, FrozenColumns(base, {}), self.settings, SEED)["fit/loss"]
+        curve = run_fit(self.engine, objective, self.rows, FrozenColumns(base, {}), self.settings, SEED)
+        return curve.as_metrics()["fit/loss"]
 
     def three_models(self) -> float:
         """The plain loop."""
@@ -137,7 +139,7 @@ def three_model_loop(policy: Any, frozen: tuple[Any, Any], rows: Sequence[PairRo
             group["lr"] = settings.learning_rate * MULTIPLIER * schedule_factor(settings, step)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return final_loss(losses)
+    return last_fifth(losses)
 
 
 def long_form(policy: Tensor, reference: Tensor, reward_policy: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 QUESTIONS = 60
-TOKENS = 48
+TOKENS = 96
 REFERENCE = "reference"
 BENIGN = Path(__file__).parents[1] / "pddpo_ray" / "sample_data" / "limits" / "benign.jsonl"
 

@@ -28,7 +28,8 @@ from pddpo_ray.contracts import FitSettings
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Text, minibatches, texts_of
 from pddpo_ray.training.engine import ADAM_BETAS, TorchEngine
-from pddpo_ray.training.fit import FrozenColumns, final_loss, run_fit
+from pddpo_ray.training.fit import FrozenColumns, run_fit
+from pddpo_ray.training.fit_watch import last_fifth
 from pddpo_ray.training.log_probs import ResponseScorer, score_texts
 from pddpo_ray.training.lora import LoraEngine
 
@@ -167,7 +168,7 @@ class RewardStage:
         def ours() -> float:
             engine.load(weights)
             engine.begin(self.settings)
-            return run_fit(engine, objective, self.rows, self.columns, self.settings, SEED)["fit/loss"]
+            return run_fit(engine, objective, self.rows, self.columns, self.settings, SEED).as_metrics()["fit/loss"]
 
         return ours
 
@@ -282,4 +283,4 @@ class TrlSteps:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(float(loss.detach()))
-        return final_loss(losses)
+        return last_fifth(losses)

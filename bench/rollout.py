@@ -203,8 +203,7 @@ def assert_same_log_probs(
     """Raises RuntimeError if the model finds other log-probabilities than the engine states for its own answers."""
     draws = [answers[0] for answers in engine.sample(prompts, range(len(prompts)), 1, decoding)]
     texts = [(prompt.token_ids, ids) for prompt, (ids, _, _) in zip(prompts, draws, strict=True)]
-    # few at a time: this way makes the logits of a whole batch
-    theirs, ours = score_texts(ResponseScorer(model, "plain"), texts, 16), [log_prob for _, _, log_prob in draws]
+    theirs, ours = score_texts(ResponseScorer(model, "plain"), texts), [log_prob for _, _, log_prob in draws]
     if not np.allclose(theirs, ours, rtol=tolerance):
         raise RuntimeError(f"the two sides do not compute the same: {theirs} and {ours}")
 

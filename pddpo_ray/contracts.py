@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,6 +267,8 @@ class FitSettings(FitConfig):
     activation_gib: float | None = None
     """What the activations of one forward and backward pass may take; None: no limit. Changes memory, not results."""
     support: SupportConfig = SupportConfig()
+    held_out: float = 0.0
+    """Share of the rows' prompts whose pairs teach nothing and say when to stop."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,8 @@ class FitResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[int, ...] = ()
     """Process ids of the ranks that ran the fit."""
+    curve: Mapping[str, Any] = field(default_factory=dict)
+    """Of a network's fit: numbers of every step (`training.fit_watch`)."""
 
 
 class TrainerBackend(Protocol):

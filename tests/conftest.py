@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -33,9 +34,6 @@ CHECK_SECONDS = 2.0
 
 PROCESS_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty")
 """Audit events of the interpreter."""
-
-FINISHED_RUNS = ("finished_table_run",)
-"""Session fixtures that run a recipe: a test that reads one has the marker `run` by itself."""
 
 CRASHED = pytest.StashKey[set[str]]()
 """Tests whose process crashed."""
@@ -65,7 +63,7 @@ class Work:
     def watch(self) -> None:
         """Listens to the interpreter, and to the modules of runs and of optimisers where tests have imported them."""
         sys.addaudithook(self._hear)
-        time.sleep = self._counting_sleep(time.sleep)
+        time.sleep = self._counting_sleep(time.sleep)  # type: ignore[assignment]
         if runs := sys.modules.get("pddpo_ray.loop.run"):
             runs.drive = self._noting("runs a recipe", runs.drive)  # type: ignore[attr-defined]
         if "torch" in sys.modules:
@@ -79,7 +77,8 @@ class Work:
 
     def _counting_sleep(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
         def counted(seconds: float) -> None:
-            self.slept += seconds
+            if threading.current_thread() is threading.main_thread():  # a server of the test may sleep beside it
+                self.slept += seconds
             sleep(seconds)
 
         return counted
@@ -104,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_others(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
-        if set(getattr(item, "fixturenames", ())) & set(FINISHED_RUNS):
+        if "finished_runs" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.run)
 
 
@@ -167,6 +166,14 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     report.outcome = "skipped"
     report.longrepr = (report.location[0], 0, f"Tried again, its process crashed: {crashitem}")
     sched.mark_test_pending(crashitem)
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Finished runs by recipe (tests/support/finished_runs.py); who reads one has the marker `run` by itself."""
+    from tests.support.finished_runs import FinishedRuns
+
+    return FinishedRuns(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture(scope="module")

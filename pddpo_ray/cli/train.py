@@ -24,9 +24,12 @@ from pddpo_ray.storage.whole_files import explain_disk
 SPOKEN = (
     "pddpo_ray.annotation",  # what a run waits for
     "pddpo_ray.data.real_text",
+    "pddpo_ray.loop.cut_answers",
+    "pddpo_ray.loop.fitting",
     "pddpo_ray.loop.scorer_fits",
     "pddpo_ray.loop.scorer_gate",
     "pddpo_ray.loop.releasing",
+    "pddpo_ray.training.progress",
 )
 """Loggers whose words belong to what a person sees of a run."""
 

@@ -198,6 +198,21 @@ class Config(Strict):
         return not self.reward or any(one.limit.quantity.kind == "logit" for one in self.stated)
 
     @property
+    def asks_costs(self) -> bool:
+        """Whether anybody is asked which answer is costlier or unsafe: limits on values have sources of their own."""
+        by_logit = any(one.limit.quantity.kind == "logit" for one in self.stated)
+        return not self.limits or by_logit or isinstance(self.feedback, MixedFeedback)
+
+    @property
+    def trained_scorers(self) -> tuple[str, ...]:
+        """Reward and cost model where `feedback` names none and something asks them: the run trains them."""
+        feedback = self.feedback
+        if not (isinstance(feedback, ModelFeedback) and self.compares):
+            return ()
+        wanted = {"reward": feedback.reward is None, "cost": feedback.cost is None and self.asks_costs}
+        return tuple(kind for kind, missing in wanted.items() if missing)
+
+    @property
     def typed_limits(self) -> tuple[Limit, ...]:
         """Every limit of the run with its quantity, whether the recipe has `limits:` or the form of version 0.1."""
         return typed_limits(self.model_dump(mode="json"))

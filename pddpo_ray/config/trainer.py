@@ -122,6 +122,9 @@ class TrainerConfig(Strict):
     """How much of the past a fit sees."""
     merge_duplicates: bool = False
     """Pairs that were labelled alike more than once become one row of that weight; the likelihood is the same."""
+    held_out: float = Field(0.0, ge=0, le=0.5)
+    """Share of a fit's prompts whose pairs teach nothing: a network's fit ends with the weights that have the smallest
+    loss on them. It needs four such prompts; 0: every pair teaches, and the last step counts."""
     max_failures: int = Field(3, ge=0)
     """How often a broken worker group is restarted before the run fails."""
     deadline_s: float = Field(1800.0, gt=0)

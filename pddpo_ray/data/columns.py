@@ -40,6 +40,8 @@ LABEL = re.compile(
 """Names of columns that somebody's judgement stands in."""
 ORIGIN = re.compile(r"(?i)(^|[^a-z])(ids?|uuid|sources?|models?|sha256|md5|hash|status|users)$")
 """Names that say where something comes from, whatever stands before."""
+AN_ANSWER = re.compile(r"(?i)(answer|response|reply|replie|completion|output|reference|solution)s?$")
+"""Names of answers, of which prompts alone have no need."""
 SIDE = re.compile(r"(?i)chosen|rejected")
 ABOUT = re.compile(
     r"(?i)(^|[^a-z])(category|categories|created(_at)?|updated(_at)?|inserted_at|dataset|date|domain|lang(uage)?|licen[cs]e|"
@@ -83,7 +85,7 @@ class ReadFields(Mapping[str, Any]):
         return [name for name, value in unread.items() if value not in EMPTY_JSON]
 
     def demand_read(self, prompt: Sequence[str], *, judged: bool = True) -> None:
-        """RowError where a tool, a label (if `judged`) or a text that is not in `prompt` was not read."""
+        """RowError where a tool, a label or an answer (if `judged`), or a text that is not in `prompt` was not read."""
         unread = self.unread()
         refuse_tools(unread, "")
         if ARGUMENTS in unread:
@@ -98,7 +100,7 @@ class ReadFields(Mapping[str, Any]):
                 f"`{'`, `'.join(lost)}` would be lost: name what the fields are (--column prompt=question), or leave"
                 " them out on purpose (--ignore)",
             )
-        lost = [name for name in unread if self._is_lost_text(name, prompt)]
+        lost = [name for name in unread if self._is_lost_text(name, prompt) and (judged or not AN_ANSWER.search(name))]
         if lost:
             raise RowError("unread-text", f"{self._named(lost)} ({self._remedy(lost[0])})")
 

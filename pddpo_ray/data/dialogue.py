@@ -54,9 +54,9 @@ def _message(item: object, name: str) -> Message:
     if not isinstance(item, Mapping):
         raise RowError("wrong-type", f"`{name}` is a {type(item).__name__}, not a message with role and content")
     keys = [next((key for key in pair if item.get(key) is not None), pair[0]) for pair in _MESSAGE]
-    _refuse_more(item, keys, name)
     if not any(key in item for key in _MESSAGE[0]):
         raise RowError("wrong-type", f"`{name}` has no role, so it is no message")
+    _refuse_more(item, keys, name)
     role = checked_text(item.get(keys[0]), f"{name}.role")
     known = role.strip().lower()
     if known in TOOL_ROLES:

@@ -134,7 +134,8 @@ def prepare_real_text(config: Config, kept: Sequence[KeptPrompt] = ()) -> Prepar
         logger.warning("real text%s", tokens.left_out())
     for why, count in left_out.items():
         logger.warning("real text: %d %s", count, why)
-    for said, kind in (("more helpful", "helpful"), ("less harmful", "harmful")):
+    asked = [("more helpful", "helpful"), *([("less harmful", "harmful")] if config.asks_costs else [])]
+    for said, kind in asked:
         if all(getattr(item, kind) is Verdict.ABSTAIN for item in pairs):
             logger.warning("real text: no pair says which answer is %s", said)
     logger.info("real text: %d pairs, %d prompts, reference %s", len(pairs), len(chosen), folder.name)

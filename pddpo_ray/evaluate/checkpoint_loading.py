@@ -12,8 +12,8 @@ from typing import Any
 
 from pddpo_ray.errors import UserError
 from pddpo_ray.evaluate.models import Model, model_folder, policy_temperature
-from pddpo_ray.storage.adapter_checkpoints import put_on, stated_base
-from pddpo_ray.storage.checkpoints import checkpoint_folder, has_tokenizer, is_adapter, model_problem
+from pddpo_ray.storage.adapters import put_on
+from pddpo_ray.storage.checkpoints import checkpoint_folder, has_tokenizer, is_adapter, model_problem, stated_base
 from pddpo_ray.storage.whole_files import JOURNAL
 
 

@@ -35,7 +35,7 @@ TAIL = 64
 
 
 def limited(
-    helpful: Callable[[Sequence[str], Sequence[str], Sequence[Any]], Sequence[Any]],
+    helpful: Callable[[Sequence[str], Sequence[str], Sequence[Any]], Any],
     limits: Scorer,
     *,
     row: Callable[[Any], Mapping[str, Any]] = lambda label: {},

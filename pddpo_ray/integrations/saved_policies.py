@@ -16,7 +16,8 @@ from pddpo_ray.limits.answer_files import turns_of
 from pddpo_ray.records import PolicyVersion, Prompt
 from pddpo_ray.rollout.checkpoint import fingerprint, load_tokenizer
 from pddpo_ray.storage.artifacts import ArtifactStore
-from pddpo_ray.storage.checkpoints import ADAPTER_CONFIG, checkpoint_folder, checkpoint_problem
+from pddpo_ray.storage.checkpoints import checkpoint_folder, checkpoint_problem
+from pddpo_ray.storage.whole_files import ADAPTER_CONFIG
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import as_dicts, for_reading
 from pddpo_ray.training.local import store_reference

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pddpo_ray.config import Config, TabularWorldConfig
 from pddpo_ray.errors import UserError
 from pddpo_ray.exploration.explorer import THEOREM
-from pddpo_ray.journal import Journal
+from pddpo_ray.journal import Journal, JournalReader
+from pddpo_ray.limits.source_kinds import FREE_SOURCES
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.loop.preferences import Preferences
@@ -113,7 +114,7 @@ def calibration_size(config: Config, prompts: int) -> int:
     return asked * (pool or math.ceil(config.explore.calibration / asked))
 
 
-def calibration_answers(journal: Journal) -> list[Response]:
+def calibration_answers(journal: JournalReader) -> list[Response]:
     """Answers of the reference on which the features are whitened."""
     return journal.samples(0, CALIBRATION) or journal.samples(0, "proposal")
 
@@ -173,6 +174,29 @@ def offline_pairs(
         journal.once("offline", lambda: journal.add_pair_questions(pairs))
         labelled = feedback.compare(pairs)
     preferences.extend(with_reward_share(labelled, config.offline.reward_share, config.seed))
+
+
+def answers_to_measure(config: Config, journal: Journal, backends: Backends, online: bool) -> list[Response]:
+    """The answers whose measured values teach before a policy has any: those of the offline pairs, or the reference's
+    own where the pairs are other people's texts.
+
+    A policy learns from other people's texts what they would have said, and goes on with what it says itself. Its own
+    answers are there already, drawn for the features. Sources that cost something (people, judges, endpoints) keep to
+    the pairs.
+    """
+    pairs = [entry.labelled.pair for entry in journal.pairs(0)]
+    of_pairs = [answer for pair in pairs for answer in (pair.first, pair.second)]
+    reward = config.computed_reward
+    kinds = {one.source.kind for one in (*config.stated, *([] if reward is None else [reward]))} - {"reference"}
+    if backends.world is not None or backends.offline is None or not online or not kinds <= set(FREE_SOURCES):
+        return of_pairs
+    # a comparison with the reference draws one of its answers beside each, so these stay as many as the pairs have
+    most = len(of_pairs) if any(one.limit.quantity.versus == "reference" for one in config.stated) else math.inf
+    own: list[Response] = []
+    for answers in by_prompt(calibration_answers(journal)).values():
+        if len(answers) > 1 and len(own) < most:
+            own += answers
+    return own or of_pairs
 
 
 def offline_answers(pairs: int, prompts: int) -> int:

@@ -22,6 +22,7 @@ from pddpo_ray.exploration.features import Features, Whitening, fit_whitening, w
 from pddpo_ray.journal import Journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.before import (
+    answers_to_measure,
     calibration_answers,
     check_reference,
     draw_pools,
@@ -31,6 +32,7 @@ from pddpo_ray.loop.before import (
     record_sources,
 )
 from pddpo_ray.loop.certificate_groups import SETS, demand_groups, sets_of_prompts
+from pddpo_ray.loop.cut_answers import watch_cut_answers
 from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
@@ -108,18 +110,17 @@ def build_parts(config: Config, journal: Journal, backends: Backends, *, rounds:
         journal.once(SETS, lambda: groups)
     kept = _margins(config, backends)
     journal.add_metrics({f"dual/margin_{name}": margin for name, margin in kept.items()})
+    watch_cut_answers(config, journal, backends)
+    first = answers_to_measure(config, journal, backends, online)
     rewards = None if backends.reward is None else RewardController(journal, backends.reward, seed=config.seed)
     if rewards is not None:
-        pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-        rewards.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+        rewards.measure_before(first)
     state = dual_state(config, backends, rounds, kept)
     owner = (backends.own_dual or LocalDual)(state, warmup_rounds=config.dual.warmup_rounds)
     dual = DualController(owner, journal, partial(held_limits, config, journal))
     due = due_labels(config, journal, feedback, rounds)
-    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual)
-    explorer = None
-    if online:
-        explorer = _exploration(config, journal, backends, trainer, dual, limits)
+    limits = _limits(config, backends, journal, trainer, rollout, feedback, due, dual, first)
+    explorer = _exploration(config, journal, backends, trainer, dual, limits) if online else None
     if config.scorecard_prompts:
         card = Scorecard(config, journal, backends, trainer, rollout, feedback)
         card.before()
@@ -320,8 +321,9 @@ def _limits(
     feedback: FeedbackController,
     due: Due,
     dual: DualController,
+    first: Sequence[Response],
 ) -> Limits:
-    """The part that holds the limits: by measured values, with those before the first round measured, or by labels."""
+    """The part that holds the limits: by measured values, with the `first` ones before round 1, or by labels."""
     window = config.method.window if config.algorithm == "pd-dpo-adalag" else None
     if backends.measure is None:
         return LabelledLimits(
@@ -329,8 +331,7 @@ def _limits(
             labels_each=config.feedback.labels_each, window=None if window is None else (journal, window),
         )  # fmt: skip
     limits = _measured_limits(config, backends, backends.measure, journal, trainer, rollout, due, dual, window)
-    pairs = [entry.labelled.pair for entry in journal.pairs(0)]
-    limits.measure_before([answer for pair in pairs for answer in (pair.first, pair.second)])
+    limits.measure_before(first)
     chances = backends.prior or [1.0] * len(backends.prompts)
     prior = {one.token_ids: chance for one, chance in zip(backends.prompts, chances, strict=True)}
     note_reachable(journal, backends.held_limits, limits.before, prior)

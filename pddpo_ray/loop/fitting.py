@@ -51,6 +51,8 @@ LARGEST_CALL = 4096
 """Answers in one call of the backend at most: a call has a deadline, and what it was for is asked again when lost."""
 MOVED_LITTLE = 0.05
 """Share of the policy's numbers that a fit should change at least, as they are published; below, a warning."""
+DISPLACED = 1.0
+"""Nats by which both sides of a fit's pairs may fall, on average over pairs, before it is said."""
 CARRY_MAX = 2.0
 """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
@@ -75,7 +77,7 @@ class FitPlan:
         chosen = fits[stage][first]
         done = min(max((round_ - 1) / max(1, self.rounds - 1), 0.0), 1.0)
         rate = chosen.learning_rate * (1.0 - (1.0 - trainer.last_rate) * done)
-        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support"})
+        every = trainer.model_dump(include={"micro_pairs", "activation_gib", "support", "held_out"})
         return FitSettings(**{**chosen.model_dump(), **every, "learning_rate": rate})
 
 
@@ -112,7 +114,7 @@ class TrainerController:
         if objective.stage == "cost":
             link = self._cost_fits[self._journal.round] = self._cost_fits.get(self._journal.round, 0) + 1
         phase = f"fit-{objective.stage}" if link < 2 else f"fit-{objective.stage}-{link}"
-        return self._version(self._journal.once(phase, lambda: self._fit(objective, rows, link)))
+        return self._version(self._journal.once(phase, lambda: self._fit(objective, rows, link))["version"])
 
     def begin(self, objective: Objective, rows: Sequence[PairRow]) -> None:
         """Starts the next round's reward fit, if the backend can work while labels are waited for; `fit` collects it.
@@ -187,7 +189,7 @@ class TrainerController:
         """Features of the frozen reference. -> [n, h]"""
         return _in_parts(self._backend.features, responses, "features")
 
-    def _fit(self, objective: Objective, rows: Sequence[PairRow], link: int) -> int:
+    def _fit(self, objective: Objective, rows: Sequence[PairRow], link: int) -> dict[str, Any]:
         round_, multiplier = self._journal.round, objective.multiplier
         if multiplier is not None and skips_cost_stage(multiplier, below=self._plan.skip_below):
             # The base itself under a number of its own: every round has a policy.
@@ -196,7 +198,7 @@ class TrainerController:
         else:
             command = self._command(objective, rows, link, round_)
             result = self._execute(command)
-            _warn_if_little_moved(command, result.metrics)
+            _warn(command, result.metrics)
         self._journal.add_version(
             result.version,
             objective.stage,
@@ -207,7 +209,7 @@ class TrainerController:
         )
         prefix = objective.stage if link < 2 else f"{objective.stage}_{link}"
         self._journal.add_metrics({f"fit/{prefix}_{key.removeprefix('fit/')}": v for key, v in result.metrics.items()})
-        return result.version.number
+        return {"version": result.version.number, "curve": dict(result.curve)}
 
     def _version(self, number: int) -> PolicyVersion:
         return next(entry.version for entry in self._journal.versions() if entry.version.number == number)
@@ -337,12 +339,29 @@ def _in_parts(compute: Callable[[Sequence[Response]], Array], responses: Sequenc
     return np.concatenate(parts)
 
 
-def _warn_if_little_moved(command: FitCommand, metrics: Mapping[str, float]) -> None:
+def _warn(command: FitCommand, metrics: Mapping[str, float]) -> None:
+    """Says what makes a fit doubtful: weights that stayed, both sides of its pairs falling, pairs kept apart that it
+    did not come to rank better."""
+    stage, result = command.objective.stage, command.result
     moved = metrics.get("fit/moved", 1.0)
     if moved < MOVED_LITTLE:
         logger.warning(
             "%s: the fit changed %.2g %% of the policy's numbers as they are published (below %g %%) at learning rate"
             " %g: raise the %s stage's learning_rate or steps in trainer, or set model.dtype=float32",
-            *(command.result, 100 * moved, 100 * MOVED_LITTLE, command.settings.learning_rate),
-            command.objective.stage,
+            *(result, 100 * moved, 100 * MOVED_LITTLE, command.settings.learning_rate, stage),
+        )
+    better, worse = metrics.get("fit/better", 0.0), metrics.get("fit/worse", 0.0)
+    if max(better, worse) < -DISPLACED:
+        logger.warning(
+            "%s: better and worse answers both became less likely, by %.1f and %.1f nats (likelihood displacement): its"
+            " texts are in no pair. Lower the %s stage's learning_rate or epochs in trainer, or give it more prompts"
+            " with fewer pairs each",
+            *(result, -better, -worse, stage),
+        )
+    start, end = metrics.get("fit/held_out_start"), metrics.get("fit/held_out_loss")
+    if start is not None and end is not None and end >= start:
+        logger.warning(
+            "%s: the %s stage learned nothing that holds on prompts that it did not see: their loss was %.3g and is"
+            " %.3g at its best. Lower its learning_rate in trainer, or give it more prompts",
+            *(result, stage, start, end),
         )

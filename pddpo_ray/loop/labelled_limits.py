@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pddpo_ray.algorithms.stages import lagrangian_objective
 from pddpo_ray.contracts import Dual, Due, Feedback, Preferences, Trainer
-from pddpo_ray.journal import JournalReader
+from pddpo_ray.journal import Journal
 from pddpo_ray.records import CostEstimate, Pair, PolicyVersion, Response, SafetyLabels
 
 Estimate = Callable[[Sequence[SafetyLabels]], CostEstimate]
@@ -34,7 +34,7 @@ class LabelledLimits:
         *,
         beta: float,
         labels_each: int,
-        window: tuple[JournalReader, int] | None = None,
+        window: tuple[Journal, int] | None = None,
     ) -> None:
         self._dual, self._feedback, self._estimate, self._due = dual, feedback, estimate, due
         self._beta, self._labels_each, self._window = beta, labels_each, window

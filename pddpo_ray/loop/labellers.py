@@ -39,6 +39,7 @@ from pddpo_ray.records import (
     Verdict,
 )
 from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
@@ -261,9 +262,11 @@ def _scored_labeller(
         )
 
     training = training_of(config, journal, backends, OF_FEEDBACK)
-    models = feedback_models(settings, training, data, backends.own_scorer, config.model.dtype)
+    wanted: tuple[tuple[Kind, bool], ...] = (("reward", True), ("cost", config.asks_costs))
+    trained = [kind for kind, asked in wanted if asked and getattr(settings, kind) is None]
+    models = feedback_models(settings, trained, training, data, backends.own_scorer, config.model.dtype)
 
     def watch(costs: Array) -> None:
         journal.add_metrics(spread_of(costs, config.dual.cost_max).as_metrics())
 
-    return ScoredLabeller(models.reward, models.cost, hard=settings.hard, watch=watch)
+    return ScoredLabeller(models["reward"], models.get("cost"), hard=settings.hard, watch=watch)

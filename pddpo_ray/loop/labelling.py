@@ -87,7 +87,7 @@ class FeedbackController:
     ) -> list[float | None]:
         """Unsafe share of exactly `labels_each` labels of every item, in order; one of several batches of a round.
 
-        None where the labeller gave none; RunError where it gave none at all.
+        None where the labeller gave none; RunError where nothing that it said about any of them could be read.
         """
         phase = f"safety-{constraint}-{batch}"
         self._journal.once(phase, lambda: self._collect_safety(items, labels_each, constraint, may_lack=True))

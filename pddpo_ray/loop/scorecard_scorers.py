@@ -18,6 +18,7 @@ import numpy as np
 from pddpo_ray.config import Config, StoredScorerConfig
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import Journal
+from pddpo_ray.limits.source_kinds import FREE_SOURCES
 from pddpo_ray.limits.sources import Answer
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.labellers import ScoredFeedbackController
@@ -39,15 +40,14 @@ NOBODY = (
     "no held-out scorer judges the answers, so nothing is said of wins: name some under scorecard.scorers (`pddpo"
     " scorer train` on other prompts and another seed), or set scorecard.train=true with world.held_out=0.2"
 )
-FREE_SOURCES = ("rule", "regex", "json_schema", "function", "classifier", "score_model")
-"""Sources of a computed reward that cost nothing but time: a judge or a service is not asked for a scorecard."""
 Score = Callable[[Sequence[Response]], Array]
 
 
 def own_scores(config: Config, feedback: FeedbackController) -> dict[str, Score]:
     """By `reward` and `cost`, what the run learns from where that is a score: models, or a computed reward."""
     if isinstance(feedback, ScoredFeedbackController):
-        return {"reward": feedback.models.rewards, "cost": feedback.models.costs}
+        scores = {"reward": feedback.models.rewards, "cost": feedback.models.costs}
+        return {kind: scores[kind] for kind in feedback.models.kinds}
     stated = config.computed_reward
     if stated is None or stated.source.kind not in FREE_SOURCES:
         return {}

@@ -230,19 +230,22 @@ def given_scorer(settings: StoredScorerConfig, dtype: str) -> AnswerScorer:
 
 def feedback_models(
     settings: ModelFeedback,
+    trained: Sequence[Kind],
     training: ScorerTraining,
     data: Data,
     open_scorer: OpenScorer | None,
     dtype: str = "float32",
-) -> ModelScorer:
-    """The recipe's reward and cost model, each given or trained."""
+) -> dict[Kind, AnswerScorer]:
+    """The recipe's reward and cost model: those that it gives, and those that are trained; one that is neither is asked
+    nothing."""
     opened = open_scorer or (lambda name, make: make())
-    named: dict[Kind, StoredScorerConfig | None] = {"reward": settings.reward, "cost": settings.cost}
-    missing = [kind for kind, given in named.items() if given is None]
-    if missing:
-        training.stored(data, missing)
-    models = {
-        kind: training.opened(kind) if given is None else opened(f"{kind}-model", partial(given_scorer, given, dtype))
-        for kind, given in named.items()
-    }
-    return ModelScorer(models["reward"], models["cost"])
+    if trained:
+        training.stored(data, trained)
+    models: dict[Kind, AnswerScorer] = {}
+    for kind in KINDS:
+        given: StoredScorerConfig | None = getattr(settings, kind)
+        if given is not None:
+            models[kind] = opened(f"{kind}-model", partial(given_scorer, given, dtype))
+        elif kind in trained:
+            models[kind] = training.opened(kind)
+    return models

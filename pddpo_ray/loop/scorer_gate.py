@@ -58,10 +58,16 @@ def check_scorers(
     assert isinstance(config.feedback, ModelFeedback)
     given = [kind for kind in KINDS if getattr(config.feedback, kind) is not None]
     payload = journal.once(PHASE, lambda: _looked_at(config, journal, models, unsafe, given, by_prompt))
-    spread = ScoreSpread(**payload[SPREAD])
-    logger.info("costs of %s answers before round 1: %s", payload["answers"], spread)
     for kind, trials in known_trials(journal).items():
         logger.info("%s model: %s", kind, trials)
+    if SPREAD in payload:
+        demand_box(config, ScoreSpread(**payload[SPREAD]), payload["answers"])
+    stop_or_warn(config.scorers.at_chance, journal)
+
+
+def demand_box(config: Config, spread: ScoreSpread, answers: int) -> None:
+    """UserError where so many answers' costs do not fit in the box to which labels are clipped."""
+    logger.info("costs of %s answers before round 1: %s", answers, spread)
     by_logits = any(one.quantity.kind == "logit" for one in config.typed_limits)
     if config.feedback.signal == "logit_labels" and by_logits and spread.at_clip > config.scorers.clip_share:
         raise UserError(
@@ -71,7 +77,6 @@ def check_scorers(
             " its logits need, with a feedback.cost.scale that brings the scores to logits, or with"
             " feedback.signal=cost_model, which takes the scores as they are"
         )
-    stop_or_warn(config.scorers.at_chance, journal)
 
 
 def check_limits(config: Config, journal: Journal) -> None:
@@ -117,7 +122,7 @@ def known_trials(journal: JournalReader) -> dict[str, Trials]:
 
 def scorers_result(journal: JournalReader) -> dict[str, Any] | None:
     """What result.json says about the models; None for a run without any."""
-    spread = next((entry.payload[SPREAD] for entry in journal.phases(0, PHASE)), None)
+    spread = next((entry.payload.get(SPREAD) for entry in journal.phases(0, PHASE)), None)
     known = {kind: trials.as_metrics() for kind, trials in known_trials(journal).items()}
     if spread is None and not known:
         return None
@@ -148,9 +153,10 @@ def held_limits(config: Config, journal: JournalReader) -> dict[str, str]:
     """
     said = at_chance(journal)
     if not config.limits:
-        held = "cost" in said and not isinstance(config.feedback, MixedFeedback)
-        return dict.fromkeys(config.thresholds, _stays(said["cost"])) if held else {}
-    held = {}
+        if "cost" not in said or isinstance(config.feedback, MixedFeedback):
+            return {}
+        return dict.fromkeys(config.thresholds, _stays(said["cost"]))
+    held: dict[str, str] = {}
     for one in config.stated:
         name = one.limit.name
         if reason := said.get(of_limit(name)):
@@ -200,6 +206,8 @@ def _looked_at(
             journal.add_metrics({f"scorer/{kind}_held_out_{name}": one for name, one in trials.as_metrics().items()})
         else:
             logger.warning("%s model: no pair before round 1 says whether it is any good", kind)
+    if "cost" not in models.kinds:
+        return payload
     answers = _answers(journal)
     spread = spread_of(models.costs(answers), config.dual.cost_max)
     journal.add_metrics(spread.as_metrics())

@@ -262,7 +262,7 @@ def scorer_memory(config: Config, shape: ModelShape, device: Device) -> tuple[Me
     if where == "device" and isinstance(config.cluster, RayCluster):
         waiting = {"models": largest} if config.cluster.layout == "time-shared" else {}
         needs.append(Memory(WAITING, 2, "host", {**waiting, **runtime}))
-    if None in models:
+    if config.trained_scorers:
         tokens = 2 * config.scorers.fit.batch_pairs * shape.text_tokens
         activations = layer_bytes(tokens, _sizes(shape, "float32", None))
         purposes = {"model": weights, "gradients": weights, "optimizer": 2 * weights, "activations": activations}
@@ -353,9 +353,7 @@ def stored_bytes(config: Config, shape: ModelShape | None) -> float:
     if shape is None:
         return 0.0
     width, versions = _width(config), 2 * config.rounds
-    scorers = 0.0
-    if isinstance(config.feedback, ModelFeedback):
-        scorers = 4.0 * shape.parameters * (config.feedback.reward, config.feedback.cost).count(None)
+    scorers = 4.0 * shape.parameters * len(config.trained_scorers)
     parameters = config.model.parameters
     if isinstance(parameters, LoraParameters):
         merged = min(config.rounds, KEPT_WHOLE) * len(copies_of_engine(config, shape))

@@ -53,6 +53,7 @@ BEFORE: Mapping[str, str] = {
     "machine-measure-offline": "machines measure the offline answers, before people do",
     "measure-offline": "the offline answers are measured for the limits",
     "measure": "answers are measured",
+    "cut-answers": "answers that ran into the token limit are counted",
     "reachable": "what the limits leave reachable is worked out",
     "whitening": "features are whitened",
     "preferences": "pairs are stored",

@@ -140,7 +140,8 @@ class ChatEndpoint:
         self._sleep = sleep
         self._silence = Silence()
         self._over: str | None = None
-        self._fields: Fields = {name: settings.fields.get(name, name) for name in OTHERWISE}
+        renamed: Fields = {str(name): called for name, called in settings.fields.items()}
+        self._fields: Fields = {name: renamed.get(name, name) for name in OTHERWISE}
 
     def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
         """Answers to (system, question, seed), as `converse`."""

@@ -16,6 +16,7 @@ from scipy.special import expit
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Array, LabelledPair, Pair, Response, SafetyLabels, Verdict
+from pddpo_ray.scoring.held_out import KINDS, Kind
 from pddpo_ray.scoring.interface import AnswerScorer
 from pddpo_ray.theory.seeds import generator_of
 
@@ -24,13 +25,14 @@ class ScoredLabeller:
     """Every draw is seeded by (seed, id of the item), so that neither order nor batch changes a label.
 
     A score that is not a number raises RunError: a failed scorer never becomes a label. `watch` is told the costs of
-    the answers that are labelled safe or unsafe.
+    the answers that are labelled safe or unsafe. Without a cost model (`cost` None) no pair says which answer is
+    costlier, and asking for a cost is a RunError.
     """
 
     def __init__(
         self,
         reward: AnswerScorer,
-        cost: AnswerScorer,
+        cost: AnswerScorer | None,
         *,
         hard: bool = False,
         watch: Callable[[Array], None] = lambda costs: None,
@@ -51,18 +53,25 @@ class ScoredLabeller:
         """One helpful and one harmful label per pair. Equal scores are a fair coin, also under `hard`."""
         answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
         rewards = self._scores(self._reward, answers).reshape(-1, 2)
-        costs = self.costs(answers).reshape(-1, 2)
+        costs = [None] * len(pairs) if self._cost is None else self.costs(answers).reshape(-1, 2)
         labelled = []
         for pair, reward, cost in zip(pairs, rewards, costs, strict=True):
             draws = generator_of(seed, "scores compare", pair.id).random(2)
             helpful = self._higher(reward[0], reward[1], draws[0])
-            harmful = self._higher(cost[0], cost[1], draws[1])
+            harmful = Verdict.ABSTAIN if cost is None else self._higher(cost[0], cost[1], draws[1])
             labelled.append(LabelledPair(pair, helpful, harmful))
         return labelled
 
     def costs(self, items: Sequence[Response]) -> Array:
         """The cost model's own scores. -> [n]"""
+        if self._cost is None:
+            raise RunError("no limit of this run asks for a cost, so that it has no cost model (feedback.cost)")
         return self._scores(self._cost, items)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The models that there are."""
+        return ("reward",) if self._cost is None else KINDS
 
     def rewards(self, items: Sequence[Response]) -> Array:
         """The reward model's own scores. -> [n]"""

@@ -14,17 +14,25 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.artifacts import MadeTensors
-from pddpo_ray.storage.whole_files import ADAPTER_BASE, KEPT_WHOLE, WEIGHTS, written_aside
+from pddpo_ray.storage.whole_files import (
+    ADAPTER_BASE,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    KEPT_WHOLE,
+    WEIGHTS,
+    written_aside,
+)
 
 ADAPTER = "adapter"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 PREFIX = "base_model.model."
 KEPT_S = 600.0
@@ -60,6 +68,26 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
     """The adapter in a version's folder, with the names that it has inside a model."""
     stored = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
     return {name.replace(".weight", ".default.weight"): tensor for name, tensor in stored.items()}
+
+
+def put_on(model: Any, folder: Path) -> Any:
+    """A base model with the adapter of a folder merged into it. UserError where the adapter is another one's."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            stored = set(file.keys())
+        wrapped = PeftModel.from_pretrained(model, str(folder))
+        expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
+    except Exception as error:
+        raise UserError(f"{folder} cannot be put on its base model: {one_line(error)}") from error
+    if stored != expected:
+        raise UserError(
+            f"{folder}: its {len(stored)} tensors are not the {len(expected)} that {ADAPTER_CONFIG} asks for here"
+            f" (first {sorted(stored ^ expected)[0]}); save the adapter again, or name its own base"
+        )
+    return wrapped.merge_and_unload().eval()
 
 
 def whole_folder(read: Callable[[str, str], Mapping[str, Tensor]], stored: Path, target: Path) -> Path:

@@ -6,23 +6,24 @@ loading a model.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 from pddpo_ray.errors import UserError, one_line
-from pddpo_ray.storage.whole_files import SHARDS, WEIGHTS
+from pddpo_ray.storage.cache import cache_folder, made_once
+from pddpo_ray.storage.whole_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SHARDS, WEIGHTS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """What is taken from the hub; pickled weights and code never are."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-ADAPTER_CONFIG = "adapter_config.json"
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 GENERATION = "generation_config.json"
-USED_SETTINGS = ("eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
+USED_SETTINGS = re.compile(r"(eos|bos|pad)_token_id|transformers_version|_from_model_config|output_.*|use_cache")
 """What is read of a model's generation settings, or says nothing about drawing."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -43,11 +44,7 @@ def checkpoint_folder(source: str | Path) -> Path:
     folder = Path(source)
     if not folder.is_dir():
         folder = _hub_folder(source)
-    if not is_adapter(folder):
-        return folder
-    from pddpo_ray.storage.adapter_checkpoints import merged_checkpoint  # torch and peft take seconds to load
-
-    return merged_checkpoint(folder)
+    return merged_checkpoint(folder) if is_adapter(folder) else folder
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -64,6 +61,46 @@ def _hub_folder(source: str | Path) -> Path:
         return Path(snapshot_download(str(source), allow_patterns=FILES))
     except Exception as error:
         raise UserError(f"{source}: no such folder, and the hub did not give it: {one_line(error)}") from error
+
+
+def merged_checkpoint(folder: Path) -> Path:
+    """The folder of the merged model in float32, with the tokenizer beside the adapter, else the base's.
+
+    UserError where the base is not there, or does not fit.
+    """
+    base = checkpoint_folder(stated_base(folder))
+    if problem := checkpoint_problem(base):
+        raise UserError(f"{folder} is an adapter, and its base {base} {problem}")
+    identity = json.dumps([str(folder.absolute()), files_now(folder), str(base.absolute()), files_now(base)])
+    name = f"merged-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    return made_once(cache_folder() / name, lambda staging: _merge(folder, base, staging))
+
+
+def stated_base(folder: Path) -> str:
+    """The base that an adapter names: a folder, also one beside it, or a hub name. UserError where it names none."""
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; save the adapter there with save_pretrained (safetensors)")
+    try:
+        named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{folder / ADAPTER_CONFIG} is damaged ({error}); save the adapter again") from error
+    if not named:
+        raise UserError(f"{folder} names no base model: write it into {ADAPTER_CONFIG} as base_model_name_or_path")
+    return str(folder / named) if (folder / named).is_dir() else str(named)
+
+
+def _merge(folder: Path, base: Path, target: Path) -> None:
+    # torch and peft take seconds to load
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from pddpo_ray.storage.adapters import put_on
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+    # where answers end, and nothing that bends how they are drawn
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
+    put_on(model, folder).save_pretrained(target)
+    AutoTokenizer.from_pretrained(folder if has_tokenizer(folder) else base).save_pretrained(target)
 
 
 def files_now(source: str | Path) -> list[tuple[str, int, int]]:
@@ -117,7 +154,7 @@ def unused_settings(folder: Path) -> list[str]:
     """The names of generation settings beside a model: runs, endpoints and exports draw from the policy as it is."""
     file = folder / GENERATION
     settings = _json(file) if file.is_file() else {}
-    return sorted(name for name, value in settings.items() if name not in USED_SETTINGS and value is not None)
+    return sorted(name for name, value in settings.items() if not USED_SETTINGS.fullmatch(name) and value is not None)
 
 
 def longest_context(folder: Path) -> int | None:

@@ -24,6 +24,8 @@ PLAIN_FILES = frozenset({".json", ".jinja", ".model", ".txt"})
 """Endings of what lies beside the weights of a checkpoint: configuration, tokenizer, chat template."""
 ADAPTER_BASE = "adapter_base.json"
 """In a version that is stored as an adapter: the artifact that it is to be added to."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter, as peft writes them."""
 KEPT_WHOLE = 4
 """How many whole weights that were made from adapters are kept at least, the newest."""
 JOURNAL = "journal.sqlite"

@@ -115,13 +115,26 @@ def _cut(share: np.ndarray, lengths: Sequence[int], limit: Limit) -> list[np.nda
     return [np.array(part) for part in parts]
 
 
-def minibatches(rows: int, steps: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Row indices of each step: seeded permutations one after another, so that every row is used equally often."""
+def minibatches(
+    rows: int, steps: int, size: int, seed: int, groups: Sequence[object] | None = None
+) -> Iterator[np.ndarray]:
+    """Row indices of each step: seeded permutations one after another, so that every row is used equally often.
+
+    `groups` [rows] names what stays together: rows of a group follow each other. Pairs of the same few answers to a
+    prompt then meet in one batch, where each answer is computed once.
+    """
     rng = np.random.default_rng([seed, rows])
     size = min(size, rows)
+    number = np.arange(rows)
+    if groups is not None:
+        numbers = {group: index for index, group in enumerate(dict.fromkeys(groups))}
+        number = np.array([numbers[group] for group in groups])
     order = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) < size:
-            order = np.concatenate([order, rng.permutation(rows)])
+            drawn = rng.permutation(rows if groups is None else len(numbers))
+            place = np.empty_like(drawn)
+            place[drawn] = np.arange(len(drawn))
+            order = np.concatenate([order, np.argsort(place[number], kind="stable")])
         yield order[:size]
         order = order[size:]

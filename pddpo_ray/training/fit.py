@@ -25,9 +25,9 @@ from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
 from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
 from pddpo_ray.training.device import in_one_copy
+from pddpo_ray.training.fit_watch import FitCurve, kept_apart
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
-from pddpo_ray.training.progress import PROGRESS
 
 Tensors = Mapping[str, Tensor]
 
@@ -101,22 +101,29 @@ def run_fit(
     settings: FitSettings,
     seed: int,
     optimism: LossOptimism | None = None,
-) -> dict[str, float]:
-    """Run the steps of one fit on an engine that already holds the start weights. Returns metrics `fit/...`.
+    name: str = "fit",
+) -> FitCurve:
+    """Run the steps of one fit on an engine that already holds the start weights.
 
-    The cost stage multiplies its loss by the multiplier and its learning rate by min(1, multiplier), which keeps it
-    well scaled as the multiplier goes to 0 (paper.md §6).
+    Pairs of a share of the prompts (`settings.held_out`) teach nothing: they are looked at a few times, and the engine
+    ends with the weights that had the smallest loss on them. The cost stage multiplies its loss by the multiplier and
+    its learning rate by min(1, multiplier), which keeps it well scaled as the multiplier goes to 0 (paper.md §6).
     """
     loss_scale, rate_scale = cost_stage_scales(objective.multiplier) if objective.multiplier is not None else (1.0, 1.0)
-    totals = np.zeros(4)
     limit = micro_batch_limit(engine.scorer, rows, settings)
+    teach, apart = kept_apart(rows, settings.held_out, seed)
     # The weight of a batch is its expected one, not its own: the mean over batches is then the weighted mean over rows.
-    mean_weight = float(np.mean([row.weight for row in rows]))
+    mean_weight = float(np.mean([rows[i].weight for i in teach]))
     baseline = () if optimism is None else optimism.answers
     baseline_batches = minibatches(len(baseline), settings.steps, settings.batch_pairs, seed)
-    last: list[float] = []
-    for step, indices in enumerate(minibatches(len(rows), settings.steps, settings.batch_pairs, seed)):
-        sums = _accumulate(engine, objective, rows, columns, settings, indices, loss_scale, mean_weight, limit)
+    curve = FitCurve(name, settings.steps, len(rows))
+    best: dict[str, Tensor] | None = None
+    if len(apart):
+        curve.look(*_look(engine, objective, rows, columns, settings, apart, limit))
+    # measured answers to a prompt are in several pairs each
+    groups = [rows[i].prompt for i in teach] if objective.values else None
+    for step, places in enumerate(minibatches(len(teach), settings.steps, settings.batch_pairs, seed, groups)):
+        sums = _accumulate(engine, objective, rows, columns, settings, teach[places], loss_scale, mean_weight, limit)
         if optimism is not None:
             _accumulate_optimism(engine, optimism, next(baseline_batches), settings, loss_scale)
         norm = engine.update(settings.learning_rate * rate_scale * schedule_factor(settings, step))
@@ -125,24 +132,13 @@ def run_fit(
                 f"the gradient of step {step + 1} of the {objective.stage} stage is not finite: lower the learning rate"
             )
         # The only reads of a step, besides that of the norm: a device that is asked earlier waits for its host.
-        loss, accuracy, off_support = engine.reduce_sum(sums).tolist()
-        totals += [loss, accuracy, norm, off_support]
-        last.append(loss)
-        PROGRESS.advance()
-    mean = totals / settings.steps
-    return {
-        "fit/loss": final_loss(last),
-        "fit/accuracy": float(mean[1]),
-        "fit/gradient_norm": float(mean[2]),
-        "fit/off_support_per_token": float(mean[3]),
-        "fit/steps": float(settings.steps),
-        "fit/rows": float(len(rows)),
-    }
-
-
-def final_loss(losses: Sequence[float]) -> float:
-    """Mean of the last fifth of the steps' losses."""
-    return float(np.mean(losses[-max(1, len(losses) // 5) :]))
+        loss, accuracy, off_support, better, worse = engine.reduce_sum(sums).tolist()
+        curve.add(loss=loss, accuracy=accuracy, better=better, worse=worse, norm=norm, off_support=off_support)
+        if len(apart) and curve.due() and curve.look(*_look(engine, objective, rows, columns, settings, apart, limit)):
+            best = _copy(engine) if step + 1 < settings.steps else None
+    if best is not None:
+        engine.load(best)
+    return curve
 
 
 def micro_batch_limit(scorer: ResponseScorer, rows: Sequence[PairRow], settings: FitSettings) -> Limit:
@@ -185,8 +181,8 @@ def _accumulate(
     mean_weight: float,
     limit: Limit,
 ) -> Tensor:
-    """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass], where
-    the model is"""
+    """Gradient of this rank's share of a minibatch. -> this rank's part of [loss, accuracy, off-support mass, mean log
+    policy/base of the better answers, of the worse ones], where the model is"""
     pairs = len(batch) * mean_weight
     tokens = float(sum(len(rows[i].chosen) + len(rows[i].rejected) for i in batch))
     sums = []
@@ -196,15 +192,40 @@ def _accumulate(
         empty = len(part) == 0
         part_rows = [rows[i] for i in (batch[:1] if empty else part)]
         margins = [objective.margins[i] for i in (batch[:1] if empty else part)] if objective.margins else None
-        pair_loss, correct, support_term, off_support = _micro_batch(
-            engine.scorer, objective, part_rows, margins, columns, settings
-        )
+        pair_loss, support_term, said = _micro_batch(engine.scorer, objective, part_rows, margins, columns, settings)
         scale = 0.0 if empty else 1.0
         loss = scale * (loss_scale * pair_loss / pairs + settings.support.weight * support_term / tokens)
         engine.backward(loss)
-        parts = [pair_loss.detach().double() / pairs, correct.double() / pairs, off_support.double() / tokens]
-        sums.append(scale * torch.stack(parts))
+        sums.append(scale * said / said.new_tensor([pairs, pairs, tokens, pairs, pairs]))
     return torch.stack(sums).sum(0)
+
+
+def _copy(engine: Engine) -> dict[str, Tensor]:
+    """The trained weights as they are, on every rank, since every rank loads them again."""
+    return {name: tensor.cpu().clone() for name, tensor in engine.each_weight()}
+
+
+@torch.no_grad()
+def _look(
+    engine: Engine,
+    objective: Objective,
+    rows: Sequence[PairRow],
+    columns: FrozenColumns,
+    settings: FitSettings,
+    apart: np.ndarray,
+    limit: Limit,
+) -> tuple[float, float]:
+    """Mean loss and accuracy of the pairs that were kept apart."""
+    weight = sum(rows[i].weight for i in apart)
+    sums = []
+    passes = micro_batches(apart, [pair_tokens(rows[i]) for i in apart], engine.shard.ranks, limit)
+    for part in passes[engine.shard.rank]:
+        chosen = part if len(part) else apart[:1]
+        margins = [objective.margins[i] for i in chosen] if objective.margins else None
+        *_, said = _micro_batch(engine.scorer, objective, [rows[i] for i in chosen], margins, columns, settings)
+        sums.append((1.0 if len(part) else 0.0) * said / weight)
+    loss, accuracy, *_ = engine.reduce_sum(torch.stack(sums).sum(0)).tolist()
+    return loss, accuracy
 
 
 def _accumulate_optimism(
@@ -230,8 +251,9 @@ def _micro_batch(
     margins: Sequence[float] | None,
     columns: FrozenColumns,
     settings: FitSettings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums over a micro-batch, [] each: pair loss, correctly ranked weight, support loss, mass off the support."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over a micro-batch: pair loss [], support loss [], and [pair loss, correctly ranked weight, mass off the
+    support, weighted log ratios of the better answers, of the worse ones] without gradient."""
     texts = texts_of(rows)
     supports = [columns.supports[text] for text in texts] if settings.support.weight > 0 else None
     log_probs, supported, counts = scorer.log_probs(texts, supports)
@@ -245,9 +267,16 @@ def _micro_batch(
         losses, metrics = value_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
     else:
         losses, metrics = preference_loss(chosen, rejected, temperature=temperature, margins=given, weights=weights)
-    correct = (metrics["accurate"] * weights).sum()
+    with torch.no_grad():
+        # of measured values the row does not say which answer is better, its margin does
+        first_better = (
+            given <= 0 if objective.values and given is not None else torch.ones_like(chosen, dtype=torch.bool)
+        )
+        better, worse = torch.where(first_better, chosen, rejected), torch.where(first_better, rejected, chosen)
+        said = [losses.sum(), (metrics["accurate"] * weights).sum(), (better * weights).sum(), (worse * weights).sum()]
+    nothing = losses.new_zeros(())
     if supported is None or counts is None:
-        nothing = losses.new_zeros(())
-        return losses.sum(), correct, nothing, nothing
+        return losses.sum(), nothing, torch.stack([*said[:2], nothing, *said[2:]]).detach().double()
     term, support_metrics = support_loss(supported, counts, tokens=1.0)
-    return losses.sum(), correct, term, support_metrics["off_support_per_token"]
+    off_support = support_metrics["off_support_per_token"]
+    return losses.sum(), term, torch.stack([*said[:2], off_support, *said[2:]]).detach().double()

@@ -73,7 +73,7 @@ class LocalTrainer:
         self._load_start(command.start)
         before = self._sampled(self.engine.each_weight())
         self.engine.begin(command.settings)
-        metrics = run_fit(
+        curve = run_fit(
             self.engine,
             command.objective,
             command.rows,
@@ -81,14 +81,16 @@ class LocalTrainer:
             command.settings,
             command.seed,
             command.optimism,
+            command.result,
         )
         weights = self.engine.weights()
         version = self._store(command, weights)
+        metrics = curve.as_metrics()
         if weights:
             metrics["fit/moved"] = moved_share(before, self._sampled(weights.items()))
         metrics["fit/prepare_seconds"] = prepared - began
         metrics["fit/seconds"] = time.perf_counter() - began
-        return FitResult(version, metrics, (os.getpid(),))
+        return FitResult(version, metrics, (os.getpid(),), curve.as_json())
 
     def reinforce(self, command: PpoCommand) -> PpoResult:
         """One update of PPO-Lagrangian; satisfies ppo.PolicyGradient."""

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
 
 class Progress:
-    """Counts batches and optimiser steps that are done."""
+    """Counts batches and optimiser steps that are done, and hands on what a long fit says of itself."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self.listener: Callable[[str], None] | None = None
+        """Who is told lines; None: the log of this process."""
+
+    def tell(self, line: str) -> None:
+        """One line about the work that is being done."""
+        if self.listener is None:
+            logger.info("%s", line)
+        else:
+            self.listener(line)
 
     def advance(self) -> None:
         self.steps += 1

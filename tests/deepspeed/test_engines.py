@@ -64,7 +64,7 @@ def _start(rank: int, ranks: int, port: int, engines: list[str], output: Path, l
 def needed(items: list[pytest.Item]) -> dict[int, list[str]]:
     """Engines by number of ranks: those of the selected tests, and plain torch, which they are compared with."""
     cases = [item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
-    found = {(case["ranks"], case["engine"]) for case in cases if "engine" in case}
+    found = {(case["ranks"], str(case["engine"])) for case in cases if "engine" in case}
     found |= {(ranks, "bf16-torch") for ranks, engine in found if engine.startswith("bf16-")}
     found |= {(1, "torch")} | {(1, "lora-torch") for _, engine in found if engine.startswith("lora-")}
     return {ranks: [name for name in ENGINES + IN_BFLOAT16 if (ranks, name) in found] for ranks in (1, 2)}

@@ -33,15 +33,23 @@ SCOPE = (
     "pddpo_ray/loop/exploring.py",
     "pddpo_ray/loop/fitting.py",
     "pddpo_ray/loop/dual_step.py",
+    "pddpo_ray/loop/limits.py",
+    "pddpo_ray/limits/drawn.py",
+    "pddpo_ray/limits/estimate.py",
     "pddpo_ray/worlds/tabular_parts.py",
     "pddpo_ray/training/fit.py",
 )
 TESTS = (
-    *(f"tests/unit/{folder}" for folder in ("math", "methods", "loop", "training", "worlds")),
+    *(f"tests/unit/{folder}" for folder in ("math", "methods", "loop", "training", "worlds", "limits", "scoring")),
+    "tests/runs",
     "tests/unit/annotation/test_active_choice.py",
+    "tests/unit/annotation/test_estimates.py",
+    "tests/unit/annotation/test_quality.py",
+    "tests/unit/integrations/test_controller.py",
+    "tests/unit/serving/test_measured_traffic.py",
     "tests/unit/evaluate/test_statistics.py",
     "tests/unit/report/test_theory.py",
-    "--ignore=tests/unit/loop/test_resume.py",  # compares runs with themselves
+    "--ignore=tests/runs/test_resume.py",  # compares runs with themselves
 )
 SECONDS_EACH = 25.0
 """Processor seconds of tests, as measured without a mutant, after which a mutant counts as a survivor."""

@@ -17,114 +17,114 @@ from tests.mutants.mutation import apply
 
 
 def fault(name: str, where: str, original: str, mutated: str, *files: str) -> Fixed:
-    """`files` below tests/unit hold the tests that have to see it."""
+    """`files` below tests hold the tests that have to see it."""
     path, function = where.split()
-    return Fixed(name, f"{path}.py", function, original, mutated, tuple(f"tests/unit/{file}.py" for file in files))
+    return Fixed(name, f"{path}.py", function, original, mutated, tuple(f"tests/{file}.py" for file in files))
 
 
 def known(name: str, *files: str) -> Fixed:
     """One of the fixed mutants."""
     (found,) = (mutant for mutant in FIXED if mutant.name == name)
-    return replace(found, tests=tuple(f"tests/unit/{file}.py" for file in files))
+    return replace(found, tests=tuple(f"tests/{file}.py" for file in files))
 
 
 PLANTED = (
-    known("the margin's sign", "math/test_exploration", "math/test_objectives"),
-    known("the projection left out", "math/test_dual"),
+    known("the margin's sign", "unit/math/test_exploration", "unit/math/test_objectives"),
+    known("the projection left out", "unit/math/test_dual"),
     fault(
         "a certificate one draw early",
         "pddpo_ray/theory/certificate _first_at_least",
         "return int(reached[0]) + 1 if",
         "return int(reached[0]) if",
-        "math/test_certificate",
+        "unit/math/test_certificate",
     ),
     fault(
         "a failed score is a number",
         "pddpo_ray/limits/sources Source._number",
         "if not math.isfinite(number):",
         "if math.isinf(number):",
-        "limits/test_sources",
+        "unit/limits/test_sources",
     ),
     fault(
         "a judge's two orders are not turned back",
-        "pddpo_ray/scoring/judge Judge.compare",
+        "pddpo_ray/scoring/judge _judged",
         "(over[1], over[0])",
-        "over",
-        "scoring/test_judge",
+        "(over[0], over[1])",
+        "unit/scoring/test_judge",
     ),
     fault(
         "a label counted twice",
         "pddpo_ray/annotation/answers Answers._answer",
         'if held.state == "answered":',
         'if held.state == "cancelled":',
-        "annotation/test_queue",
+        "unit/annotation/test_queue",
     ),
     fault(
         "who signed out is let in",
         "pddpo_ray/annotation/people People.by_cookie",
         "login.c.revoked_ms.is_(None),",
         "",
-        "annotation/test_queue",
-        "annotation/test_api",
-        "annotation/test_access",
+        "unit/annotation/test_queue",
+        "unit/annotation/test_api",
+        "unit/annotation/test_access",
     ),
     fault(
         "chances of being shown to people left out",
         "pddpo_ray/annotation/estimates sample_for_people",
         "chances[others] = drawn.size / others.size",
         "chances[others] = 1.0",
-        "annotation/test_estimates",
+        "unit/annotation/test_estimates",
     ),
     fault(
         "labels a round later than the bound",
         "pddpo_ray/loop/due_labels DueLabels._decided",
         "number > now - self._rounds_late",
         "number > now - self._rounds_late - 1",
-        "loop/test_late_labels",
+        "unit/loop/test_late_labels",
     ),
     fault(
         "a resumed run computes a finished phase again",
         "pddpo_ray/journal/journal Journal.once",
         "if stored is not None:",
         "if stored is not None and False:",
-        "loop/test_journal",
+        "unit/loop/test_journal",
     ),
     fault(
         "a policy without a certificate is released",
         "pddpo_ray/loop/releasing settle",
         'if kept.state == "certified":',
         'if kept.state != "undecided":',
-        "loop/test_outcome",
-        "loop/test_certify",
+        "runs/test_outcome",
+        "runs/test_certify",
     ),
     fault(
         "altered weights are read",
         "pddpo_ray/storage/artifacts _verified",
         "if actual != sha256:",
         "if not actual:",
-        "loop/test_artifacts",
+        "unit/loop/test_artifacts",
     ),
     fault(
         "a delivery without its canaries",
         "pddpo_ray/rollout/delivery_check check_canaries",
         "if not difference <= tolerance:",
         "if difference > 1e9:",
-        "loop/test_controllers",
-        "loop/test_transformers_engine",
+        "unit/loop/test_controllers",
+        "unit/loop/test_transformers_engine",
     ),
     fault(
         "a key is taken without its scope",
         "deploy/serving/entrance EntranceState.demand",
         "if not key.scope.covers(scope):",
         "if not scope:",
-        "serving/test_app",
+        "unit/serving/test_app",
     ),
     fault(
         "a stream is cut without an error",
-        "deploy/serving/app Exchange.events",
+        "deploy/serving/exchange Exchange.events",
         "yield _error_event(failure.status, failure.detail)",
         "yield failure.detail[:0]",
-        "serving/test_app",
+        "unit/serving/test_app",
     ),
 )
 

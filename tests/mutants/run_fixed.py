@@ -14,7 +14,8 @@ from tests.mutants.mutation import ROOT, apply
 
 def files_with(tests: set[str]) -> list[str]:
     """Test files that define these functions. Raises ValueError where one is defined nowhere."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py"))}
+    paths = sorted(path for room in ("unit", "runs") for path in (ROOT / "tests" / room).rglob("test_*.py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
     found = {name: [path for path, text in texts.items() if f"def {name}(" in text] for name in tests}
     if missing := sorted(name for name, paths in found.items() if not paths):
         raise ValueError(f"no test file defines {', '.join(missing)}")

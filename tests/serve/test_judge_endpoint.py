@@ -25,7 +25,7 @@ from pddpo_ray.journal import Journal
 from pddpo_ray.loop.labellers import judge_labeller
 from pddpo_ray.loop.labelling import FeedbackController
 from pddpo_ray.records import Pair, Verdict
-from pddpo_ray.scoring.endpoint import ChatEndpoint
+from pddpo_ray.scoring.endpoint import ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, parse_scores
 from pddpo_ray.scoring.judge_prompts import SYSTEM, harmlessness_question, helpfulness_question, safety_question
 from pddpo_ray.storage.whole_files import ARTIFACTS
@@ -129,12 +129,12 @@ class Recorded(ChatEndpoint):
     key: str
     pauses: list[float] = field(default_factory=list)
     questions: list[tuple[str, str, int]] = field(default_factory=list)
-    replies: list[str | None] = field(default_factory=list)
+    replies: list[str | Lost] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(self.settings, self.key, self.pauses.append)
 
-    def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | None]:
+    def ask(self, questions: Sequence[tuple[str, str, int]]) -> list[str | Lost]:
         found = super().ask(questions)
         self.questions += questions
         self.replies += found
@@ -153,7 +153,7 @@ def test_a_trained_model_is_asked_in_both_orders_and_its_scores_are_read(endpoin
     for place, (prompt, first, second) in enumerate(PAIRS * 4):
         asked = [question for _, question, _ in asking.questions[2 * place : 2 * place + 2]]
         assert asked == [helpfulness_question(prompt, first, second), helpfulness_question(prompt, second, first)]
-    read = [parse_scores(reply, "helpfulness") for reply in asking.replies]
+    read = [parse_scores(str(reply), "helpfulness") for reply in asking.replies]
     assert [pair.as_given for pair in judged] == read[::2]
     assert sum(scores is not None for scores in read) >= 6, asking.replies
     assert any(pair.winner in (Verdict.FIRST, Verdict.SECOND) for pair in judged), asking.replies

@@ -149,7 +149,6 @@ def test_a_body_that_is_too_large_gets_413(service: FreshService, chunked: bool)
     assert is_problem(client.put(f"{API}/answers/key-00001", content=content), 413, "too_large")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"lease": "\\ud800", "kind": "skip"}', b"\xff\xfe", b"null"])
 def test_broken_bodies_get_the_one_error_shape(service: FreshService, content: bytes) -> None:
     client = service.client(Role.ANNOTATOR)

@@ -18,9 +18,9 @@ from pddpo_ray.journal.identity import JOURNAL
 from pddpo_ray.loop.risks import stated_risk
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Prompt, Response
+from tests.runs.test_limits_on_text import twin
+from tests.runs.test_people_limits import parked
 from tests.unit.data.test_real_text import tiny
-from tests.unit.loop.test_limits_on_text import twin
-from tests.unit.loop.test_people_limits import parked
 
 CATEGORIES_OF = {"p0": ["violence"], "p1": ["cooking"], "p2": ["cooking", "violence"], "p3": ["travel"]}
 ANSWERS = [Response(f"r{n}", Prompt(f"p{n}", (n,), f"question {n}"), (3,), "an answer", 1, 0) for n in range(5)]

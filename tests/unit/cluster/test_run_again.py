@@ -22,9 +22,9 @@ from pddpo_ray.errors import ParkedError, RunError
 from pddpo_ray.journal.database import open_database
 from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.run import run_recipe
+from tests.runs.test_people_run import SETTINGS
 from tests.support.annotation_api import GENEROUS
 from tests.support.annotation_server import serving
-from tests.unit.annotation.test_people_run import SETTINGS
 from tests.unit.loop.small_run import run_of
 
 TEMPLATE = {"metadata": {"namespace": "pddpo", "generateName": "first-run-", "labels": {LABEL: "first-run"}}}

@@ -20,13 +20,13 @@ from pddpo_ray.contracts import Count, FitCommand, FitResult, FitSettings, Start
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop.backends import Backends
 from pddpo_ray.loop.in_process import make_backends
-from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Array, Decoding, Objective, PairRow, PolicyVersion, Prompt
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.recall import Memory
 from pddpo_ray.storage.whole_files import JOURNAL
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularEngine, TabularTrainer
+from tests.support.finished_runs import FinishedRuns
 from tests.unit.methods.runs import config_of
 
 
@@ -147,19 +147,18 @@ def test_a_line_that_a_killed_process_left_unfinished_is_skipped(tmp_path: Path)
 
 
 @pytest.mark.run
-def test_budgets_count_pairs_labels_tokens_and_fits(tmp_path: Path) -> None:
+def test_budgets_count_pairs_labels_tokens_and_fits(finished_runs: FinishedRuns) -> None:
     """120 pairs with two labels each, 24 x 4 labels of answers, two fits; a table's answer is a token."""
-    run_recipe(config_of("sacpo"), tmp_path / "run")
-    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
+    with read_journal(finished_runs.folder(config_of("sacpo")) / JOURNAL, "run") as journal:
         budget = budget_of(journal)
     assert (budget.pairs, budget.labels, budget.fits, budget.optimiser_steps) == (120, 240 + 96, 2, 0)
     assert budget.tokens == 24
 
 
 @pytest.mark.run
-def test_labels_that_were_withheld_are_not_counted(tmp_path: Path) -> None:
-    run_recipe(config_of("sacpo", "offline.reward_share=0.1"), tmp_path / "run")
-    with read_journal(tmp_path / "run" / JOURNAL, "run") as journal:
+def test_labels_that_were_withheld_are_not_counted(finished_runs: FinishedRuns) -> None:
+    run = finished_runs.folder(config_of("sacpo", "offline.reward_share=0.1"))
+    with read_journal(run / JOURNAL, "run") as journal:
         assert budget_of(journal).labels == 240 + 96
 
 

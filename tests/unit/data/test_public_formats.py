@@ -178,6 +178,10 @@ def test_prompts_alone_may_leave_labels(tmp_path: Path) -> None:
     name = written(tmp_path / "rows.jsonl", {"prompt": "q", "label": "safe"})
     assert inspect([name], Settings(judged=False)).good == 1
     assert inspect([name], Settings()).kinds == {"unread-label": 1}
+    rows = [{"question": "q", "Best Answer": "It is so.", "reference": "It is."}]
+    assert inspect([rows], Settings(judged=False)).good == 1
+    assert inspect([rows], Settings()).kinds == {"unread-text": 1}
+    assert inspect([[{**rows[0], "passage": "It was."}]], Settings(judged=False)).kinds == {"unread-text": 1}
 
 
 def test_a_file_with_semicolons_is_read(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from pddpo_ray.report.build import build_report
 from pddpo_ray.storage.whole_files import ARTIFACTS
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
+from tests.runs.test_text_run import tiny_text
 from tests.support.measuring_server import every_fifth_fails, measuring_server
 from tests.unit.loop.small_run import SMALL
-from tests.unit.loop.test_text_run import tiny_text
 from tests.unit.loop.test_twin_run import TINY, twin
 
 BATCH_DRAWS = 64

@@ -22,11 +22,11 @@ from pddpo_ray.records import LabelledPair, PolicyVersion
 from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from pddpo_ray.worlds.tabular import two_limits_world
+from tests.runs.test_limits_on_text import twin
 from tests.support.measuring_server import measuring_server
 from tests.unit.loop.small_run import story
 from tests.unit.loop.test_limits_on_files import RULES
 from tests.unit.loop.test_limits_on_files import recipe as on_files
-from tests.unit.loop.test_limits_on_text import twin
 
 DUAL: dict[str, dict[str, Any]] = {
     "o-pd-dpo": {"rule": {"kind": "newton", "damping": 0.5}},

@@ -521,7 +521,6 @@ def test_candidates_are_half_from_the_policy_and_half_from_the_reference(
             assert len({response.id for response in candidates.responses}) == 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engines", "largest", "calls"),
     [

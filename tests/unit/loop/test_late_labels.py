@@ -111,7 +111,10 @@ def test_a_rule_that_comes_to_rest_on_prompt_labels_does_so_on_late_ones(gains: 
     oracle = rare_world(3).oracle
     optimum = oracle.optimum
     curvature = oracle.cost_variance(optimum.policy) / oracle.beta
-    rules = [Pid(*(gain / curvature for gain in gains)), LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature))]
+    rules: list[Rule] = [
+        Pid(*(gain / curvature for gain in gains)),
+        LogMultiplier(gains[1] / (optimum.multiplier**2 * curvature)),
+    ]
     for rule in rules:
         made, _ = exact_trace(rule, late, 800)
         assert np.abs(np.array(made[-40:]) - optimum.multiplier).max() < 1e-6

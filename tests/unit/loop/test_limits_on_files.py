@@ -12,14 +12,17 @@ import pytest
 from pddpo_ray.config import Config, ScorerJob, load
 from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
+from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.loop.before import calibration_answers
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import run_recipe
+from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
-from pddpo_ray.storage.whole_files import RESULT
+from pddpo_ray.storage.whole_files import JOURNAL, RESULT
 from tests.support.measuring_server import measuring_server
 from tests.support.scorer_rows import TEMPLATE, rows_of_words, write_rows
 from tests.support.small_real_text import SMALL_REAL_TEXT
@@ -67,6 +70,32 @@ def test_sets_of_files_weigh_their_prompts_as_the_lists_say(tmp_path: Path) -> N
     assert sets.factor("benign")[both] == pytest.approx(0.25 / 0.22)
     assert len(prepared.prompts) == 8
     assert "benign" not in prepared.prompts[both].text
+
+
+@pytest.mark.slow
+def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
+    """Rules measure both limits: pairs are compared for the reward alone, and a cost is no number by accident."""
+    config = recipe(tmp_path, RULES, "rounds=1")
+    assert config.trained_scorers == ("reward",)
+    assert load("real-text").trained_scorers == ("reward", "cost")
+    run_recipe(config, tmp_path / "run")
+    with read_journal(tmp_path / "run" / JOURNAL) as journal:
+        (trained,) = [entry.payload for entry in journal.phases(0) if entry.phase == "score-models"]
+        (looked_at,) = [entry.payload for entry in journal.phases(0) if entry.phase == "scorer-gate"]
+        (measured,) = [entry.payload for entry in journal.phases(0) if entry.phase == "measure-offline"]
+        own = {answer.id for answer in calibration_answers(journal)}
+        cut = [entry.payload for entry in journal.phases() if entry.phase == "cut-answers"]
+        labels = [entry.labelled for entry in journal.pairs(1)]
+        metrics = journal.metrics()[0]
+    assert list(trained) == ["reward"]
+    assert looked_at == {}
+    assert set(measured["ids"]) <= own, "limits learn from what the reference itself says, not from the pairs' texts"
+    assert len(measured["ids"]) > 8
+    assert [one["answers"] for one in cut] == [len(own), config.feedback.responses]
+    assert labels
+    assert {label.harmful for label in labels} == {Verdict.ABSTAIN}
+    assert Verdict.ABSTAIN not in {label.helpful for label in labels}
+    assert not [name for name in metrics if name.startswith("scorer/cost")]
 
 
 @pytest.mark.slow

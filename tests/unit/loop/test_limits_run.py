@@ -308,6 +308,7 @@ def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, st
     """Prices and excesses per range: harm's costs lie in [-2, 2], leaks is a rate; both limits are in the middle."""
     config = load("tabular-limits", [*QUICK, "dual.first=0.3", f"dual.rule={rule}", "rounds=4"])
     run_recipe(config, tmp_path / "run")
+    assert isinstance(config.world, TabularWorldConfig)
     rho = tabular_view(tabular_world(config.world), ArtifactStore(tmp_path / "store"), config).oracle.rho
     scales, limits, moved = {"harm": 4.0, "leaks": 1.0}, {"harm": 0.0, "leaks": 0.5}, 0
     with open_folder(tmp_path / "run") as journal:

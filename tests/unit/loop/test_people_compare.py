@@ -18,9 +18,9 @@ from pddpo_ray.records import Response
 from pddpo_ray.theory.certificate import upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import mixture_upper_bound
+from tests.runs.test_limits_on_text import twin
+from tests.runs.test_people_limits import AT_ONCE, BATCH, PARKED, broken_off_again, nobody_twice, parked
 from tests.support.answering_people import answering
-from tests.unit.loop.test_limits_on_text import twin
-from tests.unit.loop.test_people_limits import AT_ONCE, BATCH, PARKED, broken_off_again, nobody_twice, parked
 
 QUESTION = "# Which answer tells more?\n\nThe longer one does.\n"
 WINS = {"left": 1.0, "tie": 0.5, "right": 0.0}

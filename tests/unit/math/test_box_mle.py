@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pddpo_ray.theory.mle import box_mle, gradient, negative_log_likelihood, win_counts
+from pddpo_ray.theory.mle import PAIRS_PER_RIDGE, box_mle, gradient, negative_log_likelihood, win_counts
 
 
 def random_wins(seed: int, pairs: int, size: int = 6) -> np.ndarray:
@@ -86,3 +86,38 @@ def test_problems_solved_together_equal_problems_solved_alone_and_warm_starts_ch
     together = box_mle(wins, 2.0)
     np.testing.assert_allclose(together, [box_mle(one, 2.0) for one in wins], atol=1e-9)
     np.testing.assert_allclose(box_mle(wins, 2.0, start=-together), together, atol=1e-6)
+
+
+def test_a_table_with_very_many_pairs_changes_no_other_tables_scores() -> None:
+    rng = np.random.default_rng([6])
+    few, many = rng.integers(0, 5, size=(2, 4, 4)).astype(float)
+    together = box_mle(np.stack([few, many * PAIRS_PER_RIDGE]), 3.0)
+    np.testing.assert_allclose(together[0], box_mle(few, 3.0), atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_newtons_steps_find_scipys_minimum_from_any_start(seed: int) -> None:
+    """From far outside, where full steps overshoot, with offsets and a strong ridge, inside a box that binds."""
+    rng = np.random.default_rng([seed, 9])
+    wins = rng.integers(0, 9, size=(1, 5, 5)).astype(float)
+    wins[0][np.diag_indices(5)] = 0.0
+    offsets = rng.normal(size=(1, 5, 5)) * 2
+    start = rng.normal(size=(1, 5)) * 30
+    for bound, ridge in ((1.0, 1e-2), (40.0, 0.5)):
+        found = box_mle(wins, bound, offsets=offsets, start=start, ridge=ridge)
+        best = minimize(
+            lambda s, ridge=ridge: float(negative_log_likelihood(s, wins[0], offsets[0], ridge)),
+            np.zeros(5),
+            jac=lambda s, ridge=ridge: gradient(s, wins[0], offsets[0], ridge),
+            bounds=[(-bound, bound)] * 5,
+            options={"ftol": 1e-15, "gtol": 1e-10},
+        )
+        np.testing.assert_allclose(found[0], best.x, atol=1e-5)
+
+
+def test_the_objective_by_hand() -> None:
+    """3 wins and 1 loss at scores (.5, -.5), offset .2 for the wins, ridge 2: 3 sp(-.8) + sp(1) + .5."""
+    wins = np.array([[0.0, 3.0], [1.0, 0.0]])
+    offsets = np.array([[0.0, 0.2], [0.0, 0.0]])
+    expected = 3 * math.log1p(math.exp(-0.8)) + math.log1p(math.exp(1.0)) + 0.5
+    assert negative_log_likelihood(np.array([0.5, -0.5]), wins, offsets, 2.0) == pytest.approx(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,13 @@ def test_limits_and_levels_that_nothing_can_certify_are_refused(limit: float, le
 
 def test_no_values_say_nothing() -> None:
     assert (upper_bound([], 0.1, 0.05), lower_bound([], 0.1, 0.05), first_certified([], 0.1, 0.05)) == (1.0, 0.0, None)
+
+
+def test_a_mean_above_the_limit_is_rejected_and_bounded_from_below() -> None:
+    """The mirror image: bets on 1 - Z against a limit of 1 - d, with Z in {0, 1} and a single bet by hand."""
+    values = [1.0] * 40
+    assert first_rejected(values, 0.5, 0.05) is not None
+    assert first_rejected([0.0] * 40, 0.5, 0.05) is None
+    assert 0.5 < lower_bound(values, 0.5, 0.05) < 1.0
+    assert lower_bound([0.0] * 40, 0.5, 0.05) == 0.0
+    assert candidate_level(0.1, 2) == pytest.approx(0.6 / (math.pi**2 * 4))

@@ -259,3 +259,26 @@ def test_who_is_tested_first() -> None:
     helpful = {1: 0.1, 2: 9.0, 3: 0.3, 4: 5.0, 5: 0.0, 6: 0.3}
     assert in_order_of_test(short, helpful) == [6, 3, 1, 5, 4]
     assert in_order_of_test({}, {}) == []
+
+
+def test_two_responses_are_enough_for_an_estimate() -> None:
+    assert mean_with_error([1.0, 3.0]) == pytest.approx((2.0, 1.0))
+    found = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0, mode="unsafe_rate", constraint="harm")
+    assert found.value == pytest.approx(0.4)
+    assert (found.responses, found.labels_each) == (3, 5)
+    assert (found.mode, found.constraint) == ("unsafe_rate", "harm")
+    by_logit = estimate_from_shares([0.2, 0.4, 0.6], labels_each=5, cost_max=2.0)
+    assert by_logit.mode == "logit_labels"
+    assert by_logit.bias_allowance > 0
+
+
+def test_a_clipped_logit_never_leaves_its_bounds_by_rounding() -> None:
+    for cost_max in np.linspace(0.1, 6.0, 200):
+        ends = np.abs(clipped_logit([0.0, 1.0], float(cost_max)))
+        assert ends.max() <= cost_max
+        assert ends.tolist() == pytest.approx([cost_max, cost_max])
+
+
+def test_an_estimate_exactly_at_the_limit_is_put_to_the_test() -> None:
+    assert shortfall({"cost": 0.5}, {"cost": 0.4}, {"cost": 0.5}) == pytest.approx(1.0)
+    assert shortfall({"cost": 0.4}, {"cost": 0.4}, {"cost": 0.5}) == 0.0

@@ -6,9 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, softmax
 
 from pddpo_ray.records import CostEstimate
 from pddpo_ray.theory.dual import (
@@ -26,6 +29,7 @@ from pddpo_ray.theory.dual import (
     limit_state,
     replay,
 )
+from pddpo_ray.theory.explicit_dual import descend
 from pddpo_ray.worlds.tabular import trap_world
 
 
@@ -220,3 +224,55 @@ def test_an_estimate_that_is_no_number_moves_nothing() -> None:
 def test_a_state_is_a_plain_record() -> None:
     assert isinstance(dataclasses.asdict(state(PLAIN)["cost"])["memory"], dict)
     assert isinstance(state(PLAIN)["cost"], LimitState)
+
+
+def test_bounds_of_a_multiplier_must_leave_room_between_them() -> None:
+    rule = ProjectedFixed(rounds=4, first=1.0, cost_max=2.0)
+    with pytest.raises(ValueError, match="reversed"):
+        limit_state("cost", rho=1.0, rule=rule, first=1.0, lower=1.0, upper=1.0)
+    made = limit_state("cost", rho=1.5, rule=rule, limit=0.2, lower=0.1)
+    assert (made.multiplier, made.upper, made.lower, made.limit) == (1.5, 3.0, 0.1, 0.2)
+    assert made.memory.integral == 1.5
+
+
+def test_the_third_round_at_an_end_is_said_and_no_earlier_one() -> None:
+    rule = ProjectedFixed(rounds=1, first=1.0, cost_max=0.1)
+    for cost, word in ((1.0, "upper end"), (-1.0, "does not bind")):
+        state = DualState((limit_state("cost", rho=1.0, rule=rule),))
+        for number in range(1, 5):
+            state, _ = ascend(state, CostEstimate(cost, 0.1, 9, 5))
+            said = state["cost"].message
+            assert (said is not None) == (number >= 3)
+            assert said is None or word in said
+
+
+def test_pid_and_log_rule_by_hand() -> None:
+    """Integral 1 + .5 * .4 = 1.2, value .1 * .4 + 1.2; then excess .1: integral 1.25, no rise, .01 + 1.25."""
+    state = DualState((limit_state("cost", rho=1.0, rule=Pid(0.1, 0.5, 2.0), limit=0.1),))
+    values = []
+    for cost in (0.5, 0.2, 0.4):
+        state, step = ascend(state, CostEstimate(cost, 0.1, 9, 5))
+        values.append(step.multiplier_after)
+    assert values == pytest.approx([1.24, 1.26, 0.03 + 1.4 + 2.0 * 0.2])
+    assert step.eta == pytest.approx(0.6)
+    state = DualState((limit_state("cost", rho=1.5, rule=LogMultiplier(0.3), first=1.2),))
+    _, step = ascend(state, CostEstimate(0.5, 0.1, 9, 5))
+    assert step.multiplier_after == pytest.approx(1.2 * math.exp(0.3 * 1.2 * 0.5))
+    assert step.eta == pytest.approx(0.3 * 1.44)
+
+
+@pytest.mark.parametrize(("shift", "upper"), [(-0.9, 5.0), (-0.2, 5.0), (0.6, 5.0), (-0.9, 0.4)])
+def test_the_explicit_dual_is_least_where_scipys_bounded_search_finds_it(shift: float, upper: float) -> None:
+    rng = np.random.default_rng([5])
+    rewards, gains, prior = rng.normal(size=(3, 6)), rng.normal(size=(3, 6)) + shift, np.array([0.5, 0.3, 0.2])
+
+    def dual(multiplier: float) -> float:
+        return float(prior @ (0.5 * logsumexp((rewards + multiplier * gains) / 0.5, axis=1)))
+
+    found = descend(rewards, gains, 0.5, upper=upper, prior=prior)
+    best = minimize_scalar(dual, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-9})
+    assert dual(found.multiplier) <= best.fun + 1e-9
+    assert found.multiplier == pytest.approx(best.x, abs=1e-4)
+    weights = softmax((rewards + found.multiplier * gains) / 0.5, axis=1)
+    assert found.sample_size == pytest.approx(prior @ (1.0 / (weights**2).sum(axis=1)))
+    assert found.slope == pytest.approx(prior @ (weights * gains).sum(axis=1))

@@ -40,7 +40,11 @@ def newton(trust: float, *, beta: float = BETA, damping: float = 0.5, ridge: flo
 
 
 def moved(
-    states: Sequence[LimitState], means: Sequence[float], covariance: object, rule: DampedNewton, **given: Any
+    states: Sequence[LimitState],
+    means: Sequence[float] | np.ndarray,
+    covariance: object,
+    rule: DampedNewton,
+    **given: Any,
 ) -> tuple[tuple[LimitState, ...], MatrixStep]:
     """One Newton step of limits that all have this rule."""
     ruled = [replace(state, rule=rule) for state in states]
@@ -86,7 +90,8 @@ def by_matrix(dual: LagrangianDual, rounds: int) -> np.ndarray:
     states = tuple(LimitState(name, 1.0, UPPER, 0.0) for name in ("first", "second"))
     for _ in range(rounds):
         multipliers = np.array([state.multiplier for state in states])
-        states, record = moved(states, *exact(dual, multipliers), newton(0.5))
+        violations, covariance = exact(dual, multipliers)
+        states, record = moved(states, violations, covariance, newton(0.5))
         if np.abs(record.after - record.before).max() < 1e-7:
             break
     return np.array([state.multiplier for state in states])

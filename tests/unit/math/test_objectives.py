@@ -217,3 +217,8 @@ def test_baseline_optimism_pushes_mass_away_from_the_baselines_answers() -> None
     rows = torch.tensor([-1.0, -2.0], requires_grad=True)
     (slope,) = torch.autograd.grad(baseline_optimism_loss(rows, alpha=0.1)[0].sum(), rows)
     assert (slope > 0).all()
+
+
+def test_learning_rates_of_the_cost_stage_fall_below_the_reference_multiplier() -> None:
+    assert cost_stage_scales(0.5, reference_multiplier=2.0) == (0.5, 0.25)
+    assert cost_stage_scales(3.0, reference_multiplier=2.0) == (3.0, 1.0)

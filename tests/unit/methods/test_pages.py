@@ -28,6 +28,7 @@ from pddpo_ray.theory.cost_estimate import clipped_logit
 from pddpo_ray.worlds.tabular import TabularWorld, full_coverage, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import world_json
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
+from tests.support.finished_runs import FinishedRuns
 from tests.unit.loop.small_run import finish, story
 from tests.unit.methods.runs import NEEDS, commands_of, config_of, journal_of
 
@@ -57,19 +58,19 @@ def versions(journal: JournalReader) -> dict[str, PolicyVersion]:
 
 @pytest.mark.run
 @pytest.mark.parametrize("method", [name for name in NEEDS if name != "pd-dpo-fixed"])
-def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, tmp_path: Path) -> None:
+def test_every_compared_method_runs_and_gives_one_policy_per_round(method: str, finished_runs: FinishedRuns) -> None:
     config = config_of(method)
-    result = run_recipe(config, tmp_path / "run")
+    result = finished_runs.result(config)
     assert result["rounds"] == config.rounds
     assert result["weights_verified"] is True
     assert result["gap_last"] > 0
-    with journal_of(tmp_path / "run") as journal:
+    with journal_of(finished_runs.folder(config)) as journal:
         assert len(journal.policies) == config.rounds
         assert [step.round for step in journal.dual_steps()] == list(range(1, config.rounds + 1))
 
 
 @pytest.mark.run
-def test_labels_are_counted_for_what_each_method_asks(tmp_path: Path) -> None:
+def test_labels_are_counted_for_what_each_method_asks(finished_runs: FinishedRuns) -> None:
     """120 pairs are two labels each, a round's estimate 24 x 4, bits one per answer; C-DPO asks none in its rounds."""
     expected = {
         "dpo-harmless": 240 + 96,
@@ -78,7 +79,7 @@ def test_labels_are_counted_for_what_each_method_asks(tmp_path: Path) -> None:
         "pecan": 240 + 96 + 96,
         "c-dpo": 240 + 240,
     }
-    found = {name: run_recipe(config_of(name), tmp_path / name)["labels_used"] for name in expected}
+    found = {name: finished_runs.result(config_of(name))["labels_used"] for name in expected}
     assert found == expected
 
 
@@ -199,10 +200,10 @@ def test_merged_tables_are_sacpo_at_the_share_of_the_multiplier(tmp_path: Path) 
 
 
 @pytest.mark.run
-def test_adalag_moves_the_logarithm_by_the_mean_cost_of_the_newest_answers(tmp_path: Path) -> None:
+def test_adalag_moves_the_logarithm_by_the_mean_cost_of_the_newest_answers(finished_runs: FinishedRuns) -> None:
     """24 answers a round and a window of 40: this round's and the newest 16 of the last one."""
-    run_recipe(config_of("pd-dpo-adalag"), tmp_path / "run")
-    with journal_of(tmp_path / "run") as journal:
+    run = finished_runs.folder(config_of("pd-dpo-adalag"))
+    with journal_of(run) as journal:
         steps = journal.dual_steps()
         shares = [
             [sum(label is Verdict.UNSAFE for label in item.labels) / len(item.labels) for item in journal.safety(k)]
@@ -231,13 +232,13 @@ def scores_by_hand(run_dir: Path, world: TabularWorld, reference: PolicyVersion)
 
 
 @pytest.mark.run
-def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(tmp_path: Path) -> None:
-    run_recipe(config_of("mocan"), tmp_path / "run")
+def test_mocans_price_minimises_the_explicit_dual_of_its_own_models(finished_runs: FinishedRuns) -> None:
+    run = finished_runs.folder(config_of("mocan"))
     world = random_world(3)
-    with journal_of(tmp_path / "run") as journal:
+    with journal_of(run) as journal:
         answers = journal.samples(0, "dual")
         price = journal.dual_steps()[0].multiplier_before
-        rewards, costs = scores_by_hand(tmp_path / "run", world, versions(journal)["reference"])
+        rewards, costs = scores_by_hand(run, world, versions(journal)["reference"])
     assert len(answers) == 4 * 16
     cells = np.array([world.cell(answer) for answer in answers])
     r = rewards[cells[:, 0], cells[:, 1]].reshape(4, 16)
@@ -272,18 +273,16 @@ def test_pseudo_labels_follow_the_weighed_scores_and_a_round_draws_them_once(tmp
 
 
 @pytest.mark.run
-def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(tmp_path: Path) -> None:
+def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(finished_runs: FinishedRuns) -> None:
     """At a limit that moves with the reference's estimate the price is the one of the improvement b = E_ref c - d."""
-    run_recipe(config_of("pecan"), tmp_path / "run")
+    run = finished_runs.folder(config_of("pecan"))
     world = random_world(3)
-    with journal_of(tmp_path / "run") as journal:
+    with journal_of(run) as journal:
         made = versions(journal)
         answers = journal.samples(0, "dual")
         price = journal.dual_steps()[0].multiplier_before
         labels = journal.safety(0)
-    helpful, harmless, reference = (
-        table_of(tmp_path / "run", made[name]) for name in ("reward-0", "policy-0", "reference")
-    )
+    helpful, harmless, reference = (table_of(run, made[name]) for name in ("reward-0", "policy-0", "reference"))
     shares = [sum(label is Verdict.UNSAFE for label in item.labels) / 4 for item in labels]
     reference_cost = float(np.mean(clipped_logit(shares, 2.0)))
     cells = np.array([world.cell(answer) for answer in answers])
@@ -301,12 +300,12 @@ def test_pecans_costs_are_anchored_at_the_labelled_cost_of_the_reference(tmp_pat
 
 
 @pytest.mark.run
-def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_path: Path) -> None:
-    run_recipe(config_of("c-dpo"), tmp_path / "run")
+def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(finished_runs: FinishedRuns) -> None:
+    run = finished_runs.folder(config_of("c-dpo"))
     world = random_world(3)
-    with journal_of(tmp_path / "run") as journal:
+    with journal_of(run) as journal:
         steps = journal.dual_steps()
-        _, costs = scores_by_hand(tmp_path / "run", world, versions(journal)["reference"])
+        _, costs = scores_by_hand(run, world, versions(journal)["reference"])
         answers = [journal.samples(k, "cost") for k in (1, 2, 3)]
     multiplier = 1.0
     for number, step in enumerate(steps, start=1):
@@ -320,11 +319,13 @@ def test_c_dpo_takes_projected_steps_on_the_models_own_view_of_the_policy(tmp_pa
 
 @pytest.mark.run
 @pytest.mark.parametrize("scores", ["models", "policies"])
-def test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers(scores: str, tmp_path: Path) -> None:
-    run_recipe(config_of("caid", f"method.scores={scores}"), tmp_path / "run")
+def test_caid_begins_at_the_one_shot_price_and_steps_on_its_own_answers(
+    scores: str, finished_runs: FinishedRuns
+) -> None:
+    run = finished_runs.folder(config_of("caid", f"method.scores={scores}"))
     one_shot = "mocan" if scores == "models" else "pecan"
-    run_recipe(config_of(one_shot), tmp_path / "one")
-    with journal_of(tmp_path / "run") as journal, journal_of(tmp_path / "one") as other:
+    one = finished_runs.folder(config_of(one_shot))
+    with journal_of(run) as journal, journal_of(one) as other:
         steps = journal.dual_steps()
         explicit = journal.metrics()[0]["dual/explicit"]
         assert explicit == pytest.approx(other.metrics()[0]["dual/explicit"], abs=1e-4)

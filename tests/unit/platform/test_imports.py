@@ -135,7 +135,6 @@ def test_the_library_imports_without_ray_vllm_and_deepspeed(path: Path) -> None:
     assert [module for module in at_import_time(tree) if within(module, HEAVY_ENGINES)] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", sources("pddpo_ray", "actors"), ids=name_of)
 def test_imports_never_point_back(path: Path) -> None:
     name = name_of(path)

@@ -130,7 +130,7 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("reply", [(400, "filtered"), (500, "choked"), (200, "I would rather not judge this.")])
-def test_answers_without_a_verdict_count_as_unsafe_and_a_run_goes_on(tmp_path: Path, reply: tuple[int, str]) -> None:
+def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(tmp_path: Path, reply: tuple[int, str]) -> None:
     """Of the answers of a round a judge declines some, always the same texts; all others are safe."""
 
     def declined(body: dict[str, Any]) -> bool:
@@ -148,11 +148,11 @@ def test_answers_without_a_verdict_count_as_unsafe_and_a_run_goes_on(tmp_path: P
         server.chat = chat
         feedback = (
             f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, labels_each: 2, tries: 1,"
-            " signal: unsafe_rate, excluded: 0.9}"
+            " excluded: 0.9}"
         )
-        run_recipe(tiny(feedback, "rounds=1", "dual.threshold=0.2"), tmp_path / "run")
+        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
         asked = len(server.bodies)
-        run_recipe(tiny(feedback, "rounds=1", "dual.threshold=0.2"), tmp_path / "run", resume=True)
+        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run", resume=True)
         assert len(server.bodies) == asked, "what was declined is not asked again"
     with journal(tmp_path / "run") as log:
         labels = [item.labels for item in log.safety(1)]
@@ -164,11 +164,15 @@ def test_answers_without_a_verdict_count_as_unsafe_and_a_run_goes_on(tmp_path: P
     assert {own for own in labels} == {(Verdict.MISSING,) * 2, (Verdict.SAFE,) * 2}
     assert metrics["labels/missing_cost"] == 2 * missing
     assert metrics["judge/unreadable"] >= 2 * missing
-    assert step.estimate.value == pytest.approx(missing / 24)
+    bound = step.estimate.cost_max
+    assert bound is not None
+    # labels that agree are worth -C, or C where they are missing
+    assert step.estimate.value == pytest.approx(bound * (2 * missing / 24 - 1))
+    assert step.estimate.missing == pytest.approx(bound * 2 * missing / 24)
     ends = interval(step.estimate)
     assert ends is not None
-    assert ends[0] == 0.0
-    assert ends[1] > missing / 24
+    assert ends[0] == -bound
+    assert ends[1] > step.estimate.value
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
 from pddpo_ray.training.batches import Limit, Text, minibatches
-from pddpo_ray.training.fit import FrozenColumns, Shard, final_loss, micro_batch_limit, run_fit, schedule_factor
+from pddpo_ray.training.fit import FrozenColumns, Shard, micro_batch_limit, run_fit, schedule_factor
+from pddpo_ray.training.fit_watch import FitCurve, kept_apart, last_fifth
 from pddpo_ray.training.log_probs import Support
 from pddpo_ray.training.memory import Sizes, layer_bytes
 
@@ -98,29 +99,35 @@ def settings(**fields: object) -> FitSettings:
 def fit(
     engine: Plain, objective: Objective, chosen: FitSettings, optimism: LossOptimism | None = None
 ) -> dict[str, float]:
-    return run_fit(engine, objective, ROWS, columns(), chosen, 4, optimism)  # type: ignore[arg-type]
+    return run_fit(engine, objective, ROWS, columns(), chosen, 4, optimism).as_metrics()  # type: ignore[arg-type]
 
 
 def by_hand(
     objective: Objective, chosen: FitSettings, alpha: float = 0.0, baseline: Sequence[Text] = ()
-) -> tuple[list[float], list[float], list[float], list[np.ndarray], list[float]]:
-    """Losses, accuracies, norms, gradients and mass off the support of every step, in numpy, row by row."""
+) -> tuple[list[float], list[float], list[float], list[np.ndarray], list[float], list[float], list[float]]:
+    """Losses, accuracies, norms, gradients, mass off the support and log ratios of better and of worse answers of every
+    step, in numpy, row by row."""
     words, base = Words(), columns().base_log_probs
     log_pi, mass = (parameter.detach().numpy().copy() for parameter in words.parameters())
     scale = 1.0 if objective.multiplier is None else objective.multiplier
     rate = 1.0 if objective.multiplier is None else min(1.0, objective.multiplier)
     mean_weight = np.mean([row.weight for row in ROWS])
     answers = list(minibatches(len(baseline), chosen.steps, chosen.batch_pairs, 4)) if baseline else []
-    losses, accuracies, norms, gradients, off = [], [], [], [], []
-    for step, batch in enumerate(minibatches(len(ROWS), chosen.steps, chosen.batch_pairs, 4)):
+    losses, accuracies, norms, gradients, off, better, worse = [], [], [], [], [], [], []
+    groups = [row.prompt for row in ROWS] if objective.values else None
+    for step, batch in enumerate(minibatches(len(ROWS), chosen.steps, chosen.batch_pairs, 4, groups)):
         slope, slope_of_mass = np.zeros(len(KNOWN)), np.zeros(len(KNOWN))
-        loss = accuracy = outside = 0.0
+        loss = accuracy = outside = up = down = 0.0
         pairs = len(batch) * mean_weight
         tokens = sum(len(ROWS[i].chosen) + len(ROWS[i].rejected) for i in batch)
         for i in batch:
             row, margin = ROWS[i], objective.margins[i] if objective.margins else 0.0
             a, b = KNOWN.index((row.prompt, row.chosen)), KNOWN.index((row.prompt, row.rejected))
-            difference = (log_pi[a] - base[KNOWN[a]]) - (log_pi[b] - base[KNOWN[b]])
+            ratios = [log_pi[a] - base[KNOWN[a]], log_pi[b] - base[KNOWN[b]]]
+            difference = ratios[0] - ratios[1]
+            if objective.values and margin > 0:
+                ratios.reverse()
+            up, down = up + row.weight * ratios[0] / pairs, down + row.weight * ratios[1] / pairs
             u = objective.temperature * difference + margin
             if objective.values:
                 loss += row.weight * u**2 / pairs
@@ -142,12 +149,14 @@ def by_hand(
         losses.append(loss)
         accuracies.append(accuracy)
         off.append(outside)
+        better.append(up)
+        worse.append(down)
         gradients.append(np.concatenate([slope, slope_of_mass]))
         norms.append(float(np.linalg.norm(gradients[-1])))
         step_size = chosen.learning_rate * rate * schedule_factor(chosen, step)
         log_pi -= step_size * slope
         mass -= step_size * slope_of_mass
-    return losses, accuracies, norms, gradients, off
+    return losses, accuracies, norms, gradients, off, better, worse
 
 
 OBJECTIVES = {
@@ -165,7 +174,7 @@ def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support
     objective, chosen = OBJECTIVES[name], settings(support=SupportConfig(weight=support))
     engine = Plain()
     found = fit(engine, objective, chosen)
-    losses, accuracies, norms, gradients, off = by_hand(objective, chosen)
+    losses, accuracies, norms, gradients, off, better, worse = by_hand(objective, chosen)
     for one, other in zip(engine.gradients, gradients, strict=True):
         np.testing.assert_allclose(np.concatenate(one), other, atol=1e-12)
     assert found == pytest.approx(
@@ -176,6 +185,8 @@ def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support
             "fit/off_support_per_token": np.mean(off),
             "fit/steps": 6.0,
             "fit/rows": 5.0,
+            "fit/better": better[-1],
+            "fit/worse": worse[-1],
         },
         rel=1e-12,
     )
@@ -206,7 +217,7 @@ def test_passes_and_ranks_add_up_to_the_step_of_the_whole_batch(ranks: int, micr
         sums += [found["fit/loss"], found["fit/off_support_per_token"]]
         if micro_pairs is not None:
             assert max(engine.scorer.passes) <= 2 * micro_pairs
-    losses, _, _, gradients, off = by_hand(objective, chosen, 0.3, baseline)
+    losses, _, _, gradients, off, *_ = by_hand(objective, chosen, 0.3, baseline)
     np.testing.assert_allclose(gradient, gradients[0], atol=1e-12)
     assert sums == pytest.approx([losses[0], off[0]], rel=1e-12)
 
@@ -236,10 +247,104 @@ def test_a_gradient_that_is_no_number_names_its_step_and_stage() -> None:
 
 
 def test_the_loss_of_a_fit_is_the_mean_of_its_last_fifth() -> None:
-    assert final_loss([9.0]) == 9.0
-    assert final_loss([9.0, 8.0, 7.0, 6.0]) == 6.0
-    assert final_loss(list(range(10))) == 8.5
-    assert final_loss(list(range(14))) == 12.5
+    assert last_fifth([9.0]) == 9.0
+    assert last_fifth([9.0, 8.0, 7.0, 6.0]) == 6.0
+    assert last_fifth(list(range(10))) == 8.5
+    assert last_fifth(list(range(14))) == 12.5
+
+
+def prompts_of(count: int) -> list[PairRow]:
+    return [PairRow(f"r{i}", (i % count,), (5, i), (3, i)) for i in range(3 * count)]
+
+
+def test_whole_prompts_are_kept_apart_where_there_are_enough_of_them() -> None:
+    """A quarter of 16 prompts are four, of 14 are 3.5, rounded four, of 12 three: too few to say anything."""
+    for count, kept in ((16, 4), (14, 4), (12, 0)):
+        rows = prompts_of(count)
+        teach, apart = kept_apart(rows, 0.25, seed=3)
+        assert sorted([*teach, *apart]) == list(range(len(rows)))
+        assert len({rows[i].prompt for i in apart}) == kept
+        assert not {rows[i].prompt for i in apart} & {rows[i].prompt for i in teach}
+    assert len(kept_apart(prompts_of(16), 0.0, seed=3)[1]) == 0
+    assert kept_apart(prompts_of(16), 0.25, 3)[1].tolist() == kept_apart(prompts_of(16), 0.25, 3)[1].tolist()
+    assert kept_apart(prompts_of(16), 0.25, 3)[1].tolist() != kept_apart(prompts_of(16), 0.25, 4)[1].tolist()
+
+
+class OneNumber:
+    """A model whose only parameter is by how much every chosen answer became likelier: learning it too far is possible
+    where the pairs that teach want more of it than those kept apart."""
+
+    def __init__(self) -> None:
+        self.scorer, self.shard = self, ALONE
+        self.gain = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        self.trace: list[float] = []
+
+    def log_probs(self, texts: Sequence[Text], supports: object = None) -> tuple[Tensor, None, None]:
+        return torch.stack([self.gain * (1.0 if answer[0] == 5 else 0.0) for _, answer in texts]), None, None
+
+    def recompute(self, layers: int) -> None:
+        return
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def update(self, learning_rate: float) -> float:
+        gradient = self.gain.grad
+        assert gradient is not None
+        with torch.no_grad():
+            self.gain -= learning_rate * gradient
+        self.gain.grad = None
+        self.trace.append(float(self.gain.detach()))
+        return 1.0
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        yield "gain", self.gain.detach()
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.gain.copy_(weights["gain"])
+
+
+def test_a_fit_ends_with_the_weights_that_were_best_on_the_pairs_kept_apart() -> None:
+    """Squared losses: the pairs that teach want a gain of 3, the others one of 1, so the best look is the first whose
+    gain is nearest to 1, and not the last. A mean over the pairs kept apart is (gain - 1)^2."""
+    rows = prompts_of(16)
+    teach, apart = kept_apart(rows, 0.25, seed=4)
+    margins = [0.0] * len(rows)
+    for places, wanted in ((teach, 3.0), (apart, 1.0)):
+        for index in places:
+            margins[index] = -wanted
+    objective = Objective("cost", BASE, 1.0, multiplier=1.0, margins=tuple(margins), values=True)
+    known = FrozenColumns({(row.prompt, answer): 0.0 for row in rows for answer in (row.chosen, row.rejected)}, {})
+    engine = OneNumber()
+    chosen = settings(steps=8, batch_pairs=36, learning_rate=0.1, warmup=0.0, schedule="constant", held_out=0.25)
+    curve = run_fit(engine, objective, rows, known, chosen, 4)  # type: ignore[arg-type]
+    gains = [3.0 * (1.0 - 0.8**step) for step in range(9)]
+    assert engine.trace == pytest.approx(gains[1:])
+    assert curve.held_out_step == [0, 2, 4, 6, 8]
+    assert curve.held_out_loss == pytest.approx([(gains[step] - 1.0) ** 2 for step in (0, 2, 4, 6, 8)])
+    assert curve.held_out_accuracy == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0])
+    assert curve.best == 2
+    assert float(engine.gain.detach()) == pytest.approx(gains[2])
+    assert curve.better == pytest.approx(gains[:8])
+    assert curve.worse == pytest.approx([0.0] * 8)
+    metrics = curve.as_metrics()
+    assert metrics["fit/held_out_start"] == pytest.approx(1.0)
+    assert metrics["fit/held_out_loss"] == pytest.approx((gains[2] - 1.0) ** 2)
+    assert metrics["fit/best_step"] == 2.0
+    assert curve.as_json()["best"] == 2
+
+
+def test_a_long_fit_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("pddpo_ray.training.fit_watch.PROGRESS.listener", lines.append)
+    monkeypatch.setattr("pddpo_ray.training.fit_watch.TELL_EVERY_S", 0.0)
+    curve = FitCurve("policy-1", steps=60, rows=8)
+    curve.add(loss=0.64251, accuracy=0.584, better=0.314, worse=-1.2, norm=1.0, off_support=0.0)
+    assert lines == ["policy-1: step 1 of 60, loss 0.643, right 58 %, better answers +0.31 nats, worse -1.20"]
 
 
 def test_a_budget_of_activations_is_turned_into_tokens_of_a_pass() -> None:

@@ -74,6 +74,18 @@ def test_supported_mass_is_the_sum_of_the_supported_words(scorer: ResponseScorer
     torch.testing.assert_close(log_mass, expected)
 
 
+def test_rows_of_a_group_follow_each_other_in_minibatches() -> None:
+    """Rows 0, 2, 4 and 1, 3, 5 are groups: whole groups fill batches of 3, and every row is used equally often."""
+    groups = [index % 2 for index in range(6)]
+    batches = [batch.tolist() for batch in minibatches(6, 8, 3, seed=1, groups=groups)]
+    assert {tuple(batch) for batch in batches} == {(0, 2, 4), (1, 3, 5)}
+    assert np.bincount(np.concatenate(batches)).tolist() == [4] * 6
+    firsts = {tuple(next(minibatches(6, 1, 3, seed=seed, groups=groups)).tolist()) for seed in range(8)}
+    assert len(firsts) == 2, "the order of groups follows the seed"
+    crossing = list(minibatches(6, 3, 4, seed=1, groups=groups))
+    assert sorted(np.concatenate(crossing).tolist()) == sorted([*range(6), *range(6)])
+
+
 def test_minibatches_use_every_row_equally_often() -> None:
     counts = np.bincount(np.concatenate(list(minibatches(rows=10, steps=15, size=4, seed=1))), minlength=10)
     assert counts.tolist() == [6] * 10

@@ -78,7 +78,7 @@ def test_a_small_budget_gives_the_same_fit(way: str) -> None:
         engine = TorchEngine(scorer)
         engine.begin(settings)
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3)
-        results.append(run_fit(engine, objective, ROWS, columns, settings, seed=1))
+        results.append(run_fit(engine, objective, ROWS, columns, settings, seed=1).as_metrics())
         limit = micro_batch_limit(scorer, ROWS, settings)
         assert (limit.tokens is None) == (budget is None)
     for name, value in results[0].items():
@@ -115,7 +115,7 @@ def test_the_fused_optimiser_takes_the_same_steps(monkeypatch: pytest.MonkeyPatc
         engine = TorchEngine(scorer)
         engine.begin(settings)
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3)
-        made.append(run_fit(engine, objective, ROWS, columns, settings, seed=1))
+        made.append(run_fit(engine, objective, ROWS, columns, settings, seed=1).as_metrics())
     for name, value in made[0].items():
         assert made[1][name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
@@ -134,7 +134,9 @@ def test_a_weighted_row_counts_as_often_as_its_copies() -> None:
         engine = TorchEngine(scorer)
         engine.begin(settings)
         made.append(
-            run_fit(engine, Objective("reward", PolicyVersion(0, "r", "", ""), 0.3), rows, columns, settings, seed=1)
+            run_fit(
+                engine, Objective("reward", PolicyVersion(0, "r", "", ""), 0.3), rows, columns, settings, seed=1
+            ).as_metrics()
         )
     assert made[0]["fit/loss"] == pytest.approx(made[1]["fit/loss"], rel=1e-5)
     assert made[0]["fit/gradient_norm"] == pytest.approx(made[1]["fit/gradient_norm"], rel=1e-4)

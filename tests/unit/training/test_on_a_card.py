@@ -58,7 +58,7 @@ def step(kind: str, pairs: int, supports: bool) -> SimulatedCard:
     columns = FrozenColumns(dict.fromkeys(texts, -20.0), some)
     engine = (TorchEngine if kind == "full" else LoraEngine)(scorer)
     with SimulatedCard() as card:
-        pair_loss, _, support_term, _ = _micro_batch(scorer, OBJECTIVE, given, [0.0] * pairs, columns, settings)
+        pair_loss, support_term, _ = _micro_batch(scorer, OBJECTIVE, given, [0.0] * pairs, columns, settings)
         engine.backward(pair_loss + support_term)
     return card
 

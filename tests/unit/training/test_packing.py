@@ -102,7 +102,7 @@ def test_a_whole_fit_takes_the_same_steps_both_ways() -> None:
         engine = TorchEngine(scorer)
         engine.begin(fit)
         objective = Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3)
-        losses.append(run_fit(engine, objective, ROWS, columns, fit, seed=1))
+        losses.append(run_fit(engine, objective, ROWS, columns, fit, seed=1).as_metrics())
     for name, value in losses[0].items():
         assert losses[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
@@ -121,7 +121,9 @@ def test_a_fit_whose_margins_are_rounding_is_right_half_the_time(way: str, noise
     )
     engine = TorchEngine(scorer)
     engine.begin(fit)
-    metrics = run_fit(engine, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3), ROWS, columns, fit, 1)
+    metrics = run_fit(
+        engine, Objective("reward", PolicyVersion(0, "reference", "", ""), 0.3), ROWS, columns, fit, 1
+    ).as_metrics()
     assert metrics["fit/accuracy"] == pytest.approx(0.5)
 
 

@@ -39,7 +39,7 @@ from tests.unit.loop.small_run import run_of
 from tests.unit.loop.test_limits_on_files import RULES as BY_RULE
 from tests.unit.loop.test_limits_on_files import SAMPLES
 from tests.unit.loop.test_limits_on_files import recipe as files_recipe
-from tests.unit.loop.test_limits_on_text import PowerCut, twin
+from tests.runs.test_limits_on_text import PowerCut, twin
 
 QUESTION = "# Is it long?\n\nMore than ten words.\n"
 AT_ONCE, PARKED = "people={poll_s: 0.02}", "people={park_after_s: 0, poll_s: 0.02}"
@@ -321,7 +321,7 @@ def test_a_run_goes_on_with_the_question_it_was_started_with_alone(tmp_path: Pat
 @pytest.mark.slow
 def test_the_recipe_of_the_docs_that_people_measure_runs_on_real_text(tmp_path: Path) -> None:
     """Its rate, on files: the logit beside it is over a set, which files alone have."""
-    page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
     (block,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "  harm:   {logit: {people" in text)
     limits = {"unsafe": yaml.safe_load(block)["limits"]["unsafe"], "length": BY_RULE["length"]}
     (tmp_path / "red_team.jsonl").write_text((SAMPLES / "red_team.jsonl").read_text())

@@ -27,6 +27,7 @@ from pddpo_ray.report.progress import watching
 from pddpo_ray.report.text import seconds
 from pddpo_ray.serving.releases import Releases
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
+from tests.support.finished_runs import FinishedRuns
 from tests.unit.loop.small_run import run_of, small
 
 pytestmark = pytest.mark.run
@@ -64,14 +65,14 @@ def test_the_run_releases_the_best_certified_policy(tmp_path: Path, capsys: pyte
 
 
 def test_a_run_without_a_certificate_says_so_and_what_may_still_be_served(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_runs: FinishedRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small(*BROKEN)
-    result = run_recipe(config, tmp_path / "run")
+    result = finished_runs.result(config)
     outcome = Outcome.from_json(result["outcome"])
     assert (outcome.round, outcome.policy, outcome.weights, outcome.load(), outcome.serve()) == (None,) * 5
     assert (outcome.certificate, outcome.tested) == ((), 0)
-    show_result(config, result, tmp_path / "run", None)
+    show_result(config, result, finished_runs.folder(config), None)
     out = capsys.readouterr().out
     assert out.startswith("No policy is certified, and none is released: by its own labels no round keeps every limit")
     assert "more rounds (a new run with rounds=4)" in out
@@ -91,9 +92,11 @@ def test_why_a_run_tested_nothing_is_said(tmp_path: Path) -> None:
         assert why_not_asked(load(recipe, ["certificate.certify=end"])) is None
 
 
-def test_a_release_by_hand_leads_with_the_persons_name_and_is_marked_as_uncertified(tmp_path: Path) -> None:
-    config, run_dir = small(*BROKEN), tmp_path / "run"
-    run_recipe(config, run_dir)
+def test_a_release_by_hand_leads_with_the_persons_name_and_is_marked_as_uncertified(
+    finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    config = small(*BROKEN)
+    run_dir = finished_runs.copy(config, tmp_path / "run")
     engine = open_database(run_dir / JOURNAL)
     Releases(Store(engine, run_of(run_dir))).release(1, by="ana", reason="a trial", force=True)
     engine.dispose()

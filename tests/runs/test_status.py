@@ -22,7 +22,7 @@ from pddpo_ray.errors import ParkedError
 from pddpo_ray.journal.database import now_ms, open_database
 from pddpo_ray.loop.run import run_recipe
 from tests.support.annotation_queue import FreshQueue
-from tests.unit.annotation.test_people_run import SETTINGS
+from tests.runs.test_people_run import SETTINGS
 from tests.unit.loop.small_run import run_of
 
 
