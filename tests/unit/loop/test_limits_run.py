@@ -343,8 +343,8 @@ def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> 
     assert result["g_last"] + 0.3 == pytest.approx(true, abs=1e-9)
     assert result["outcome"]["limits"][0]["kind"] == "rate"
     text = Page.of(build_report(tmp_path / "run")).text
-    assert "the limit is at most 30 %" in text
-    assert f"it has {100 * true:.3g} % and" in text
+    assert "cost: at most 30 %" in text
+    assert f"{100 * true:.3g} %" in text
 
 
 # --- what people see ------------------------------------------------------------------------------------------------
