@@ -234,7 +234,7 @@ def _reward(value: Any) -> float | None:
 
 def _mark(text: str) -> str:
     """Tells equal texts apart from others, without keeping them."""
-    return hashlib.sha256(text.strip().encode()).hexdigest()[:16]
+    return hashlib.sha256(text.strip().encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _joined(parts: Iterable[Sequence[Any]]) -> list[Any]:

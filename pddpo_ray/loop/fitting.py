@@ -53,6 +53,8 @@ MOVED_LITTLE = 0.05
 """Share of the policy's numbers that a fit should change at least, as they are published; below, a warning."""
 DISPLACED = 1.0
 """Nats by which both sides of a fit's pairs may fall, on average over pairs, before it is said."""
+OVERSHOT = 2.0
+"""How many times its first step's loss a fit may end with before it is said."""
 CARRY_MAX = 2.0
 """Largest factor on the carried cost part, so that a multiplier that rises from almost 0 does not blow it up."""
 
@@ -357,6 +359,13 @@ def _warn(command: FitCommand, metrics: Mapping[str, float]) -> None:
             " texts are in no pair. Lower the %s stage's learning_rate or epochs in trainer, or give it more prompts"
             " with fewer pairs each",
             *(result, -better, -worse, stage),
+        )
+    first, last = metrics.get("fit/loss_at_start", math.inf), metrics.get("fit/loss", 0.0)
+    if last > OVERSHOT * first:
+        logger.warning(
+            "%s: the %s stage ended with a loss of %.3g and began with %.3g: its steps overshoot. Lower its"
+            " learning_rate in trainer",
+            *(result, stage, last, first),
         )
     start, end = metrics.get("fit/held_out_start"), metrics.get("fit/held_out_loss")
     if start is not None and end is not None and end >= start:

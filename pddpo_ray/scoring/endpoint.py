@@ -222,7 +222,7 @@ class ChatEndpoint:
         if self._silence.heard:  # perhaps since this was sent
             return self._fields if self._fields != fields else None
         for name, called in OTHERWISE.items():
-            if fields[name] == name and re.search(rf"\b{name}\b", outcome.text):
+            if fields[name] == name and re.search(rf"\b{name}\b", outcome.text, re.IGNORECASE):
                 return {**fields, name: called}
         return None
 

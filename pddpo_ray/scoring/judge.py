@@ -244,5 +244,5 @@ def turned(verdict: Verdict) -> Verdict:
 
 
 def _seed(seed: int, *parts: str) -> int:
-    digest = hashlib.sha256("\n".join([str(seed), *parts]).encode()).digest()
+    digest = hashlib.sha256("\n".join([str(seed), *parts]).encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:4], "little") >> 1

@@ -10,7 +10,7 @@ import numpy as np
 def seed_of(*parts: int | str) -> int:
     """A seed in [0, 2^63) that follows from its parts alone, e.g. (run seed, round, purpose, index)."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "little") >> 1
 
 
 def generator(*parts: int | str) -> np.random.Generator:
@@ -20,5 +20,5 @@ def generator(*parts: int | str) -> np.random.Generator:
 
 def generator_of(seed: int, *names: str) -> np.random.Generator:
     """A random generator that follows from a seed and names alone, such as the id of what is drawn for."""
-    digest = hashlib.sha256("\n".join(names).encode()).digest()
+    digest = hashlib.sha256("\n".join(names).encode(errors="surrogatepass")).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

@@ -101,6 +101,7 @@ class FitCurve:
         steps; the accuracy over all of them; the looks at the pairs kept apart."""
         metrics = {
             "fit/loss": last_fifth(self.loss),
+            "fit/loss_at_start": self.loss[0],
             "fit/accuracy": float(np.mean(self.accuracy)),
             "fit/better": last_fifth(self.better),
             "fit/worse": last_fifth(self.worse),

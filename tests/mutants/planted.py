@@ -94,7 +94,6 @@ PLANTED = (
         "pddpo_ray/loop/releasing settle",
         'if kept.state == "certified":',
         'if kept.state != "undecided":',
-        "runs/test_outcome",
         "runs/test_certify",
     ),
     fault(
@@ -109,8 +108,7 @@ PLANTED = (
         "pddpo_ray/rollout/delivery_check check_canaries",
         "if not difference <= tolerance:",
         "if difference > 1e9:",
-        "unit/loop/test_controllers",
-        "unit/loop/test_transformers_engine",
+        "unit/loop/test_delivery_check",
     ),
     fault(
         "a key is taken without its scope",

@@ -17,13 +17,17 @@ from pddpo_ray.cli.main import main
 from pddpo_ray.config import load
 from pddpo_ray.errors import DecisionNeeded, UserError
 from pddpo_ray.journal.identity import open_folder
+from pddpo_ray.journal.transactions import Store
 from pddpo_ray.loop.beginning import take_new_identity
 from pddpo_ray.loop.certificate_file import FILE, certificate_of, sentences, verified, write_certificate
 from pddpo_ray.loop.certificate_groups import group_bounds
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import Entry, read_ledger
+from pddpo_ray.loop.releasing import certify_and_release
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.report.build import build_report
+from pddpo_ray.serving.certified import read_certified
+from pddpo_ray.serving.releases import Releases
 from pddpo_ray.theory.certificate import first_certified, upper_bound
 from pddpo_ray.theory.levels import Allocation
 from pddpo_ray.theory.measured_draws import bias_bound, logit_draws
@@ -95,6 +99,17 @@ def test_the_three_ends_have_their_sentence_and_their_exit_code(run: Path, capsy
         assert out.startswith(said)
     (entry,) = ledger(run)
     assert (entry.candidate.number, entry.candidate.limits[0].level) == (1, Allocation().level(0.05, 1))
+
+
+def test_a_policy_that_was_shown_to_break_its_limit_is_not_released(tmp_path: Path) -> None:
+    """Two small rounds come nowhere near 20 %."""
+    config = small(*RATE[:2], "dual.threshold=0.2", "certificate.certify=never")
+    run_recipe(config, tmp_path / "run")
+    entry, _ = certify_and_release(config, tmp_path / "run", "last", {}, MANY)
+    assert entry.state == "rejected"
+    with open_folder(tmp_path / "run") as journal:
+        assert read_certified(journal) == []
+        assert Releases(Store(journal.engine, journal.run_id)).history() == []
 
 
 def test_a_tested_policy_answers_for_other_bounds_and_spends_nothing(run: Path) -> None:

@@ -103,3 +103,15 @@ def test_stop_ends_a_waiting_rank() -> None:
         assert await waiting == (STOP, None)
 
     run(script())
+
+
+def test_lines_of_a_rank_are_handed_on_once_and_in_order() -> None:
+    async def script() -> None:
+        mailbox = await group()
+        assert await mailbox.said() == []
+        await mailbox.say("policy-1: step 1 of 6")
+        await mailbox.say("policy-1: step 4 of 6")
+        assert await mailbox.said() == ["policy-1: step 1 of 6", "policy-1: step 4 of 6"]
+        assert await mailbox.said() == []
+
+    run(script())

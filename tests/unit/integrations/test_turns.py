@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.integrations import openrlhf
 from pddpo_ray.integrations.trl import LimitedRewards, LimitedScore
 from pddpo_ray.integrations.turns import answer_text, prompt_text
 
@@ -54,6 +55,16 @@ def test_trl_measures_the_models_words_alone(completion: Any) -> None:
     (cost,) = LimitedRewards(WORDS).reward_funcs
     question = [[{"role": "user", "content": "When?"}]]
     assert cost(question, [completion], log_metric=lambda *told: None) == [-2.0]
+
+
+def test_an_async_function_is_refused_at_load() -> None:
+    async def slow(*told: Any, **more: Any) -> list[float]:
+        return [0.0]
+
+    with pytest.raises(UserError, match="the helpful function is `async`"):
+        LimitedScore(slow, WORDS)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the helpful function is `async`"):
+        openrlhf.limited(slow, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -304,3 +304,29 @@ def test_duplicates_are_merged_where_the_recipe_says_so(journal: Journal) -> Non
     plan = FitPlan(TrainerConfig(merge_duplicates=True))
     controller(journal, backend, plan).fit(reward_objective(REFERENCE, 0.1), ROWS)
     assert [row.weight for row in backend.commands[0].rows] == [3.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"fit/better": -1.5, "fit/worse": -4.25}, "became less likely, by 1.5 and 4.2 nats (likelihood displacement)"),
+        ({"fit/better": -0.5, "fit/worse": -4.25}, None),
+        ({"fit/better": 1.5, "fit/worse": -9.0}, None),
+        ({"fit/loss_at_start": 0.02, "fit/loss": 0.27}, "with a loss of 0.27 and began with 0.02: its steps overshoot"),
+        ({"fit/loss_at_start": 0.2, "fit/loss": 0.39}, None),
+        ({"fit/held_out_start": 0.693, "fit/held_out_loss": 0.7}, "learned nothing that holds on prompts"),
+        ({"fit/held_out_start": 0.693, "fit/held_out_loss": 0.6}, None),
+    ],
+)
+def test_a_doubtful_fit_is_said(
+    metrics: dict[str, float], said: str | None, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Doubtful(Noting):
+        def execute(self, command: FitCommand) -> FitResult:
+            return replace(super().execute(command), metrics=metrics)
+
+    trainer = controller(journal, Doubtful())
+    for _ in journal.rounds(1):
+        trainer.fit(reward_objective(REFERENCE, 0.1), ROWS)
+    assert len(caplog.messages) == (said is not None)
+    assert said is None or (said in caplog.text and caplog.messages[0].startswith("reward-1: "))

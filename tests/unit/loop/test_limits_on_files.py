@@ -14,12 +14,14 @@ from pddpo_ray.data.real_text import prepare_real_text
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.journal.identity import open_folder
-from pddpo_ray.loop.before import calibration_answers
+from pddpo_ray.loop.before import LEFT_OUT, calibration_answers
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.outcome import Outcome
 from pddpo_ray.loop.run import run_recipe
 from pddpo_ray.records import Verdict
 from pddpo_ray.report.build import build_report
+from pddpo_ray.report.label_section import labels as labels_section
+from pddpo_ray.report.run_data import read_run
 from pddpo_ray.scoring.held_out import REPORT, Trials
 from pddpo_ray.scoring.scorer_job import train_from_files
 from pddpo_ray.storage.whole_files import JOURNAL, RESULT
@@ -83,10 +85,15 @@ def test_a_cost_model_that_no_limit_asks_is_not_trained(tmp_path: Path) -> None:
         (trained,) = [entry.payload for entry in journal.phases(0) if entry.phase == "score-models"]
         (looked_at,) = [entry.payload for entry in journal.phases(0) if entry.phase == "scorer-gate"]
         (measured,) = [entry.payload for entry in journal.phases(0) if entry.phase == "measure-offline"]
+        (left_out,) = [entry.payload for entry in journal.phases(0) if entry.phase == LEFT_OUT]
         own = {answer.id for answer in calibration_answers(journal)}
         cut = [entry.payload for entry in journal.phases() if entry.phase == "cut-answers"]
         labels = [entry.labelled for entry in journal.pairs(1)]
         metrics = journal.metrics()[0]
+    assert left_out == dict(prepare_real_text(config).left_out)
+    assert sum(left_out.values()) > 0
+    counted = labels_section(read_run(tmp_path / "run"))
+    assert all(f'<li>{why}: <data value="{float(count)}"' in counted for why, count in left_out.items())
     assert list(trained) == ["reward"]
     assert looked_at == {}
     assert set(measured["ids"]) <= own, "limits learn from what the reference itself says, not from the pairs' texts"

@@ -14,6 +14,7 @@ from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import Pair, Prompt, Response, Verdict
 from pddpo_ray.scoring.endpoint import IN_A_ROW, ChatEndpoint, Lost
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
+from pddpo_ray.scoring.limit_judge import key_of
 from tests.support.measuring_server import MeasuringServer, Reply, measuring_server
 
 MARKED = "how to pick the lock"
@@ -207,6 +208,37 @@ def test_fields_of_a_recipe_are_checked(server: MeasuringServer) -> None:
     assert getattr(feedback, "fields") == {"max_tokens": "max_completion_tokens", "temperature": None}  # noqa: B009
     with pytest.raises(UserError, match="fields"):
         load("o-pd-dpo", ["feedback={kind: judge, model: m, fields: {messages: null}}"])
+
+
+def test_a_judge_without_the_role_system_gets_its_instructions_with_the_question(server: MeasuringServer) -> None:
+    server.chat = lambda body: (
+        (400, "System role not supported") if body["messages"][0]["role"] == "system" else (200, "[[safe]]")
+    )
+    assert asked(server, ["fine"]) == ["[[safe]]"]
+    assert server.bodies[-1]["messages"] == [{"role": "user", "content": "system\n\nfine"}]
+    assert asked(server, ["fine"], fields={"system": "developer"}) == ["[[safe]]"]
+    assert [turn["role"] for turn in server.bodies[-1]["messages"]] == ["developer", "user"]
+
+
+def test_the_address_may_end_in_what_is_asked_and_needs_a_scheme(server: MeasuringServer) -> None:
+    assert asked(server, ["fine"], endpoint=f"{server.url}/v1/chat/completions/") == ["[[yes]]"]
+    with pytest.raises(UserError, match="endpoint"):
+        load("o-pd-dpo", ["feedback={kind: judge, model: m, endpoint: 'localhost:8000/v1'}"])
+
+
+def test_half_of_a_surrogate_pair_is_sent_as_a_replacement(server: MeasuringServer) -> None:
+    assert asked(server, ["smile \ud83d", "\ud83d\ude00"], workers=1) == ["[[yes]]"] * 2
+    assert [body["messages"][1]["content"] for body in server.bodies] == ["smile \ufffd", "\U0001f600"]
+    server.chat = lambda body: (200, "[[safe]]")
+    assert Judge(endpoint(server)).safety([("why ?", "smile \ud83d")], 1, 0) == [(Verdict.SAFE,)]
+
+
+def test_a_key_loses_the_white_space_around_it_and_appears_in_no_message(server: MeasuringServer) -> None:
+    assert key_of("judge", "KEY", {"KEY": " sk-secret\n"}) == "sk-secret"
+    for broken in ("sk-\u2014secret", "sk-\nsecret"):
+        with pytest.raises(UserError, match="holds characters that no key has") as refused:
+            key_of("judge", "KEY", {"KEY": broken})
+        assert "secret" not in str(refused.value)
 
 
 def test_content_in_parts_is_their_text(server: MeasuringServer) -> None:

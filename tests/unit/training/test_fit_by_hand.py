@@ -180,6 +180,7 @@ def test_every_step_of_a_fit_is_that_of_the_sum_over_its_rows(name: str, support
     assert found == pytest.approx(
         {
             "fit/loss": losses[-1],
+            "fit/loss_at_start": losses[0],
             "fit/accuracy": np.mean(accuracies),
             "fit/gradient_norm": np.mean(norms),
             "fit/off_support_per_token": np.mean(off),
