@@ -23,7 +23,7 @@ def table(results: list[dict[str, Any]]) -> str:
     """A row for every step of `make gpu` and for what else was run, a column for every card."""
     said = [{row["step"]: _words(row) for row in result["rows"]} for result in results]
     names = list(dict.fromkeys([*steps(Hardware(1), Path(), "MODEL"), *(name for column in said for name in column)]))
-    heads = [f"{result['card']}, {result['date']}; {result['software']}" for result in results] or ["no card"]
+    heads = [f"`{result['card']}`, {result['date']}; `{result['software']}`" for result in results] or ["no card"]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name in names:
         cells = [column.get(name, NEVER) for column in said] or [NEVER]

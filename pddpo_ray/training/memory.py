@@ -80,18 +80,20 @@ def memory_need(
 
     bfloat16 training keeps a float32 copy of what is trained, and without ZeRO float32 gradients. ZeRO divides by the
     number of ranks the optimiser (stage 1), also the gradients (2), also the weights (3). Logits exist in chunks for
-    all but very small models.
+    all but very small models and ZeRO-3; the gradient of a trained head is summed in float32 over the chunks.
     """
     optimizer = trained * (8.0 + (4.0 if sizes.width == 2 else 0.0))
     activations = layer_bytes(tokens, sizes)
     if activation_budget is not None:
         smallest = layer_bytes(tokens, sizes, sizes.layers)
         activations = min(activations, max(activation_budget, min(smallest, activations)))
-    rows = tokens if parameters < PACKED_FROM else min(tokens, chunk_rows(vocabulary, device))
+    chunked = parameters >= PACKED_FROM and stage < 3
+    rows = min(tokens, chunk_rows(vocabulary, device)) if chunked else tokens
+    sums = (4.0 + sizes.width) * vocabulary * sizes.input / sizes.width if chunked and trained == parameters else 0.0
     return {
         "weights": parameters * sizes.width / (ranks if stage == 3 else 1),
         "gradients": trained * (sizes.width if stage else 4.0) / (ranks if stage >= 2 else 1),
         "optimizer": optimizer / (ranks if stage >= 1 else 1),
         "activations": activations,
-        "head": HEAD_BYTES * vocabulary * rows,
+        "head": HEAD_BYTES * vocabulary * rows + sums,
     }

@@ -21,8 +21,6 @@ from pddpo_ray.training.lora import add_adapters
 from pddpo_ray.training.memory import Sizes
 from pddpo_ray.training.packing import can_pack
 
-DEPTHS = (1, 2)
-
 
 @cache
 def sizes_of_shape(architecture: str, dtype: str, adapter_rank: int | None, prompt: int, answer: int) -> Sizes:

@@ -35,7 +35,9 @@ def script(trainer: str) -> dict[str, Any]:
 
 
 def test_the_file_for_verl_scores_an_answer(folder: Path) -> None:
-    found = script("verl")["compute_score"]("pans", "soak it in 4 litres", "4", {"index": 0, "split": "train"})
+    found = script("verl")["compute_score"](
+        "pans", "soak it in 4 litres", "4", {"index": 0, "split": "train", "question": "How?"}
+    )
     assert (found["score"], found["limit/length"]) == (1.0, 5.0)
     assert (folder / "out" / "limits.jsonl").is_file()
 

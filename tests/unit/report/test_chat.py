@@ -37,6 +37,7 @@ def chat(run: ServedRun, *options: str, typed: str = "") -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_one_answer_follows_from_its_seed_and_is_the_policys(run: ServedRun) -> None:
     asked = ("--prompt", f"{HOSTILE_WORDS[4]} {HOSTILE_WORDS[5]}")
     answer = chat(run, *asked).stdout

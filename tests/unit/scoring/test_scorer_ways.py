@@ -187,6 +187,7 @@ def test_a_decay_at_the_end_of_the_grid_is_looked_for_beyond_it(best: int, tried
     assert len(asked) == len(set(asked)) == tried
 
 
+@pytest.mark.run
 def test_a_head_is_fitted_without_a_look_at_its_rows_in_every_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def arrived(spans: Collector, count: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_request_is_a_span_that_continues_the_clients_trace(tmp_path: Path) -> None:
     with collector() as spans:
         caller = Caller(tmp_path, traces=spans.url)

@@ -30,6 +30,8 @@ from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import PreparedTextWorld
 from tests.support.exported_text_world import Exported, export_to
 
+pytestmark = pytest.mark.run
+
 TOKEN = "a token of this test"
 
 

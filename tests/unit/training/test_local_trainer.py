@@ -259,6 +259,7 @@ class Alive:
         self.bytes -= size
 
 
+@pytest.mark.run
 def test_a_carried_start_holds_a_few_tensors_at_a_time_and_a_fit_copies_its_weights_once(
     trainer: LocalTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from pddpo_ray.worlds.labels_by_text import LabelsByText
 from pddpo_ray.worlds.prepared_text import prepare_text_world
 from tests.support.exported_text_world import Exported, export_to
 
+pytestmark = pytest.mark.run
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Exported:

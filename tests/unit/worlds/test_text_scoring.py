@@ -23,6 +23,7 @@ from pddpo_ray.worlds.text_family import drawn_grammar
 TINY = ReferenceSpec(hidden=32, heads=1, layers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_scores_by_phrase_equal_scores_one_by_one(temperature: float) -> None:
     topics, situations = ("clean the oven", "prune a tall tree"), ("on my own", "in a hurry")

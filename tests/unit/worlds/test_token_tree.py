@@ -32,6 +32,7 @@ def models() -> list[torch.nn.Module]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2048, 3])
 def test_tree_scores_equal_scores_one_by_one(rows: int) -> None:
     """Whole, and in parts of three branches."""
