@@ -172,8 +172,8 @@ def grid(where: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     print(f"| weights of {', '.join(names)} | exact gap | exact excess | gap, trained | excess, trained |")
     print("|---|---|---|---|---|")
     for number, (vector, gap, excess) in enumerate(ranked[:BEST], 1):
-        first = ", ".join(f"{name}: {value}" for name, value in zip(names, vector, strict=True))
-        fixed = [f"dual.first={{{first}}}", "dual.rule={kind: fixed}"]
+        firsts = [f"limits.{name}.dual={{first: {value}}}" for name, value in zip(names, vector, strict=True)]
+        fixed = [*firsts, "dual.rule={kind: fixed}"]
         config = load(RECIPES[where], [*QUIET, "offline.compare_rounds=0", *overrides, f"seed={seed}", *fixed])
         result = finished(config, out / f"grid-{where}-{number}")
         own = 100.0 * violations(result) / scales_of(config)

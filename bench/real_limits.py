@@ -90,7 +90,7 @@ def _run(
             "algorithm=pd-dpo-fixed",
             "rounds=1",
             "dual.rule={kind: fixed}",
-            f"dual.first={{{LENGTH}: {multiplier}}}",
+            f"limits.{LENGTH}.dual={{first: {multiplier}}}",
         ]
     late = partial(_limits, work, folder, alone=multiplier is not None)
     return Step(OF, [*words, *extra, "--run", str(run)], run / "result.json", run / "journal.sqlite", late=late)

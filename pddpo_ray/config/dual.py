@@ -7,9 +7,10 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from pddpo_ray.config.section import Strict
+from pddpo_ray.errors import nearest_or_all
 from pddpo_ray.registry import Extension, checked, installed_names, resolved
 
 
@@ -124,10 +125,8 @@ else:
     DualRule = Annotated[reduce(or_, _installed_rules(), SHIPPED_RULES), Field(discriminator="kind")]
 
 
-FirstMultipliers = Annotated[
-    Annotated[float, Field(gt=0), Tag("one")] | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("by name")],
-    Discriminator(lambda value: "by name" if isinstance(value, dict) else "one"),
-]
+OWN = ("rule", "rho", "lower", "upper", "first", "dead_band")
+"""What a limit may set for its own multiplier, under `limits.NAME.dual`."""
 
 
 class DualConfig(Strict):
@@ -143,9 +142,8 @@ class DualConfig(Strict):
     """Lower end of the multiplier."""
     upper: float | None = Field(None, gt=0)
     """Upper end of the multiplier; null: twice rho."""
-    first: FirstMultipliers | None = None
-    """Multiplier of round 1 (at 0 the theory's step is 0 and it never moves); null: rho. Under `limits:` one for all of
-    them, or one for each by its name."""
+    first: float | None = Field(None, ge=0)
+    """Multiplier of round 1 (from 0 the projected rule never moves); null: rho, shared by the limits of `limits:`."""
     skip_below: float | None = Field(None, ge=0)
     """At or below it the round's policy is the reward policy itself, without a cost fit; null: 0.1 beta."""
     warmup_rounds: int = Field(0, ge=0)
@@ -163,12 +161,25 @@ class DualConfig(Strict):
         upper = self.upper if self.upper is not None else (2.0 * self.rho if self.rho is not None else None)
         if upper is not None and self.lower >= upper:
             raise ValueError(f"the multiplier's bounds are reversed: lower {self.lower} >= upper {upper}; swap them")
-        given = self.first if isinstance(self.first, dict) else {} if self.first is None else {"": self.first}
-        for name, first in given.items():
-            if upper is not None and not self.lower <= first <= upper:
-                whose = f"first {first}" if name == "" else f"first of {name}, {first},"
-                raise ValueError(f"{whose} lies outside the multiplier's bounds [{self.lower}, {upper}]")
+        if upper is not None and self.first is not None and not self.lower <= self.first <= upper:
+            raise ValueError(f"first {self.first} lies outside the multiplier's bounds [{self.lower}, {upper}]")
         return self
+
+    def of_limit(self, where: str, own: Any) -> DualConfig:
+        """With a limit's own settings, None: none. Raises ValueError that names the key."""
+        if own is None:
+            return self
+        if not isinstance(own, dict):
+            raise ValueError(f"{where}.dual says how its multiplier moves, e.g. {{rule: {{kind: log}}}}; got {own}")
+        for key in own:
+            if key not in OWN:
+                raise ValueError(f"{where}.dual: unknown key `{key}`{nearest_or_all(str(key), OWN)}")
+        try:
+            return DualConfig.model_validate({**self.model_dump(), **own})
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in ("dual", *first["loc"]))
+            raise ValueError(f"{where}.{at}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 class ConstraintConfig(Strict):

@@ -248,6 +248,14 @@ class Config(Strict):
         return {name: self.dual.threshold if given is None else given for name, given in limits.items()}
 
     @property
+    def duals(self) -> dict[str, DualConfig]:
+        """How each limit's multiplier moves, by name: its own settings over those of `dual`."""
+        if self.limits:
+            return {one.limit.name: self.dual.of_limit(one.where, one.dual) for one in self.stated}
+        own = {one.name: {key: value for key, value in one if value is not None} for one in self.constraints}
+        return {name: self.dual.model_copy(update=settings) for name, settings in own.items()}
+
+    @property
     def deltas(self) -> dict[str, float]:
         """1 - confidence of every limit, by name: the probability of a false certificate that its candidates share."""
         if self.limits:
@@ -429,10 +437,11 @@ class Config(Strict):
             raise ValueError(f"feedback.kind={feedback.kind} scores with networks; {without}: use world or people")
 
     def _rule_fits_the_method(self) -> None:
-        fixed = isinstance(self.dual.rule, FixedRule)
+        rules = [one.rule for one in self.duals.values()]
+        fixed = all(isinstance(rule, FixedRule) for rule in rules)
         if self.traits.multiplier != "moves" and not fixed:
             raise ValueError(f"algorithm {self.algorithm} needs dual.rule.kind=fixed")
-        if self.algorithm == "pd-dpo-adalag" and not isinstance(self.dual.rule, LogRule):
+        if self.algorithm == "pd-dpo-adalag" and not all(isinstance(rule, LogRule) for rule in rules):
             raise ValueError("algorithm pd-dpo-adalag needs dual.rule.kind=log")
         if (self.traits.policy_gradient or self.algorithm == "c-dpo") and fixed:
             raise ValueError(
@@ -440,7 +449,8 @@ class Config(Strict):
             )
         if self.traits.policy_gradient:
             self._policy_gradients_are_possible()
-        if fixed and self.dual.first is None and self.traits.multiplier != "none":
+        kept = [one.first for one in self.duals.values() if isinstance(one.rule, FixedRule)]
+        if None in kept and self.traits.multiplier != "none":
             raise ValueError("dual.rule.kind fixed needs dual.first, the multiplier to keep")
         if self.traits.one_round and self.rounds != 1:
             raise ValueError(f"algorithm {self.algorithm} is a single round: rounds={self.rounds} must be 1")
@@ -499,7 +509,6 @@ class Config(Strict):
 
     def _limits_fit(self) -> None:
         """What `limits:` and `prompts:` need of the other sections."""
-        self._first_multipliers_are_named()
         if not self.limits:
             if self.prompts:
                 raise ValueError("prompts: no limit names these sets; state `limits:`, or leave `prompts:` out")
@@ -579,19 +588,6 @@ class Config(Strict):
                     f"scorecard.scorers.{kind} is the run's own {kind} model ({mine.path}): name one of another base or"
                     " seed, trained on other prompts"
                 )
-
-    def _first_multipliers_are_named(self) -> None:
-        """First multipliers by name are those of the stated limits, all of them."""
-        if not isinstance(self.dual.first, dict):
-            return
-        stated, given = [one.limit.name for one in self.stated], list(self.dual.first)
-        if not stated:
-            raise ValueError("dual.first names limits, and none are stated under `limits:`; give one number")
-        if set(given) != set(stated):
-            raise ValueError(
-                f"dual.first has a multiplier for {', '.join(given) or 'nothing'}, and the limits are"
-                f" {', '.join(stated)}: give one for each"
-            )
 
     def _certificate_fits(self) -> None:
         given = self.certificate

@@ -194,6 +194,8 @@ def _source_of(stated: StatedLimit, source: Source | None) -> Source:
     kind = stated.limit.quantity.kind
     if kind not in ("mean", "rate"):
         raise UserError(f"{stated.where}: a limit inside another trainer is a `mean` or a `rate`; got `{kind}`")
+    if stated.dual is not None:
+        raise UserError(f"{stated.where}: inside another trainer a multiplier moves at every step; leave `dual` out")
     if source is None or stated.asks_people:
         who = stated.source.kind if source is None else "people"
         raise UserError(

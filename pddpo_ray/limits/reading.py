@@ -29,7 +29,7 @@ from pddpo_ray.limits.source_kinds import SourceKind
 KINDS: Mapping[str, Kind] = {"rate": "rate", "mean": "mean", "logit": "logit", "kl": "kl"}
 KEYS = (
     "over", "at_most", "at_least", "confidence", "bounds", "unit", "versus", "audited_by",
-    "answers", "labels_each", "deadline", "failed",
+    "answers", "labels_each", "deadline", "failed", "dual",
 )  # fmt: skip
 AUDIT = "audited_by"
 """The key under which people measure a part of what another source measures."""
@@ -94,6 +94,8 @@ class StatedLimit:
     """What an audit asks people, a file or a text; None: what the source is asked."""
     where: str = ""
     """What messages call its place, e.g. `limits.yaml: limits.length`."""
+    dual: Any = None
+    """How its multiplier moves in a run, where not as the recipe's `dual` says; the recipe checks it."""
 
     @property
     def wins(self) -> bool:
@@ -153,7 +155,7 @@ def stated_limit(name: Any, given: Any, file: str, sets: Sequence[str] | None = 
     scale = _scale(where, kind, source, given)
     quantity = _quantity(where, kind, given, source, scale, sets)
     limit, asking = _limit(name, where, given, quantity), _asking(where, given, source)
-    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where)
+    stated = StatedLimit(limit, source, scale, asking, *_audited(where, given), where, given.get("dual"))
     if stated.audited is not None:
         _audit_fits(stated)
     return stated

@@ -95,9 +95,11 @@ def _recipe_of_0_1(before: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 def fixed_for_its_rounds(config: Config) -> str | None:
     """Why a run with this recipe cannot be given more rounds; None if it can."""
-    rule = config.dual.rule
-    if isinstance(rule, ProjectedRule | NewtonRule):
-        return f"dual.rule={rule.kind} fixes its step for that number; begin a new run with more, or with rule anytime"
+    for rule in (one.rule for one in config.duals.values()):
+        if isinstance(rule, ProjectedRule | NewtonRule):
+            return (
+                f"dual.rule={rule.kind} fixes its step for that number; begin a new run with more, or with rule anytime"
+            )
     if config.trainer.last_rate != 1.0:
         return "trainer.last_rate lowers the learning rate over that number; begin a new run with more"
     return None

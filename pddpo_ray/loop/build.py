@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from pddpo_ray.algorithms.stages import AtOnce, Parts, Sizes
 from pddpo_ray.config import (
     Config,
-    ConstraintConfig,
     DualConfig,
     InstalledRule,
     LogRule,
@@ -39,7 +37,6 @@ from pddpo_ray.loop.dual_step import DualController, LocalDual
 from pddpo_ray.loop.due_labels import DueLabels
 from pddpo_ray.loop.exploring import ExplorationController
 from pddpo_ray.loop.fitting import FitPlan, TrainerController
-from pddpo_ray.loop.held_limit import HeldLimit
 from pddpo_ray.loop.labelled_limits import LabelledLimits
 from pddpo_ray.loop.labellers import (
     ScoredFeedbackController,
@@ -207,7 +204,7 @@ def _scoring(
         bounded=backends.features == "one-hot",
         ridge=config.explore.prior_sd**-2,
         decoding=Decoding(max_tokens=config.rollout.max_tokens),
-        first=config.dual.first if isinstance(config.dual.first, float) else first.upper / 2.0,
+        first=first.upper / 2.0 if config.dual.first is None else config.dual.first,
         at_chance=config.scorers.at_chance,
         by_prompt=backends.world is None,
         rate=config.typed_limits[0].quantity.kind == "rate",
@@ -361,9 +358,10 @@ def _measured_limits(
     def reference(purpose: str, prompts: Sequence[Prompt]) -> list[Response]:
         return rollout.pool(purpose, prompts, backends.reference, 1, Decoding(max_tokens=config.rollout.max_tokens))
 
+    newton = any(isinstance(one.rule, NewtonRule) for one in config.duals.values())
     return LimitsController(
-        journal, backends.held_limits, measure, dual, beta=config.beta,
-        by_covariance=isinstance(config.dual.rule, NewtonRule), drift=drift, log_probs=trainer.log_probs,
+        journal, backends.held_limits, measure, dual, beta=config.beta, by_covariance=newton, drift=drift,
+        log_probs=trainer.log_probs,
         reference=reference, seed=config.seed, due=due, window=window,
         people=people_of_limits(config, journal, backends.held_limits, sets_of_prompts(backends)),
     )  # fmt: skip
@@ -384,40 +382,24 @@ def dual_state(config: Config, backends: Backends, rounds: int, kept: Mapping[st
 
     Bounds and first value are prices, in units of the reward per range of a measure, or per logit of the paper's cost.
     """
-    if backends.held_limits:
-        states = [_stated_limit(config, one, backends, rounds, kept) for one in backends.held_limits]
-    else:
-        states = [_constraint_state(config, one, backends, rounds, kept) for one in config.constraints]
+    held = {one.name: one for one in backends.held_limits}
+    duals = config.duals
+    states = []
+    for name, settings in duals.items():
+        rho, one = _rho(settings, backends), held.get(name)
+        shared = min(rho / len(duals) if held else rho, settings.upper or math.inf)  # inside its bounds
+        if one is None:
+            about: dict[str, Any] = {"limit": config.thresholds[name]}
+        else:
+            # a drift has no upper end: what the limit allows stands for it
+            low, high = one.cost_range or (0.0, one.stated.limit.cost_limit)
+            about = {"limit": one.stated.limit.cost_limit, "scale": one.scale, "kl": one.on_drift}
+            about["centre"] = (low + high) / 2.0
+        about |= {"name": name, "margin": kept.get(name, 0.0)}
+        bound = config.dual.cost_max if one is None else 0.5
+        first = shared if settings.first is None else settings.first
+        states.append(_first_state(config, settings, rho, first, rounds, bound, **about))
     return dual_rules.DualState(tuple(states))
-
-
-def _stated_limit(
-    config: Config, one: HeldLimit, backends: Backends, rounds: int, kept: Mapping[str, float]
-) -> dual_rules.LimitState:
-    """The first price is `dual.first`, for all or by name, else rho shared by the limits, inside their bounds."""
-    rho, first = _rho(config.dual, backends), config.dual.first
-    shared = min(rho / len(backends.held_limits), config.dual.upper or math.inf)
-    start = shared if first is None else first[one.name] if isinstance(first, dict) else first
-    # a drift has no upper end: what the limit allows stands for it
-    low, high = one.cost_range or (0.0, one.stated.limit.cost_limit)
-    return _first_state(
-        config, config.dual, rho, start, rounds, 0.5, name=one.name, limit=one.stated.limit.cost_limit,
-        scale=one.scale, centre=(low + high) / 2.0, margin=kept.get(one.name, 0.0), kl=one.on_drift,
-    )  # fmt: skip
-
-
-def _constraint_state(
-    config: Config, constraint: ConstraintConfig, backends: Backends, rounds: int, kept: Mapping[str, float]
-) -> dual_rules.LimitState:
-    """A constraint's own settings over those of `dual`, over the oracle's rho."""
-    own = {key: value for key, value in constraint if key != "name" and value is not None}
-    settings = config.dual.model_copy(update=own)
-    rho, first = _rho(settings, backends), settings.first
-    assert not isinstance(first, dict)  # the recipe allows names under `limits:` alone
-    return _first_state(
-        config, settings, rho, rho if first is None else first, rounds, settings.cost_max,
-        name=constraint.name, limit=settings.threshold, margin=kept.get(constraint.name, 0.0),
-    )  # fmt: skip
 
 
 def _rho(settings: DualConfig, backends: Backends) -> float:

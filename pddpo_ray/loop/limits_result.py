@@ -90,7 +90,7 @@ def _truth(one: HeldLimit, index: int, world: WorldView, evaluation: Evaluation)
 
 def _price(config: Config, journal: JournalReader, one: HeldLimit) -> dict[str, Any] | None:
     """What a limit costs, from the multipliers of the late rounds; None where the multiplier does not learn."""
-    if isinstance(config.dual.rule, FixedRule):
+    if isinstance(config.duals[one.name].rule, FixedRule):
         return None
     trace = [step.multiplier_after for step in journal.dual_steps() if step.constraint == one.name]
     of = price(*late_multiplier(trace), _change(one))

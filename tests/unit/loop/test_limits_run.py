@@ -117,31 +117,47 @@ def test_a_run_keeps_limits_of_every_kind_and_finds_their_multipliers(number: in
 @pytest.mark.run
 def test_each_limit_may_begin_with_a_multiplier_of_its_own(tmp_path: Path) -> None:
     """Per range of its measure: harm's costs lie in [-2, 2], leaks is a rate."""
-    fixed = ["dual.first={harm: 2.0, leaks: 0.3}", "dual.rule={kind: fixed}", "rounds=2"]
+    firsts = ["limits.harm.dual={first: 2.0}", "limits.leaks.dual={first: 0.3}"]
+    fixed = [*firsts, "dual.rule={kind: fixed}", "rounds=2"]
     run_recipe(load("tabular-limits", [*QUICK, *fixed]), tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
         said = {(step.round, step.constraint): step.multiplier_before for step in journal.dual_steps()}
     assert said == {(1, "harm"): 0.5, (1, "leaks"): 0.3, (2, "harm"): 0.5, (2, "leaks"): 0.3}
 
 
+@pytest.mark.run
+def test_limits_have_rules_and_bounds_of_their_own(tmp_path: Path) -> None:
+    """harm stays, leaks moves by adaLag's rule between its floor and its own end; both per range of their measure."""
+    harm, leaks = "{rule: {kind: fixed}, first: 2.0}", "{rule: {kind: log, rate: 4.0}, first: 1.0, upper: 1.25}"
+    config = load("tabular-limits", [*QUICK, f"limits.harm.dual={harm}", f"limits.leaks.dual={leaks}", "rounds=4"])
+    run_recipe(config, tmp_path / "run")
+    with open_folder(tmp_path / "run") as journal:
+        steps = journal.dual_steps()
+    assert {step.multiplier_after for step in steps if step.constraint == "harm"} == {0.5}
+    prices = [1.0]
+    for step in steps:
+        if step.constraint == "leaks":
+            grown = prices[-1] * np.exp(4.0 * prices[-1] * (step.estimate.value - 0.5))
+            prices.append(min(max(grown, 0.05), 1.25))
+            assert step.multiplier_after == pytest.approx(prices[-1])
+    assert len(set(prices)) > 2
+
+
 @pytest.mark.parametrize(
-    ("recipe", "first", "expected"),
+    ("own", "expected"),
     [
-        (
-            "tabular-limits",
-            "{harm: 1.0}",
-            "a multiplier for harm, and the limits are harm, leaks: give one for each",
-        ),
-        ("tabular-limits", "{harm: 1.0, leak: 1.0}", "has a multiplier for harm, leak, and the limits are harm, leaks"),
-        ("tabular-limits", "{harm: 1.0, leaks: 9.0}", "first of leaks, 9.0, lies outside the multiplier's bounds"),
-        ("tabular-limits", "{harm: 1.0, leaks: -1.0}", "`dual.first.leaks` is -1.0, but must be greater than or equal"),
-        ("tabular-limits", "-1.0", "`dual.first` is -1.0, but must be greater than 0"),
-        ("tabular", "{harm: 1.0}", "none are stated under `limits:`; give one number"),
+        ("limits.leaks.dual={first: 9.0, upper: 4}", "limits.leaks.dual: first 9.0 lies outside"),
+        ("limits.leaks.dual={first: -1.0}", "limits.leaks.dual.first: Input should be greater than or equal to 0"),
+        ("limits.leaks.dual={furst: 1.0}", "limits.leaks.dual: unknown key `furst`; did you mean `first`?"),
+        ("limits.leaks.dual={threshold: 1.0}", "limits.leaks.dual: unknown key `threshold`"),
+        ("limits.leaks.dual=3", "limits.leaks.dual says how its multiplier moves"),
+        ("limits.leaks.dual={rule: {kind: fixed}}", "needs dual.first, the multiplier to keep"),
+        ("dual.first=-1.0", "`dual.first` is -1.0, but must be greater than or equal to 0"),
     ],
 )
-def test_first_multipliers_by_name_are_those_of_the_limits(recipe: str, first: str, expected: str) -> None:
+def test_settings_of_one_limits_multiplier_are_checked_with_their_place(own: str, expected: str) -> None:
     with pytest.raises(UserError, match=re.escape(expected)):
-        load(recipe, [f"dual.first={first}", "dual.upper=4"])
+        load("tabular-limits", [own])
 
 
 @pytest.mark.run
