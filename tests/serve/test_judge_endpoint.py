@@ -218,7 +218,7 @@ def test_a_busy_endpoint_is_asked_again_and_what_stays_unanswered_is_excluded(en
     asking = client(endpoint, TRAINED, key, workers=1, tries=2)
     judge = Judge(asking)
     (judged,) = judge.compare(PAIRS[:1], "helpfulness", seed=3)
-    assert [reply is None for reply in asking.replies] == [False, True]
+    assert [isinstance(reply, Lost) for reply in asking.replies] == [False, True]
     assert (asking.asked, asking.unanswered) == (2, 1)
     assert asking.pauses == [30.0], "as long as the endpoint says, but no longer than half a minute"
     assert (judged.changed_over, judged.winner) == (None, Verdict.FAILED)
@@ -227,7 +227,7 @@ def test_a_busy_endpoint_is_asked_again_and_what_stays_unanswered_is_excluded(en
 
 def test_an_answer_that_takes_too_long_is_no_answer(endpoint: Served) -> None:
     asking = client(endpoint, TRAINED, request_timeout_s=0.001, tries=3)
-    with pytest.raises(RunError, match=r"answered none of 2 questions: \w+Timeout.*start it, then resume"):
+    with pytest.raises(RunError, match=r"does not answer: \w+Timeout.*start it, then resume"):
         Judge(asking).compare(PAIRS[:1], "harmlessness", seed=0)
     assert asking.unanswered == 2
     assert sorted(asking.pauses) == [0.5, 0.5, 1.0, 1.0]
