@@ -42,7 +42,8 @@ from pddpo_ray.rollout.vllm_start import prepare_process, vllm_options
 from pddpo_ray.rollout.vllm_worker import WORKER
 from pddpo_ray.serving.catalog import REFERENCE, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER
-from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import TensorStream
 from pddpo_ray.text.renderer import stop_ids
 from pddpo_ray.text.templates import template_named
 

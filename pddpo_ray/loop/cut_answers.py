@@ -30,7 +30,7 @@ MOST = 0.05
 
 def watch_cut_answers(config: Config, journal: Journal, backends: Backends) -> None:
     """Counts the reference's cut answers now, and those of each round when it closes. Tables have none."""
-    if backends.features == "hidden":
+    if config.policies == "language models":
         watched = CutAnswers(config, journal, backends)
         watched.before()
         journal.closing.append(watched.close_round)

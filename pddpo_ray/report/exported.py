@@ -21,8 +21,9 @@ from pddpo_ray.report.model_card import BASE, model_card
 from pddpo_ray.rollout.checkpoint import load_tokenizer
 from pddpo_ray.serving.catalog import REFERENCE, Catalog, ServedPolicy
 from pddpo_ray.storage.adapters import ADAPTER, whole_weights
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.checkpoints import GENERATION, is_adapter
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import ADAPTER_BASE, ARTIFACTS, WEIGHTS, copy_plain_files, written_aside
 from pddpo_ray.text.renderer import Renderer
 from pddpo_ray.text.templates import OF_VERSION

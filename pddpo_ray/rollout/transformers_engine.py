@@ -28,7 +28,8 @@ from pddpo_ray.rollout.checkpoint import (
 from pddpo_ray.rollout.draws import counts, draw_seeds
 from pddpo_ray.rollout.policy_temperature import divide_logits
 from pddpo_ray.rollout.vllm_engine import NO_VERSION
-from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import TensorStream
 from pddpo_ray.text.renderer import stop_ids
 
 if TYPE_CHECKING:

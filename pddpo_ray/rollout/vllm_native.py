@@ -18,7 +18,8 @@ from pddpo_ray.records import PolicyVersion
 from pddpo_ray.rollout.checkpoint import check_tokenizer, check_version, stored_shapes
 from pddpo_ray.rollout.vllm_engine import NO_VERSION, VllmEngine, VllmSettings
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter
-from pddpo_ray.storage.artifacts import ArtifactStore, stored_mapping, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import stored_mapping, tensors_sha256
 from pddpo_ray.storage.whole_files import ADAPTER_WEIGHTS, WEIGHTS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pddpo_ray.rollout.checkpoint import stored_tensors
 from pddpo_ray.rollout.policy_temperature import divide_vllm_logits
-from pddpo_ray.storage.artifacts import TensorStream
+from pddpo_ray.storage.tensors import TensorStream
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pddpo_ray.errors import UserError, one_line
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import MadeTensors
+from pddpo_ray.storage.tensors import MadeTensors
 from pddpo_ray.storage.whole_files import (
     ADAPTER_BASE,
     ADAPTER_CONFIG,

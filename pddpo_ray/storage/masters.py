@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import MadeTensors, stored_mapping, tensors_sha256
+from pddpo_ray.storage.tensors import MadeTensors, stored_mapping, tensors_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS
 
 if TYPE_CHECKING:

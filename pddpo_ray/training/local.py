@@ -20,8 +20,9 @@ from torch import Tensor
 from pddpo_ray.contracts import FitCommand, FitResult, PpoCommand, PpoResult, Start
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import Array, PolicyVersion, Response
-from pddpo_ray.storage.artifacts import ArtifactStore, MadeTensors
+from pddpo_ray.storage.artifacts import ArtifactStore
 from pddpo_ray.storage.masters import check_startable, forget_masters, published, read_masters, write_masters
+from pddpo_ray.storage.tensors import MadeTensors
 from pddpo_ray.storage.whole_files import WEIGHTS, copy_plain_files, write_json
 from pddpo_ray.training.batches import Text, texts_of
 from pddpo_ray.training.device import device_for

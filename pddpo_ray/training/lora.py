@@ -16,7 +16,8 @@ from torch import Tensor
 from pddpo_ray.errors import RunError, UserError
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, DOWN, UP, merged, read_adapter, switched_off, write_adapter
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.device import device_for
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine, Tensors

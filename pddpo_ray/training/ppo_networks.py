@@ -10,7 +10,8 @@ from pathlib import Path
 from pddpo_ray.contracts import Critics, PpoCommand, PpoResult, StoredWeights
 from pddpo_ray.errors import UserError
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import Engine
 from pddpo_ray.training.log_probs import device_of

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pddpo_ray.errors import RunError
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS
 from pddpo_ray.training.batches import Text
 from pddpo_ray.training.log_probs import Support

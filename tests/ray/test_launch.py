@@ -19,6 +19,7 @@ from pddpo_ray.config import load
 from pddpo_ray.errors import PddpoError, UserError
 from pddpo_ray.journal import read_journal
 from pddpo_ray.loop import run
+from pddpo_ray.loop.dual_step import Estimates
 from pddpo_ray.records import CostEstimate
 from tests.support.ray_session import living_actors
 from tests.support.traces import phases_done, trace, workers_by_round
@@ -97,7 +98,8 @@ def test_the_dual_actor_is_asked_for_the_multiplier_of_every_fit(
             return
         if (event.event.round, event.event.phase) == (3, "fit-reward"):
             owner = ray.get_actor("pddpo/told/dual")
-            ray.get(owner.restore.remote(((1, CostEstimate(2.0, 0.1, 8, 8)),)))
+            told = Estimates(1, (CostEstimate(2.0, 0.1, 8, 8),))
+            ray.get(owner.restore.remote((told,)))
             said.update(ray.get(owner.multipliers.remote(3)))
 
     launch.run_recipe(load(recipe, [*overrides, *ON_RAY]), here, progress=tell_other_steps)

@@ -54,7 +54,7 @@ def test_scores_and_features_come_back_whole(group: TrainerGroup) -> None:
 
 def test_an_expected_error_is_an_answer_and_the_group_goes_on(group: TrainerGroup) -> None:
     before = group.workers()
-    with pytest.raises(RunError, match="trainer, fit fit-3: and that is that"):
+    with pytest.raises(RunError, match="trainer, fit fit-3: ValueError: seed -1 is negative and that is that"):
         group.execute(command(3, seed=-1))
     assert group.execute(command(4)).workers == tuple(worker.pid for worker in before)
 
@@ -78,7 +78,7 @@ def test_a_fit_that_was_begun_is_collected_once_and_others_wait_for_it(group: Tr
 
 def test_an_expected_error_of_a_fit_that_was_begun_is_its_answer(group: TrainerGroup) -> None:
     group.begin(command(13, seed=-1))
-    with pytest.raises(RunError, match="trainer, fit fit-13: and that is that"):
+    with pytest.raises(RunError, match="trainer, fit fit-13: ValueError: seed -1 is negative and that is that"):
         group.execute(command(13, seed=-1))
 
 

@@ -18,7 +18,8 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.rollout.checkpoint import tokenizer_fingerprint
 from pddpo_ray.rollout.delivery_check import verify
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.local import store_reference
 from pddpo_ray.training.lora import LoraTrainer, load_lora_trainer
 from tests.support.engine_process import adapters_process

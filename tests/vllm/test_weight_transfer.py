@@ -17,7 +17,8 @@ import torch
 
 from actors.weights import SendCommand, WeightSender
 from pddpo_ray.records import PolicyVersion
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.training.local import store_reference
 from tests.support.tiny_language_model import save_policy
 

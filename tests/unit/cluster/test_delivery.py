@@ -19,7 +19,8 @@ from pddpo_ray.records import Array, PolicyVersion, Response
 from pddpo_ray.rollout.factory import Device, Transfer, transfer_of
 from pddpo_ray.rollout.vllm_native import reserved_rank
 from pddpo_ray.rollout.vllm_worker import PolicyWorker
-from pddpo_ray.storage.artifacts import ArtifactStore, TensorStream, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import TensorStream, tensors_sha256
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import TabularTrainer
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.storage.whole_files import WEIGHTS
 
 

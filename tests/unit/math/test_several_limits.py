@@ -226,7 +226,7 @@ def test_a_run_under_two_limits_that_breaks_off_goes_on_as_if_it_had_not(tmp_pat
         pass
 
     def cut(event: Any) -> None:
-        if getattr(getattr(event, "event", None), "phase", None) == "dual-privacy" and event.event.round == 2:
+        if getattr(getattr(event, "event", None), "phase", None) == "dual" and event.event.round == 2:
             raise PowerCut
 
     with pytest.raises(PowerCut):

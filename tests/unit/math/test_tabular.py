@@ -27,7 +27,8 @@ from pddpo_ray.records import (
     Stage,
     Verdict,
 )
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import TabularWorld, draw_answers, full_coverage, random_world, trap_world
 from pddpo_ray.worlds.tabular_files import load_world, world_json, world_of

@@ -16,7 +16,7 @@ from pddpo_ray.cli.main import app, main
 from pddpo_ray.loop.certificate_file import verified
 from pddpo_ray.records import PolicyVersion
 from pddpo_ray.storage.adapters import ADAPTER, merged, read_adapter, write_adapter
-from pddpo_ray.storage.artifacts import tensors_sha256
+from pddpo_ray.storage.tensors import tensors_sha256
 from tests.support.served_run import SAFE, UNSAFE, ServedRun, make_run
 from tests.support.tiny_language_model import tiny_llama, word_tokenizer
 

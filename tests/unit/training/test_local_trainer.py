@@ -17,7 +17,8 @@ from pddpo_ray.contracts import FitCommand, FitSettings, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion, Prompt, Response
 from pddpo_ray.storage import artifacts
-from pddpo_ray.storage.artifacts import ArtifactStore, MadeTensors, stored_mapping
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import MadeTensors, stored_mapping
 from pddpo_ray.training.batches import Text, collate
 from pddpo_ray.training.engine import TorchEngine
 from pddpo_ray.training.fit import FrozenColumns, Shard, run_fit, schedule_factor

@@ -16,7 +16,8 @@ from pddpo_ray.config import PpoConfig
 from pddpo_ray.contracts import FitCommand, FitSettings, LossOptimism, PpoCommand, ScoredAnswer, Start
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Decoding, Objective, PairRow, PolicyVersion
-from pddpo_ray.storage.artifacts import ArtifactStore, tensors_sha256
+from pddpo_ray.storage.artifacts import ArtifactStore
+from pddpo_ray.storage.tensors import tensors_sha256
 from pddpo_ray.worlds.table_engine import decoded
 from pddpo_ray.worlds.tabular import trap_world
 from pddpo_ray.worlds.tabular_parts import (
