@@ -82,8 +82,7 @@ lint: setup
 # caused it; the rest runs beside them.
 SERVICES := ray or vllm or deepspeed
 RUNS := run or slow or browser or postgres or gpu
-# Two workers on two cores: each of them computes on one thread.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal -n 2
+TESTS := $(BIN)/pytest --dist worksteal -n 2
 IN_LINE := $(BIN)/pytest --dist load -n 1
 BOTH := +$(MAKE) --no-print-directory --jobs 2
 
@@ -95,6 +94,9 @@ test: check $(DOCS_READY)
 
 full: test
 	$(BOTH) full-runs full-services
+
+# Two workers on two cores: each of them computes on one thread.
+check-tests run-tests: export OMP_NUM_THREADS := 1
 
 check-tests: setup
 	$(TESTS) -m "not ($(SERVICES) or $(RUNS) or full or chaos or real)" $(ARGS)
