@@ -48,13 +48,20 @@ def _kept(described: Mapping[str, Any], depth: int, dtype: str, adapter_rank: in
             model = add_adapters(model, rank=adapter_rank, alpha=1.0).to(getattr(torch, dtype))
     scorer = ResponseScorer(model, "packed" if can_pack(model) else "plain")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # On the host's device, where attention is one kernel as on a GPU; peft's layers refuse to be moved there.
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                    module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        without_memory(model)
         return kept_bytes(scorer, texts)
+
+
+def without_memory(model: nn.Module) -> None:
+    """Gives a meta model fake tensors on the host, where attention is one kernel as on a GPU. In FakeTensorMode only.
+
+    peft's layers refuse to be moved there.
+    """
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
