@@ -30,10 +30,13 @@ SET = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "RAY_worker_niceness")
 
 
 @contextmanager
-def ray_session(namespace: str, *, address: str | None = None, cpus: int | None = None) -> Iterator[None]:
+def ray_session(
+    namespace: str, *, address: str | None = None, cpus: int | None = None, dashboard: bool = False
+) -> Iterator[None]:
     """Connect for the duration of a run; a session of this machine is ended afterwards, a cluster is left alone.
 
     address: `auto`, host:port, or None for $RAY_ADDRESS (a job finds its cluster there), else a session here.
+    dashboard: Ray's, in a session here. No run asks it; of an endpoint it tells Prometheus where the metrics are.
     Raises UserError when there is no cluster at a given address.
     """
     address = address or os.environ.get("RAY_ADDRESS")
@@ -51,7 +54,7 @@ def ray_session(namespace: str, *, address: str | None = None, cpus: int | None 
             ray.shutdown()
         return
     with _environment_kept(*SET), _on_loopback():
-        _start_local(namespace, cpus)
+        _start_local(namespace, cpus, dashboard)
         try:
             yield
         finally:
@@ -97,7 +100,7 @@ def _token_of_this_user() -> None:
         path.chmod(0o600)
 
 
-def _start_local(namespace: str, cpus: int | None) -> None:
+def _start_local(namespace: str, cpus: int | None, dashboard: bool) -> None:
     """A session of this machine, reachable from this machine alone.
 
     Ray gives a node half a minute, too little on a busy machine now and then. Then the start is tried again.
@@ -108,7 +111,7 @@ def _start_local(namespace: str, cpus: int | None) -> None:
     before = _children()
     for _ in range(STARTS):
         try:
-            return _start_once(namespace, cpus)
+            return _start_once(namespace, cpus, dashboard)
         except Exception as error:  # Ray raises bare ones here
             failure = error
             ray.shutdown()
@@ -119,15 +122,14 @@ def _start_local(namespace: str, cpus: int | None) -> None:
     ) from failure
 
 
-def _start_once(namespace: str, cpus: int | None) -> None:
-    """Without a dashboard, which no run asks. Workers get the driver's priority; Ray's default would starve them on a
-    shared machine."""
+def _start_once(namespace: str, cpus: int | None, dashboard: bool) -> None:
+    """Workers get the driver's priority; Ray's default would starve them on a shared machine."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",
         namespace=namespace,
         num_cpus=cpus,
-        include_dashboard=False,
+        include_dashboard=dashboard,
         logging_level=logging.WARNING,
         log_to_driver=False,
     )

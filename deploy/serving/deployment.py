@@ -278,7 +278,7 @@ def serve_forever(
     name = application_name(Path(args.run), shared=address is not None)
     # Of Ray's processes, which inherit it; a cluster has it from its image.
     os.environ.setdefault(CALLBACK_VARIABLE, CALLBACK)
-    with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address):
+    with ray_session(f"pddpo-serve/{Path(args.run).name}", address=address, dashboard=True):
         files = {} if tls is None else {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])}
         serve.start(http_options={"host": host, "port": port, **files})
         try:
