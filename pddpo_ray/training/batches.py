@@ -11,6 +11,9 @@ from torch import Tensor
 
 from pddpo_ray.records import PairRow
 
+FEWEST = 4
+"""Prompts that are kept apart at least; with fewer prompts than can spare them a fit learns from every pair."""
+
 Text = tuple[tuple[int, ...], tuple[int, ...]]
 """(prompt token ids, response token ids incl. end of sequence)"""
 
@@ -138,3 +141,27 @@ def minibatches(
             order = np.concatenate([order, np.argsort(place[number], kind="stable")])
         yield order[:size]
         order = order[size:]
+
+
+def kept_apart(rows: Sequence[PairRow], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rows that teach, and of those of a share of the prompts, which are looked at alone. -> [n], [m]"""
+    prompts = list(dict.fromkeys(row.prompt for row in rows))
+    count = round(share * len(prompts))
+    everything = np.arange(len(rows))
+    if count < FEWEST:
+        return everything, everything[:0]
+    chosen = np.random.default_rng([seed, len(prompts), 11]).permutation(len(prompts))[:count]
+    apart = {prompts[index] for index in chosen}
+    held = np.array([row.prompt in apart for row in rows])
+    return everything[~held], everything[held]
+
+
+def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one type from the host to a device, in one copy for which the host does not wait."""
+    if device.type == "cpu":
+        return list(tensors)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = flat.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

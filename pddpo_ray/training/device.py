@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch import Tensor
 
 _LOADED_ON: ContextVar[str] = ContextVar("loaded_on", default="auto")
 
@@ -29,17 +28,6 @@ def loaded_on(device: str) -> Iterator[None]:
         yield
     finally:
         _LOADED_ON.reset(before)
-
-
-def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one type from the host to a device, in one copy for which the host does not wait."""
-    if device.type == "cpu":
-        return list(tensors)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if device.type == "cuda":
-        flat = flat.pin_memory()
-    parts = flat.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def release_cached_memory() -> None:

@@ -23,9 +23,17 @@ from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow
 from pddpo_ray.theory.cost_stage import cost_stage_scales
 from pddpo_ray.theory.objectives import baseline_optimism_loss, preference_loss, support_loss, value_loss
-from pddpo_ray.training.batches import Limit, Text, micro_batches, minibatches, pair_tokens, texts_of
-from pddpo_ray.training.device import in_one_copy
-from pddpo_ray.training.fit_watch import FitCurve, kept_apart
+from pddpo_ray.training.batches import (
+    Limit,
+    Text,
+    in_one_copy,
+    kept_apart,
+    micro_batches,
+    minibatches,
+    pair_tokens,
+    texts_of,
+)
+from pddpo_ray.training.fit_watch import FitCurve
 from pddpo_ray.training.log_probs import ResponseScorer, Support
 from pddpo_ray.training.memory import recomputed_layers, tokens_within
 

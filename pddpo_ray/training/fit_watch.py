@@ -12,32 +12,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pddpo_ray.records import PairRow
 from pddpo_ray.training.progress import PROGRESS
 
 CHECKS = 4
 """How often a fit looks at the pairs that it keeps apart, its end among them."""
-FEWEST = 4
-"""Prompts that are kept apart at least; with fewer prompts than can spare them a fit learns from every pair."""
 TELL_EVERY_S = 10.0
 """Seconds between two lines about the steps of a fit."""
 STEP = ("loss", "accuracy", "better", "worse", "norm", "off_support")
 """Numbers of each step."""
 LOOK = ("held_out_step", "held_out_loss", "held_out_accuracy")
 """Numbers of each look at the pairs kept apart."""
-
-
-def kept_apart(rows: Sequence[PairRow], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rows that teach, and of those of a share of the prompts, which are looked at alone. -> [n], [m]"""
-    prompts = list(dict.fromkeys(row.prompt for row in rows))
-    count = round(share * len(prompts))
-    everything = np.arange(len(rows))
-    if count < FEWEST:
-        return everything, everything[:0]
-    chosen = np.random.default_rng([seed, len(prompts), 11]).permutation(len(prompts))[:count]
-    apart = {prompts[index] for index in chosen}
-    held = np.array([row.prompt in apart for row in rows])
-    return everything[~held], everything[held]
 
 
 @dataclass

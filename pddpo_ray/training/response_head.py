@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pddpo_ray.training.device import in_one_copy
+from pddpo_ray.training.batches import in_one_copy
 from pddpo_ray.training.memory import chunk_rows
 
 KEEP_BYTES = 32 * 2**20

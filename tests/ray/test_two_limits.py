@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,19 @@ from pddpo_ray.journal.identity import open_folder
 from pddpo_ray.loop.certifying import certify
 from pddpo_ray.loop.ledger import read_ledger
 from pddpo_ray.loop.run import run_recipe
+from tests.support.ray_session import session
 from tests.support.tiers import in_full
 from tests.support.traces import trace
 
 pytestmark = pytest.mark.ray
 
 SMALL = ["rounds=2", "feedback.responses=24", "feedback.labels_each=8", "explore.prompts=8", "offline.pairs=80"]
+
+
+@pytest.fixture(scope="module")
+def own_session() -> Iterator[None]:
+    """A session of its own: where a trainer group has just failed to get its places, Ray takes those of the next."""
+    yield from session()
 
 
 @pytest.mark.parametrize(
@@ -28,7 +36,7 @@ SMALL = ["rounds=2", "feedback.responses=24", "feedback.labels_each=8", "explore
     ],
 )
 def test_several_limits_on_ray_equal_those_in_one_process(
-    ray_running: None, tmp_path: Path, recipe: str, said: str, more: list[str]
+    own_session: None, tmp_path: Path, recipe: str, said: str, more: list[str]
 ) -> None:
     here = run_recipe(load(recipe, [*SMALL, *more]), tmp_path / "here" / "run")
     on_ray = load(recipe, [*SMALL, *more, "cluster.mode=ray", "cluster.cpus=4"])
@@ -37,7 +45,7 @@ def test_several_limits_on_ray_equal_those_in_one_process(
     assert trace(tmp_path / "there" / "run") == trace(tmp_path / "here" / "run")
 
 
-def test_a_run_on_ray_is_certified_at_its_end_and_later_in_one_process(ray_running: None, tmp_path: Path) -> None:
+def test_a_run_on_ray_is_certified_at_its_end_and_later_in_one_process(own_session: None, tmp_path: Path) -> None:
     rate = [
         "feedback.signal=unsafe_rate",
         "dual.threshold=0.6",

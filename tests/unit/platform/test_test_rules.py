@@ -112,7 +112,7 @@ def test_fits_a_network():
 
 def test_computes_for_long():
     began = time.process_time()
-    while time.process_time() - began < 2.1:
+    while time.process_time() - began < 9.0:
         pass
 
 def test_sleeps_for_long():
@@ -198,7 +198,7 @@ def test_without_a_mark_a_test_is_short_starts_nothing_runs_nothing_and_fits_not
         ("starts_a_process", "starts a process"),
         ("runs_a_recipe", "runs a recipe and starts a process"),
         ("fits_a_network", "fits a network"),
-        ("computes_for_long", r"takes 2\.\d s of processor time and sleep, more than 2"),
+        ("computes_for_long", r"takes \d\.\d s of processor time and sleep, more than 2"),
         ("sleeps_for_long", r"takes 2\.\d s of processor time and sleep, more than 2"),
     ):
         assert (name, "FAILED") in outcomes

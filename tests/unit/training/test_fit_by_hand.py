@@ -14,9 +14,9 @@ from pddpo_ray.config import FitConfig, SupportConfig
 from pddpo_ray.contracts import FitSettings, LossOptimism
 from pddpo_ray.errors import RunError
 from pddpo_ray.records import Objective, PairRow, PolicyVersion
-from pddpo_ray.training.batches import Limit, Text, minibatches
+from pddpo_ray.training.batches import Limit, Text, kept_apart, minibatches
 from pddpo_ray.training.fit import FrozenColumns, Shard, micro_batch_limit, run_fit, schedule_factor
-from pddpo_ray.training.fit_watch import FitCurve, kept_apart, last_fifth
+from pddpo_ray.training.fit_watch import FitCurve, last_fifth
 from pddpo_ray.training.log_probs import Support
 from pddpo_ray.training.memory import Sizes, layer_bytes
 
