@@ -318,7 +318,7 @@ def _plausible_words(
         # Found where the model is: the whole matrix of all words would be a hundred times as much to read.
         plausible = log_softmax >= floor
         counts.append(plausible.sum(dim=1))
-        words.append(plausible.nonzero()[:, 1].int())
+        words.append(_columns(plausible).int())
     found, count, word = (torch.cat(parts).cpu().numpy() for parts in (tokens, counts, words))
     return found, count, word
 
@@ -351,6 +351,13 @@ def _packed_passes(texts: Sequence[Text], tokens: int) -> Iterator[slice]:
             begin, held = index, len(prompt) + len(response)
     if texts:
         yield slice(begin, len(texts))
+
+
+def _columns(mask: Tensor) -> Tensor:
+    """Columns of the true entries, row after row. [R, V] -> [n]"""
+    if mask.device.type != "cpu":
+        return mask.nonzero()[:, 1]
+    return torch.from_numpy(np.nonzero(mask.numpy())[1])  # twice as fast on the host
 
 
 def _support_index(batch: PackedBatch, supports: Sequence[Support]) -> SupportIndex:

@@ -17,7 +17,7 @@ HEAD_BYTES = 10.0
 CHUNK_BYTES, CHUNK_ROWS = 32 * 2**20, 2048
 """Logits that are made at a time on the packed way: on a CPU float32 ones that its cache holds in part; on a GPU those
 of so many tokens, at which a product of matrices is not bound by reading the head, but at most 1 GiB."""
-PASS_TOKENS = {"cpu": 8192, "cuda": 65_536, "meta": 65_536}
+PASS_TOKENS = {"cpu": 2048, "cuda": 65_536, "meta": 65_536}
 """Tokens of one forward pass without a backward pass, by kind of device."""
 PACKED_FROM = 50_000
 """Parameters from which on packing pays (measured with 92,000 of them: docs/performance.md)."""
