@@ -30,7 +30,8 @@ World = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the world, short for world.seed=N.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings of the world, e.g. dual.threshold=-3.2", metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Its settings, e.g. limits.cost.at_most=-3.2", metavar="[KEY=VALUE]..."),
 ]
 
 app = typer.Typer(help="Text worlds for other trainers: export one, serve its labels.", no_args_is_help=True)

@@ -214,14 +214,14 @@ def row_of(name: str, seed: int, config: Config, run_dir: Path, result: Row) -> 
     last = metrics[rounds[-1]] if rounds else {}
     expected = {"kl_last": last.get("exact/kl_policy")}
     if rounds:
-        expected["cost_last"] = result["g_last"] + config.dual.threshold
+        expected["cost_last"] = result["g_last"] + next(iter(config.thresholds.values()))
         expected["reward_last"] = result["f_last"] + config.beta * last["exact/kl_policy"]
     return {
         "arm": name,
         "seed": seed,
         "digest": config.digest(),
         "algorithm": config.algorithm,
-        "threshold": config.dual.threshold,
+        "threshold": next(iter(config.thresholds.values())),
         "result": result,
         **expected,
         "budget": asdict(budget),

@@ -43,7 +43,7 @@ from pddpo_ray.scoring.held_out import Kind
 from pddpo_ray.scoring.judge import Judge, JudgeLabeller
 from pddpo_ray.scoring.limit_judge import key_of
 from pddpo_ray.scoring.scored_labeller import ScoredLabeller
-from pddpo_ray.theory.cost_estimate import estimate_cost, estimate_from_scores, within_prompt_variance
+from pddpo_ray.theory.cost_estimate import Mode, estimate_cost, estimate_from_scores, within_prompt_variance
 from pddpo_ray.theory.score_spread import spread_of
 from pddpo_ray.theory.seeds import seed_of
 
@@ -59,14 +59,15 @@ class ScoredFeedbackController(FeedbackController):
         self,
         labeller: ScoredLabeller,
         journal: Journal,
-        settings: ModelFeedback,
         *,
         seed: int,
         constraint: str,
         cost_max: float,
+        labels_each: int,
+        signal: Mode,
     ) -> None:
         super().__init__({constraint: labeller}, journal, seed=seed, source="model")
-        self.models, self._settings, self._cost_max = labeller, settings, cost_max
+        self.models, self._cost_max, self._labels_each, self._signal = labeller, cost_max, labels_each, signal
 
     def open_safety(self, items: Sequence[Response], labels_each: int) -> None:
         super().open_safety(items, self._wanted(labels_each))
@@ -88,15 +89,15 @@ class ScoredFeedbackController(FeedbackController):
             return replace(estimate_from_scores(scores, constraint=constraint), within_variance=spread)
         return estimate_cost(
             verdicts,
-            labels_each=self._settings.labels_each,
+            labels_each=self._labels_each,
             cost_max=self._cost_max,
-            mode=self._settings.signal,
+            mode=self._signal,
             constraint=constraint,
         )
 
     @property
     def _from_scores(self) -> bool:
-        return self._settings.signal == "cost_model"
+        return self._signal == "cost_model"
 
 
 def labelled_reference_answers(
@@ -163,7 +164,7 @@ def labeller_of(config: Config, journal: Journal, backends: Backends, asking: As
     if not isinstance(config.feedback, PeopleFeedback):
         return backends.labeller
     risk_of = stated_risk(config, sets_of_prompts(backends))
-    return people_labeller(config.feedback, journal, cost_max=config.dual.cost_max, asking=asking, risk_of=risk_of)
+    return people_labeller(config, journal, asking=asking, risk_of=risk_of)
 
 
 def judge_labeller(settings: JudgeFeedback, journal: Journal) -> JudgeLabeller:
@@ -195,9 +196,9 @@ def estimator_of(config: Config, feedback: FeedbackController) -> Estimate:
     def estimate(labels: Sequence[SafetyLabels]) -> CostEstimate:
         return estimate_cost(
             labels,
-            labels_each=config.feedback.labels_each,
+            labels_each=config.labels_each,
             cost_max=config.dual.cost_max,
-            mode=config.feedback.signal,
+            mode=config.signal,
             constraint=labels[0].constraint,
         )
 
@@ -216,7 +217,8 @@ def _scored_feedback(
         seed=config.seed,
         constraint=CONSTRAINT,
         cost_max=config.dual.cost_max,
-        settings=settings,
+        labels_each=config.labels_each,
+        signal=config.signal,
     )
 
 
@@ -227,7 +229,7 @@ def _mixed_feedback(
     settings = config.feedback
     assert isinstance(settings, MixedFeedback)
     if backends.further_labellers:
-        raise UserError("feedback.kind=mixed takes one limit: leave `constraints` out, or use feedback.kind=people")
+        raise UserError("feedback.kind=mixed takes one limit")
     categories = sets_of_prompts(backends)
     if isinstance(settings.model, WorldScores):
         return mixed_feedback(CONSTRAINT, config, journal, asking=asking, categories_of=categories)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pddpo_ray.errors import UserError
+from pddpo_ray.limits.numbers import number_of
 from pddpo_ray.limits.quantities import Scale
-from pddpo_ray.limits.reading import number_of
 from pddpo_ray.limits.sources import Answer, Source
 
 BATCH = 256

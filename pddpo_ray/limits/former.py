@@ -1,0 +1,113 @@
+"""Keys that stated a limit before `limits:` did, and the lines that say the same today, from the user's own values.
+
+    dual: {threshold: 0.3}, feedback: {signal: unsafe_rate, labels_each: 2}
+    limits: {cost: {rate: {world: cost}, at_most: 30 %, labels_each: 2, learned_from: comparisons}}
+
+Recipes come as plain mappings, as they stand in a file or in the journal of an older run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from pddpo_ray.limits.quantities import Kind
+from pddpo_ray.limits.reading import COMPARISONS, KINDS
+
+KEYS: tuple[tuple[str, ...], ...] = (
+    ("constraints",), ("feedback", "signal"), ("dual", "threshold"), ("feedback", "labels_each"),
+    ("certificate", "confidence"),
+)  # fmt: skip
+"""What is refused, by its place in a recipe."""
+KIND_OF_SIGNAL: Mapping[str, Kind] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
+LABELS_EACH = 32
+"""Labels of an answer where a former recipe does not say."""
+
+Tree = Mapping[str, Any]
+
+
+def former_keys(recipe: Tree) -> list[tuple[str, ...]]:
+    """The refused keys that a recipe has, in the order of `KEYS`."""
+    return [keys for keys in KEYS if _at(recipe, keys) is not None]
+
+
+def refusal(recipe: Tree, *, override: bool = False) -> str | None:
+    """Why a recipe is not read, with what to write in its place, in a file or as an override; None: it is read."""
+    found = former_keys(recipe)
+    if not found:
+        return None
+    key, entries = ".".join(found[0]), _entries(recipe, found)
+    if entries is None:
+        names = ", ".join(f"limits.{name}" for name in recipe["limits"])
+        return f"`{key}` is no setting: each limit states its own ({names}); leave it out"
+    return f"`{key}` is no setting: limits say what must hold; write {_written(entries, override)}"
+
+
+def limits_of_today(recipe: Tree) -> dict[str, Any]:
+    """What a recipe states under `limits:`, or said by the former keys."""
+    return dict(recipe.get("limits") or _entries({**recipe, "limits": {}}, former_keys(recipe)) or {})
+
+
+def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, Any]] | None:
+    """What to lay on the recipe's limits, by name; None where it has several, of which the keys name none."""
+    below: Tree = recipe.get("limits") or {}
+    constraints = recipe.get("constraints")
+    listed = [one for one in constraints if isinstance(one, Mapping)] if isinstance(constraints, list) else []
+    if listed:
+        return {str(one.get("name", "cost")): _entry(recipe, one, {}) for one in listed}
+    if len(below) > 1:
+        return None
+    name, own = next(iter(below.items()), ("cost", {}))
+    whole = _entry(recipe, {"name": name}, own)
+    if not own or ("feedback", "signal") in found:
+        return {name: whole}
+    said = {("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each"}
+    wanted = [said.get(keys, "confidence") for keys in found]
+    return {name: {key: whole[key] for key in wanted if key in whole}}
+
+
+def _entry(recipe: Tree, constraint: Tree, below: Tree) -> dict[str, Any]:
+    """One limit in full."""
+    signal, labels = _at(recipe, ("feedback", "signal")), _at(recipe, ("feedback", "labels_each"))
+    kind = KIND_OF_SIGNAL.get(str(signal)) or next((key for key in below if key in KINDS), "logit")
+    bound = constraint.get("threshold", _at(recipe, ("dual", "threshold")))
+    bound = below.get("at_most", 0.0) if bound is None else bound
+    share = kind == "rate" and isinstance(bound, int | float)
+    entry: dict[str, Any] = {kind: _source(recipe, constraint), "at_most": f"{100 * bound:.12g} %" if share else bound}
+    if kind != "mean":
+        entry["labels_each"] = labels or below.get("labels_each") or LABELS_EACH
+    if kind != "logit":
+        entry["learned_from"] = COMPARISONS
+    confidence = _at(recipe, ("certificate", "confidence"))
+    if isinstance(confidence, float) and confidence != 0.95:
+        entry["confidence"] = f"{100 * confidence:.12g} %"
+    own = {key: constraint[key] for key in ("rho", "first") if constraint.get(key) is not None}
+    return {**entry, **({"dual": own} if own else {})}
+
+
+def _source(recipe: Tree, constraint: Tree) -> dict[str, Any]:
+    """Who labels: whoever gives `feedback`."""
+    kind = _at(recipe, ("feedback", "kind")) or "world"
+    return {kind: {"world": constraint.get("name", "cost"), "model": "cost", "mixed": "cost"}.get(kind, {})}
+
+
+def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:
+    if not override:
+        return _flow({"limits": {name: dict(entry) for name, entry in entries.items()}})[1:-1]
+    whole = [(f"limits.{name}", entry) for name, entry in entries.items() if set(entry) & set(KINDS)]
+    parts = [(f"limits.{name}.{key}", value) for name, entry in entries.items() for key, value in entry.items()]
+    return " ".join(shlex.quote(f"{key}={_flow(value)}") for key, value in whole or parts)
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _at(recipe: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        recipe = recipe.get(key) if isinstance(recipe, Mapping) else None
+    return recipe
