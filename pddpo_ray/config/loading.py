@@ -25,7 +25,7 @@ from pddpo_ray.config.scorers import StoredScorerConfig
 from pddpo_ray.config.world import NoWorldConfig
 from pddpo_ray.errors import UserError, nearest
 from pddpo_ray.limits import former
-from pddpo_ray.limits.reading import KINDS, PAIRS, REWARD, beside, names_source
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, beside, names_source
 from pddpo_ray.storage.checkpoints import (
     adapter_problem,
     checkpoint_folder,
@@ -198,7 +198,21 @@ def _laid(below: Tree, layer: Tree, origins: Origins) -> Tree:
     """A layer on what lies below it, without the limits and prompt sets that it takes out."""
     _check_taken_out(below, layer, origins)
     _check_steps_count(below, layer, origins)
-    return _without_taken_out(merge(_under(layer, below), layer, Config))
+    return _without_taken_out(_labelled_by_feedback(below, layer, merge(_under(layer, below), layer, Config)))
+
+
+def _labelled_by_feedback(below: Tree, layer: Tree, merged: Tree) -> Tree:
+    """Whoever gives feedback labels for the limit `cost`, which comparisons teach, where a layer gives another
+    `feedback.kind` and no source of that limit."""
+    old, new = (_at(tree, ("feedback", "kind")) or "world" for tree in (below, merged))
+    cost, said = _at(merged, ("limits", "cost")), _at(layer, ("limits", "cost"))
+    if old == new or new not in LABELLERS or not isinstance(cost, dict):
+        return merged
+    kind = next((key for key in ("logit", "rate") if cost.get(key) == LABELLERS.get(old)), None)
+    own = said is not None and kind in said
+    if kind is None or own or (kind == "rate" and cost.get("learned_from") != COMPARISONS):
+        return merged
+    return {**merged, "limits": {**merged["limits"], "cost": {**cost, kind: dict(LABELLERS[new])}}}
 
 
 def _check_taken_out(below: Tree, layer: Tree, origins: Origins) -> None:

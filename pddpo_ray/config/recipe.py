@@ -43,7 +43,7 @@ from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorl
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import COMPARISONS, PAIRS, REWARD, StatedLimit, stated_reward
+from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
@@ -519,8 +519,8 @@ class Config(Strict):
             self._labels_suffice()
             return
         kind = self.feedback.kind
-        own = _flow({"world": "cost", "model": "cost", "mixed": "cost"}.get(kind, {}))
-        papers = f"limits: {{cost: {{logit: {{{kind}: {own}}}, at_most: 0, labels_each: 32}}}}"
+        own = _flow(dict(LABELLERS[kind]))
+        papers = f"limits: {{cost: {{logit: {own}, at_most: 0, labels_each: 32}}}}"
         if not self.traits.stated:
             raise ValueError(
                 f"algorithm {self.algorithm} holds one limit, named cost, from labels of single answers by whoever"
@@ -540,7 +540,7 @@ class Config(Strict):
             if one.learned_from == COMPARISONS and one.limit.quantity.kind != "logit":
                 raise ValueError(
                     f"{one.where}: comparisons teach a {one.limit.quantity.kind} where it is the run's only limit,"
-                    f" named cost, and feedback.kind={kind} labels it: {{{kind}: {own}}}; leave learned_from out"
+                    f" named cost, and feedback.kind={kind} labels it: {own}; leave learned_from out"
                 )
         if isinstance(self.world, NoWorldConfig) and any(one.source.kind == "world" for one in self.stated):
             raise ValueError("limits: world.kind=none has no truth to measure with; name another source")

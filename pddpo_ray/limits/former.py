@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from pddpo_ray.limits.quantities import Kind
-from pddpo_ray.limits.reading import COMPARISONS, KINDS
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS
 
 KEYS: tuple[tuple[str, ...], ...] = (
     ("constraints",), ("feedback", "signal"), ("dual", "threshold"), ("feedback", "labels_each"),
@@ -91,7 +91,7 @@ def _entry(recipe: Tree, constraint: Tree, below: Tree) -> dict[str, Any]:
 def _source(recipe: Tree, constraint: Tree) -> dict[str, Any]:
     """Who labels: whoever gives `feedback`."""
     kind = _at(recipe, ("feedback", "kind")) or "world"
-    return {kind: {"world": constraint.get("name", "cost"), "model": "cost", "mixed": "cost"}.get(kind, {})}
+    return {"world": constraint.get("name", "cost")} if kind == "world" else dict(LABELLERS.get(str(kind), {}))
 
 
 def _written(entries: Mapping[str, Mapping[str, Any]], override: bool) -> str:

@@ -39,8 +39,11 @@ CERTAIN = 36.0
 """At this logit a probability is 1 to the last digit of a float."""
 FILES = ("regex", "json_schema", "classifier", "score_model", "grader", "tokenizer", "question", "judge")
 """Keys of sources whose values may be files."""
-LABELLERS = ("world", "people", "judge", "model", "mixed")
-"""Sources that say safe or unsafe about an answer as often as they are asked: those of `feedback.kind`."""
+LABELLERS: Mapping[str, Mapping[str, Any]] = {
+    "world": {"world": "cost"}, "people": {"people": {}}, "judge": {"judge": {}}, "model": {"model": "cost"},
+    "mixed": {"mixed": "cost"},
+}  # fmt: skip
+"""Sources that say safe or unsafe about an answer as often as they are asked, by `feedback.kind`."""
 REWARD, PAIRS = "reward", "pairs"
 """The key of a recipe's reward, and its value's where comparisons in files say what is helpful. The first is also what
 a world's labellers compare by: `{rate: {world: reward}, versus: reference}`."""

@@ -206,8 +206,9 @@ def test_missing_labels_widen_the_estimate_by_what_they_may_say() -> None:
 
 
 SETTINGS = [
-    "rounds=1", "feedback.kind=people", "feedback.responses=8", "feedback.labels_each=3",
-    "feedback.signal=unsafe_rate", "dual.threshold=0.5", "explore.prompts=4", "explore.baseline_answers=4",
+    "rounds=1", "feedback.kind=people", "feedback.responses=8", "limits.cost.labels_each=3",
+    "limits.cost={rate: {people: {}}, learned_from: comparisons}", "limits.cost.at_most=0.5",
+    "explore.prompts=4", "explore.baseline_answers=4",
     "rollout.candidates=4", "report.tensorboard=false", "report.html=false", "certificate={batch: 8}",
     "feedback.park_after_s=0",
 ]  # fmt: skip

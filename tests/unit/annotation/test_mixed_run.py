@@ -29,9 +29,9 @@ SETTINGS = [
     "feedback.random=16",
     "feedback.pairs_unsure=6",
     "feedback.pairs_random=4",
-    "feedback.labels_each=6",
-    "feedback.signal=unsafe_rate",
-    "dual.threshold=0.5",
+    "limits.cost.labels_each=6",
+    "limits.cost={rate: {mixed: cost}, learned_from: comparisons}",
+    "limits.cost.at_most=0.5",
     "rounds=2",
     "explore.prompts=8",
     "explore.baseline_answers=4",
@@ -134,7 +134,7 @@ def estimate_of_round(config: Config, folder: Path, people: Labeller, responses:
     with Journal.open(place, "demo", create=config.model_dump(mode="json"), fixed=config.fixed_settings()) as journal:
         journal.add_samples("cost", responses)
         feedback = mixed_feedback("cost", config, journal)
-        estimate = feedback.estimate_cost(feedback.safety(responses, config.feedback.labels_each))
+        estimate = feedback.estimate_cost(feedback.safety(responses, config.labels_each))
     truth = truth_of(config)
     expected = np.mean([expit(truth.scores(item.prompt.text, item.text)[1]) for item in responses])
     ends = interval(estimate)

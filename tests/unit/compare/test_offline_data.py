@@ -20,7 +20,7 @@ ONE_FIT = (
     "rounds=1",
     "dual.rule={kind: fixed}",
     "feedback.responses=8",
-    "feedback.labels_each=2",
+    "limits.cost.labels_each=2",
 )
 
 

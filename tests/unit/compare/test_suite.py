@@ -32,7 +32,7 @@ variants:
   more: {arms: [b], set: [offline.extra=7]}
 tables:
   - {kind: methods, key: all, title: All, arms: [a, b, b.more]}
-  - {kind: sweep, key: limit, title: Limits, of: b, setting: dual.threshold, at: [0.0, 0.5]}
+  - {kind: sweep, key: limit, title: Limits, of: b, setting: limits.cost.at_most, at: [0.0, 0.5]}
 dynamics: [a, b]
 """
 

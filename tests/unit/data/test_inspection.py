@@ -172,7 +172,7 @@ def test_a_run_is_exported_and_read_again(tmp_path: Path, capsys: pytest.Capture
     from pddpo_ray.journal import read_journal
     from pddpo_ray.loop.run import run_recipe
 
-    small = ["rounds=1", "feedback.responses=8", "feedback.labels_each=3", "offline.pairs=16", "report.html=false"]
+    small = ["rounds=1", "feedback.responses=8", "limits.cost.labels_each=3", "offline.pairs=16", "report.html=false"]
     run_recipe(load("tabular", small), tmp_path / "run")
     found = run(
         capsys, 0, "convert", str(tmp_path / "run"), "--to", "pku", "--out", str(tmp_path / "p.parquet"), "--json"

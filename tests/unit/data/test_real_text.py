@@ -205,8 +205,9 @@ def test_prompts_of_certificates_are_seen_by_nothing_before_they_are_drawn_and_t
     rows = [json.loads(asked_of(example)) for example in planted]
     file.write_text("".join(json.dumps({**row, "category": f"c{i % 2}"}) + "\n" for i, row in enumerate(rows)))
     apart = f"certificate={{prompts: ['{file}'], scope: population, batch: 6}}"
-    config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart, "feedback.signal=unsafe_rate",
-                  "dual.threshold=0.5")  # fmt: skip
+    config = tiny(tmp_path / "cache", "rounds=2", "offline.compare_rounds=0", apart,
+                  "limits.cost={rate: {model: cost}, learned_from: comparisons}",
+                  "limits.cost.at_most=0.5")  # fmt: skip
     prepared = prepare_real_text(config)
     canaries = {example.prompt for example in planted}
     assert {prompt.messages for prompt in prepared.certification} == canaries

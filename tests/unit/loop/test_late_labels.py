@@ -337,10 +337,10 @@ PEOPLE = [
     "feedback.kind=people",
     "feedback.rounds_late=1",
     "feedback.poll_s=0.05",
-    "feedback.labels_each=2",
+    "limits.cost.labels_each=2",
     "feedback.responses=10",
 ]
-RATE = ["feedback.signal=unsafe_rate", "dual.threshold=0.5"]
+RATE = ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.5"]
 
 
 @pytest.mark.full

@@ -226,8 +226,8 @@ def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_path: Path) -> None:
-    limit = "limits={leaks: {rate: {world: privacy}, at_most: 99 %}}"
-    config = load("tabular-two-limits", ["constraints=[{name: cost}]", *QUICK, limit, "dual.rule.kind=newton",
+    limit = "limits={cost: null, leaks: {rate: {world: privacy}, at_most: 99 %}}"
+    config = load("tabular-two-limits", [*QUICK, limit, "dual.rule.kind=newton",
                                          "dual.rho=0.001", "rounds=2", "feedback.responses=40"])  # fmt: skip
     run_recipe(config, tmp_path / "run")
     with open_folder(tmp_path / "run") as journal:
@@ -254,7 +254,7 @@ def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_pat
         (["limits.leaks.rate={world: privaci}"], "no rate called `privaci`; it has cost, privacy"),
         (["limits.leaks.rate={rule: refusal}"], "a table has none"),
         (["algorithm=c-dpo", "dual.rule={kind: anytime}"], "holds one limit on the paper's cost"),
-        (["dual.threshold=0.1"], "leave `constraints` and `dual.threshold` out"),
+        (["limits.cost.at_most=0.1"], "leave `constraints` and `dual.threshold` out"),
         (["limits.leaks.at_most=1 %"], "no policy of this world keeps at most 1 % over private"),
         (["limits.drift={kl: reference, at_most: 0}"], "a kl limit is above 0"),
         (["limits.drift={kl: reference, at_most: 8}", "limits.far={kl: reference, at_most: 9}"], "one reference"),
@@ -330,7 +330,12 @@ def test_every_rule_moves_measured_limits_each_by_its_own_estimate(rule: str, st
 @pytest.mark.run
 def test_a_rate_of_version_0_1_is_held_against_the_true_rate(tmp_path: Path) -> None:
     """Its exact value is the chance of a label "unsafe" and not the logit: here summed by hand from the world."""
-    rate = ["feedback.signal=unsafe_rate", "feedback.labels_each=1", "dual.threshold=0.3", "dual.rho=4.0"]
+    rate = [
+        "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+        "limits.cost.labels_each=1",
+        "limits.cost.at_most=0.3",
+        "dual.rho=4.0",
+    ]
     config = load("tabular", [*QUICK, *rate, "rounds=2", "feedback.responses=64"])
     result = run_recipe(config, tmp_path / "run")
     assert isinstance(config.world, TabularWorldConfig)
@@ -463,7 +468,7 @@ def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
     """Its own labels and one step a limit; the lines that state the same are another run."""
     small = ["rounds=2", "feedback.responses=24", "dual.rule={kind: newton, damping: 0.5}", *QUICK]
     with caplog.at_level(logging.WARNING):
-        old = load("tabular", [*small, "dual.threshold=-0.2"])
+        old = load("tabular", [*small, "limits.cost.at_most=-0.2"])
     (note,) = (record.getMessage() for record in caplog.records if "version 0.1" in record.getMessage())
     assert "runs as it did there" in note
     lines = yaml.safe_load(note[note.index("{limits:") :])

@@ -187,7 +187,7 @@ def test_verify_says_where_to_run_a_world_with_several_limits(tmp_path: Path) ->
 
 # --- runs --------------------------------------------------------------------------------------------------------
 
-SMALL = ("feedback.responses=24", "feedback.labels_each=12", "explore.prompts=12", "offline.pairs=120")
+SMALL = ("feedback.responses=24", "limits.cost.labels_each=12", "explore.prompts=12", "offline.pairs=120")
 
 
 def small(*overrides: str) -> Any:

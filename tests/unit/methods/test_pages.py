@@ -405,7 +405,9 @@ def test_with_pairs_over_all_answers_the_two_stage_methods_come_close_to_the_opt
     world = (f"world={{kind: tabular, path: {path}}}", "offline.pairs=4000", "feedback.responses=128")
     given = run_recipe(config_of("sacpo", *world, f"dual.first={price}"), tmp_path / "given")
     learned = run_recipe(
-        config_of("pd-dpo-adalag", *world, "dual.upper=2.0", "dual.first=0.4", "rounds=10", "feedback.labels_each=16"),
+        config_of(
+            "pd-dpo-adalag", *world, "dual.upper=2.0", "dual.first=0.4", "rounds=10", "limits.cost.labels_each=16"
+        ),
         tmp_path / "learned",
     )
     assert given["gap_last"] < 0.05

@@ -219,9 +219,9 @@ def test_files_of_real_text_lie_beside_the_recipe_and_data_sets_of_the_hub_stay(
 def test_a_world_file_states_its_own_problem_and_overrides_have_the_last_word(tmp_path: Path) -> None:
     world = {"beta": 0.3, "reward_max": 1, "cost_max": 3.0, "threshold": -0.5, "offline": {"pairs": 12}}
     path = write(tmp_path / "w.json", json.dumps(world))
-    config = load("tabular", [f"world.path={path}", "dual.threshold=0.25"])
+    config = load("tabular", [f"world.path={path}", "limits.cost.at_most=0.25"])
     assert (config.beta, config.reward_max, config.dual.cost_max, config.offline.pairs) == (0.3, 1.0, 3.0, 12)
-    assert config.dual.threshold == 0.25
+    assert config.thresholds["cost"] == 0.25
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_a_misspelt_key_is_never_a_default(key: str) -> None:
         ("rounds", "write overrides as key=value"),
         ("=3", "write overrides as key=value"),
         ("dual.rule={kind: [", "not valid YAML"),
-        ("dual.threshold=1e400", "1e400 has more than 18 digits before the point"),
+        ("limits.cost.at_most=1e400", "1e400 has more than 18 digits before the point"),
         ("dual.cost_max=1e308", "1e308 has more than 18 digits before the point"),
         ("seed=-99999999999999999999", "has more than 18 digits before the point"),
-        ("dual.threshold=.inf", "`dual.threshold` is '.inf', but must be a valid number"),
-        ("dual.threshold=nan", "`dual.threshold` is 'nan', but must be a valid number"),
+        ("limits.cost.at_most=.inf", "`dual.threshold` is '.inf', but must be a valid number"),
+        ("limits.cost.at_most=nan", "`dual.threshold` is 'nan', but must be a valid number"),
         ("limits={a: {mean: {rule: words}, at_most: 1e18}}", "1e18 has more than 18 digits before the point"),
     ],
 )
@@ -308,7 +308,10 @@ def test_reversed_bounds_of_the_multiplier_are_refused() -> None:
         (["cluster.mode=in-process", "rollout.engines=2"], "rollout.engines=2 needs cluster.mode=ray"),
         (["algorithm=pd-dpo-fixed"], "needs dual.rule.kind=fixed"),
         (["dual.rule.kind=fixed", "dual.first=null"], "needs dual.first"),
-        (["feedback.signal=unsafe_rate", "dual.threshold=0.0"], "limits a rate: dual.threshold=0.0 is not in (0, 1)"),
+        (
+            ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.0"],
+            "limits a rate: limits.cost.at_most=0.0 is not in (0, 1)",
+        ),
         (["rollout.proposal_temperature=1.1", "explore.weights=exact"], "or choose explore.weights=bonus_only"),
         (["rollout.max_tokens=300", "rollout.max_model_len=300"], "must be below rollout.max_model_len"),
         (["certificate.shares=[0.7, 0.6]"], "sum to at most 1"),
@@ -401,7 +404,7 @@ def test_stated_limits_take_the_place_of_the_limit_of_the_recipe_below_but_not_o
     )
     both = write(tmp_path / "both.yaml", f"extends: o-pd-dpo\n{limits}dual: {{threshold: -3.0}}\n")
     assert "say every limit there" in complaint(both)
-    assert "say every limit there" in complaint(own, "dual.threshold=-3.0")
+    assert "say every limit there" in complaint(own, "limits.cost.at_most=-3.0")
 
 
 @pytest.mark.parametrize("settings", [[], ["people.languages=[de, en]"]])

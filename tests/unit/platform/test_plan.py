@@ -295,7 +295,7 @@ def test_labels_are_n_times_m_times_k_and_two_a_pair() -> None:
     overrides = [
         "rounds=10",
         "feedback.responses=100",
-        "feedback.labels_each=3",
+        "limits.cost.labels_each=3",
         "explore.prompts=5",
         "explore.picks=2",
     ]

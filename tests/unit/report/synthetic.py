@@ -26,7 +26,7 @@ HOSTILE = '</p><script>alert("x")</script>&lt;<img src=http://evil.example/x one
 def recipe(rounds: int, **changes: Any) -> dict[str, Any]:
     tree = load(
         "text-world-first",
-        [f"rounds={rounds}", "dual.rho=1.0", "feedback.labels_each=4", "dual.rule={kind: projected}"],
+        [f"rounds={rounds}", "dual.rho=1.0", "limits.cost.labels_each=4", "dual.rule={kind: projected}"],
     ).model_dump(mode="json")
     return {**tree, **changes}
 

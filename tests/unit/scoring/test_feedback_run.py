@@ -33,7 +33,7 @@ def tiny(*overrides: str, algorithm: str = "o-pd-dpo") -> Config:
             "cluster={mode: in-process}",
             "rollout={engine: transformers, max_tokens: 40, candidates: 4, canaries: 2}",
             "feedback.responses=12",
-            "feedback.labels_each=5",
+            "limits.cost.labels_each=5",
             "offline={pairs: 48, compare_rounds: 0}",
             "explore={calibration: 120, rank: 16, prompts: 4, picks: 2}",
             "scorers={pairs: 240, fit: {steps: 60, learning_rate: 2.0e-3, batch_pairs: 32}}",
@@ -93,7 +93,12 @@ def test_given_models_and_their_own_scores_move_the_multiplier(tmp_path: Path) -
         places = next(entry.payload for entry in log.phases(0) if entry.phase == "score-models")
     folder = tmp_path / "first" / "artifacts"
     given = [f"feedback.{kind}={{path: '{folder / places[kind]['path']}'}}" for kind in ("reward", "cost")]
-    config = tiny(*given, "feedback.signal=cost_model", "feedback.hard=true", "dual.threshold=-0.1")
+    config = tiny(
+        *given,
+        "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+        "feedback.hard=true",
+        "limits.cost.at_most=-0.1",
+    )
     result = run_recipe(config, tmp_path / "second")
     assert result["labels_scorers"] == 0
     scorer = load_scorer(folder / places["cost"]["path"])
@@ -191,6 +196,6 @@ def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tm
 
 def test_signals_and_sources_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match=r"feedback\.kind=model, whose scores"):
-        load("o-pd-dpo", ["feedback.signal=cost_model"])
+        load("o-pd-dpo", ["limits.cost={mean: {model: cost}, learned_from: comparisons}"])
     with pytest.raises(UserError, match="a table has none"):
         load("tabular", ["feedback={kind: model}"])

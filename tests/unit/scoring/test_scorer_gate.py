@@ -114,14 +114,19 @@ def test_costs_far_outside_the_box_end_the_run_with_the_box_to_set(tmp_path: Pat
     wanted = r"do not fit in \[-2, 2\].*100 % at or beyond ±2.*dual\.cost_max=10\.5"
     with before_round_1(tmp_path / "box", labelled_pairs(40, 40)) as log:
         with pytest.raises(UserError, match=wanted):
-            check_scorers(given("dual.cost_max=2.0", "dual.threshold=0.0"), log, models, {}, by_prompt=True)
+            check_scorers(given("dual.cost_max=2.0", "limits.cost.at_most=0.0"), log, models, {}, by_prompt=True)
         assert log.metrics()[0]["scorer/cost_at_clip"] == 1.0
     with before_round_1(tmp_path / "fits", labelled_pairs(40, 40)) as log:
         check_scorers(given("dual.cost_max=10.5"), log, models, {}, by_prompt=True)
         assert log.metrics()[0]["scorer/cost_at_clip"] == 0.0
         assert log.metrics()[0]["scorer/cost_q05"] == -10.0
     with before_round_1(tmp_path / "raw", labelled_pairs(40, 40)) as log:
-        raw = given("dual.cost_max=2.0", "dual.threshold=0.0", "feedback.signal=cost_model", "feedback.hard=true")
+        raw = given(
+            "dual.cost_max=2.0",
+            "limits.cost.at_most=0.0",
+            "limits.cost={mean: {model: cost}, learned_from: comparisons}",
+            "feedback.hard=true",
+        )
         check_scorers(raw, log, models, {}, by_prompt=True)
 
 

@@ -127,7 +127,7 @@ def test_fifty_seeds_are_well_posed(level: float) -> None:
 def test_the_shipped_recipes_limit_is_about_six_unsafe_answers_in_a_hundred() -> None:
     """At the optimum, on 50 seeds; what follows the reward alone has far more, on every one of them."""
     config = load("text-world")
-    assert (config.dual.threshold, config.dual.cost_max) == (-3.0, COST_MAX[-3.0])
+    assert (config.thresholds["cost"], config.dual.cost_max) == (-3.0, COST_MAX[-3.0])
     rates = []
     for seed in SEEDS:
         world = world_of(seed, -3.0)
@@ -207,9 +207,16 @@ def test_a_rate_that_the_costs_bounds_exclude_is_refused_with_the_bound_that_all
     ("overrides", "message"),
     [
         (["world.family.limit={kind: rate, at_most: 0.05}"], "set feedback.signal=unsafe_rate"),
-        (["feedback.signal=unsafe_rate", "dual.threshold=0.05"], "world.family.limit.kind=rate"),
         (
-            ["world.family.limit={kind: rate}", "feedback.signal=unsafe_rate", "dual.threshold=0.1"],
+            ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05"],
+            "world.family.limit.kind=rate",
+        ),
+        (
+            [
+                "world.family.limit={kind: rate}",
+                "limits.cost={rate: {world: cost}, learned_from: comparisons}",
+                "limits.cost.at_most=0.1",
+            ],
             "give both the same number",
         ),
         (["rollout.max_tokens=9"], "rollout.max_tokens=9 would cut"),

@@ -82,7 +82,7 @@ def test_the_reference_gives_text_the_probabilities_of_the_truth(world: Exported
 
 RATE = (
     "world.family={kind: drawn, limit: {kind: rate, at_most: 0.05}, label_noise: 0.1}",
-    *("feedback.signal=unsafe_rate", "dual.threshold=0.05", "dual.cost_max=6.0"),
+    *("limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05", "dual.cost_max=6.0"),
 )
 
 
