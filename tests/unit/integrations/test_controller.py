@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pddpo_ray.errors import RunError, UserError
-from pddpo_ray.integrations.controller import LimitController
+from pddpo_ray.integrations.controller import LimitController, Value
 from pddpo_ray.integrations.schedule import Schedule
 from pddpo_ray.limits.sources import Unmeasured
 from tests.unit.math.test_stepwise import limited, next_state
@@ -51,7 +51,7 @@ CUT = Unmeasured("was cut off: 4096 tokens")
 def test_an_answer_that_could_not_be_measured_counts_as_the_worst_by_its_reason() -> None:
     """Words 1 and 3, one cut off, one nan: (1 + 3 + 10 + 10) / 4 = 6; the answer of another set counts for nothing."""
     controller = LimitController({"length": LIMITS["length"]})
-    values = [1.0, 3.0, CUT, float("nan"), None]
+    values: list[Value] = [1.0, 3.0, CUT, float("nan"), None]
     assert controller.costs("length", values) == [1.0, 3.0, 10.0, 10.0, None]
     seen = controller.observe({"length": values}, ["a"] * 5, step=0)["length"]
     assert (seen.estimate, seen.n, seen.missing) == (6.0, 2, {"was cut off": 1, "gave nan": 1})
