@@ -15,6 +15,7 @@ from pddpo_ray.config.dual import (
     NewtonRule,
     PidRule,
     ProjectedRule,
+    StepwiseRule,
 )
 from pddpo_ray.config.feedback import (
     AskedPeople,
@@ -109,6 +110,7 @@ __all__ = [
     "ScorerTrainingConfig",
     "ScratchReferenceConfig",
     "SmallModelConfig",
+    "StepwiseRule",
     "StoredScorerConfig",
     "Strict",
     "SupportConfig",
