@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -57,6 +58,9 @@ FITS: tuple[Keys, ...] = (
 NAMED = {"limits": "limit", "prompts": "prompt set"}
 """Sections whose names are the user's own, and what one entry is. A layer takes one out by `name: null`."""
 
+OF_LIMIT = re.compile(r"recipe: (limits\.[\w.-]*\w)")
+"""What a complaint about a limit begins with, and its key."""
+
 Tree = dict[str, Any]
 
 
@@ -83,6 +87,10 @@ def load(recipe: str, overrides: Sequence[str] = (), *, check_files: bool = True
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(_explain(error, tree, origins)) from error
+    except UserError as error:  # of a limit, which names its key
+        named = OF_LIMIT.match(str(error))
+        origin = _origin_of(tuple(named[1].split(".")), origins) if named else ""
+        raise UserError(str(error).replace("recipe", origin, 1) if origin else str(error)) from error
     if config.journal is not None:
         refuse_password(config.journal)
     if check_files:
@@ -187,8 +195,8 @@ def merge(base: Tree, over: Tree, model: type[BaseModel]) -> Tree:
                 below = {name: kept for name, kept in below.items() if name in _shared_fields(old, new)}
             result[key] = merge(below, value, new) if new is not None else _merged(below, value)
         elif isinstance(value, dict) and isinstance(below, dict):
-            over = _limit_over if key == "limits" else _over
-            result[key] = below | {name: over(below.get(name), given) for name, given in value.items()}
+            laid = _limit_over if key == "limits" else _over
+            result[key] = below | {name: laid(below.get(name), given) for name, given in value.items()}
         else:
             result[key] = value
     return result
@@ -449,8 +457,10 @@ def _explain(error: ValidationError, tree: Tree, origins: Origins) -> str:
         case "value_error":
             while keys and _at(tree, keys) is None:  # the tag of a variant is no key
                 keys = keys[:-1]
-            key = ".".join(keys)
-            text = f"{f'`{key}`: ' if key else ''}{context['error']}"
+            key, said = ".".join(keys), str(context["error"])
+            if not keys and (named := OF_LIMIT.match(said)):
+                keys, said = tuple(named[1].split(".")), said.removeprefix("recipe: ")
+            text = f"{f'`{key}`: ' if key else ''}{said}"
         case _:
             wanted = first["msg"].replace("Input should be", "must be", 1)
             text = f"`{key}` is {_shown(first['input'])}, but {wanted}"

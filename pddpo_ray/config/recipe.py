@@ -17,6 +17,7 @@ from pddpo_ray.config.explore import ExploreConfig
 from pddpo_ray.config.feedback import (
     AskedPeople,
     Feedback,
+    FeedbackCommon,
     JudgeFeedback,
     LateLabels,
     MixedFeedback,
@@ -43,7 +44,7 @@ from pddpo_ray.config.world import FirstFamilyConfig, NoWorldConfig, TabularWorl
 from pddpo_ray.limits import former
 from pddpo_ray.limits.of_recipe import stated_of
 from pddpo_ray.limits.quantities import Limit
-from pddpo_ray.limits.reading import COMPARISONS, LABELLERS, PAIRS, REWARD, StatedLimit, stated_reward
+from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS, PAIRS, REWARD, StatedLimit, stated_reward
 from pddpo_ray.registry import SHIPPED, load
 from pddpo_ray.theory.cost_stage import SKIP_SHARE
 
@@ -124,6 +125,11 @@ class Config(Strict):
     """Database URL; null: `journal.sqlite` in the run folder."""
     report: ReportConfig = ReportConfig()
 
+    @classmethod
+    def of_run(cls, recipe: Mapping[str, Any]) -> Config:
+        """The recipe that the journal of a run has, which may be one of an earlier version."""
+        return cls.model_validate(former.in_todays_keys(recipe))
+
     @property
     def pairs_per_round(self) -> int:
         """N_on: new pairs of an online round, each labelled for helpfulness and for harm."""
@@ -199,7 +205,7 @@ class Config(Strict):
         stated, feedback = self.stated, self.feedback.kind
         if self.reward or self.prompts:
             return False
-        several = isinstance(self.world, TabularWorldConfig) and feedback == "world"
+        several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
         names = [one.limit.name for one in stated]
         alike = {(one.limit.quantity.kind, one.asking.labels_each) for one in stated}
         by_comparisons = not self.traits.stated
@@ -685,6 +691,17 @@ class Config(Strict):
                         f"{where}: of {each} prompts a round (feedback.responses / 2) prompts.{name} has"
                         f" {each * one_set.share:g}; choose responses so that every set has a whole number"
                     )
+
+    def labelled_by_world(self) -> Config:
+        """The same recipe with a world's labels in place of those by whoever gives feedback, or a model's scores."""
+        truth = WorldFeedback(**self.feedback.model_dump(include=set(FeedbackCommon.model_fields)))
+        limits, each = self.limits, self.labels_each
+        if self.labelled:
+            kind = "rate" if self.signal == "unsafe_rate" else "logit"
+            each = PAPERS_COST["labels_each"] if self.signal == "cost_model" else each
+            others = {name: {key: one[key] for key in one if key not in KINDS} for name, one in limits.items()}
+            limits = {name: {kind: {"world": name}, **one, "labels_each": each} for name, one in others.items()}
+        return self.model_copy(update={"feedback": truth, "limits": limits})
 
     def in_one_process(self) -> Config:
         """The same recipe with one rank and one engine in this process."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from pddpo_ray.limits.quantities import Kind
 from pddpo_ray.limits.reading import COMPARISONS, KINDS, LABELLERS
 
 KEYS: tuple[tuple[str, ...], ...] = (
@@ -22,7 +21,7 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("certificate", "confidence"),
 )  # fmt: skip
 """What is refused, by its place in a recipe."""
-KIND_OF_SIGNAL: Mapping[str, Kind] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
+KIND_OF_SIGNAL: Mapping[str, str] = {"logit_labels": "logit", "unsafe_rate": "rate", "cost_model": "mean"}
 LABELS_EACH = 32
 """Labels of an answer where a former recipe does not say."""
 
@@ -51,6 +50,18 @@ def limits_of_today(recipe: Tree) -> dict[str, Any]:
     return dict(recipe.get("limits") or _entries({**recipe, "limits": {}}, former_keys(recipe)) or {})
 
 
+def in_todays_keys(recipe: Tree) -> dict[str, Any]:
+    """The recipe of a run of an earlier version, with its limits under `limits:`."""
+    tree = {**recipe, "limits": limits_of_today(recipe)}
+    for *sections, key in KEYS:
+        for section in sections:
+            if isinstance(tree.get(section), Mapping):
+                tree[section] = {name: value for name, value in tree[section].items() if name != key}
+        if not sections:
+            tree.pop(key, None)
+    return tree
+
+
 def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, Any]] | None:
     """What to lay on the recipe's limits, by name; None where it has several, of which the keys name none."""
     below: Tree = recipe.get("limits") or {}
@@ -64,7 +75,7 @@ def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, 
     whole = _entry(recipe, {"name": name}, own)
     if not own or ("feedback", "signal") in found:
         return {name: whole}
-    said = {("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each"}
+    said: Mapping[tuple[str, ...], str] = {("dual", "threshold"): "at_most", ("feedback", "labels_each"): "labels_each"}
     wanted = [said.get(keys, "confidence") for keys in found]
     return {name: {key: whole[key] for key in wanted if key in whole}}
 
@@ -72,7 +83,7 @@ def _entries(recipe: Tree, found: list[tuple[str, ...]]) -> dict[str, dict[str, 
 def _entry(recipe: Tree, constraint: Tree, below: Tree) -> dict[str, Any]:
     """One limit in full."""
     signal, labels = _at(recipe, ("feedback", "signal")), _at(recipe, ("feedback", "labels_each"))
-    kind = KIND_OF_SIGNAL.get(str(signal)) or next((key for key in below if key in KINDS), "logit")
+    kind: str = KIND_OF_SIGNAL.get(str(signal)) or next((key for key in below if key in KINDS), "logit")
     bound = constraint.get("threshold", _at(recipe, ("dual", "threshold")))
     bound = below.get("at_most", 0.0) if bound is None else bound
     share = kind == "rate" and isinstance(bound, int | float)

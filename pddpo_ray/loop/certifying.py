@@ -235,7 +235,7 @@ def _settings_of(folder: Path) -> Mapping[str, Any]:
     except UserError:  # begun this moment, or no journal of a run
         return {}
     try:
-        return Config.model_validate(stored.recipe).fixed_settings()
+        return Config.of_run(stored.recipe).fixed_settings()
     except ValidationError:
         return dict(stored.fixed_settings)
 

@@ -112,7 +112,7 @@ def _read(folder: Path) -> tuple[Config, dict[str, Any]]:
         stated = json.loads(file.read_text(encoding="utf-8"))
         if stated["format"] != FORMAT:
             raise UserError(f"{file}: the format is {stated['format']!r}, this version reads {FORMAT!r}")
-        return Config.model_validate({"algorithm": "o-pd-dpo", **stated["settings"]}), stated
+        return Config.of_run({"algorithm": "o-pd-dpo", **stated["settings"]}), stated
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{folder} is no exported world ({one_line(error)}); `pddpo world export` writes one"

@@ -166,12 +166,14 @@ def test_labels_of_answers_that_were_not_asked_are_refused(tmp_path: Path, peopl
     config = load("tabular", SETTINGS)
     world = tabular_world(config.world)  # type: ignore[arg-type]
     responses = [world.response(0, n % world.shape[1], f"r-{n}") for n in range(64)]
-    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4, labels_each=6, signal="unsafe_rate")
+    settings = MixedFeedback(unsure=8, random=16, pairs_unsure=6, pairs_random=4)
     place = tmp_path / "journal.sqlite"
     with Journal.open(place, "demo", create=config.model_dump(mode="json")) as journal:
         journal.add_samples("cost", responses)
         model = imperfect_model(config, noise=0.5, bias=0.0)
-        feedback = MixedFeedbackController("cost", people, model, settings, journal, cost_max=2.0, seed=1)
+        feedback = MixedFeedbackController(
+            "cost", people, model, settings, journal, cost_max=2.0, labels_each=6, signal="unsafe_rate", seed=1
+        )
         with pytest.raises(RunError, match="before any labels"):
             feedback.estimate_cost([])
         verdicts = feedback.safety(responses, 6)

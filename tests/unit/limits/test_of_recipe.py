@@ -117,10 +117,11 @@ def test_who_labels_follows_feedback_unless_the_limit_says() -> None:
 
 def test_one_limit_is_laid_on_another_by_what_it_says() -> None:
     config = load(
-        "tabular", [RATE, "limits.cost.at_least=5 %", "limits.cost.dual.rho=2.0", "limits.cost.dual.first=1.0"]
+        "tabular",
+        ["limits.cost={rate: {world: cost}, at_least: 5 %}", "limits.cost.dual.rho=2.0", "limits.cost.dual.first=1.0"],
     )
     assert config.limits["cost"] == {
-        "rate": {"world": "cost"}, "at_least": "5 %", "learned_from": "comparisons", "labels_each": 64,
+        "rate": {"world": "cost"}, "at_least": "5 %", "labels_each": 64,
         "dual": {"rho": 2.0, "first": 1.0},
     }  # fmt: skip
 

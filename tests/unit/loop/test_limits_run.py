@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from pddpo_ray.config import Config, TabularWorldConfig, load
 from pddpo_ray.errors import RunError, UserError
@@ -459,28 +458,3 @@ def test_multipliers_end_at_the_optimum_of_what_was_learned(tmp_path: Path) -> N
     ):
         late = scale * np.mean([step.multiplier_after for step in steps if step.constraint == name][5:])
         assert late == pytest.approx(wanted, rel=0.25)
-
-
-@pytest.mark.run
-def test_limits_of_version_0_1_run_as_there_and_the_note_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its own labels and one step a limit; the lines that state the same are another run."""
-    small = ["rounds=2", "feedback.responses=24", "dual.rule={kind: newton, damping: 0.5}", *QUICK]
-    with caplog.at_level(logging.WARNING):
-        old = load("tabular", [*small, "limits.cost.at_most=-0.2"])
-    (note,) = (record.getMessage() for record in caplog.records if "version 0.1" in record.getMessage())
-    assert "runs as it did there" in note
-    lines = yaml.safe_load(note[note.index("{limits:") :])
-    today = load("tabular", [*small, f"limits={json.dumps(lines['limits'])}"])
-    assert (old.typed_limits[0].name, str(old.typed_limits[0])) == ("cost", str(today.typed_limits[0]))
-    run_recipe(old, tmp_path / "old")
-    run_recipe(today, tmp_path / "today")
-    with open_folder(tmp_path / "old") as journal:
-        assert not journal.phases(like="measure-%")
-        assert [phase.payload["covariance"] for phase in journal.phases(like="dual")] == [None, None]
-        assert len(journal.safety(1)) == 24
-        multipliers = [step.multiplier_after for step in journal.dual_steps()]
-    with open_folder(tmp_path / "today") as journal:
-        assert len(journal.phases(like="dual")) == 2
-        assert multipliers != [step.multiplier_after for step in journal.dual_steps()]
