@@ -207,13 +207,13 @@ class Config(Strict):
             return False
         several = self.traits.several and isinstance(self.world, TabularWorldConfig) and feedback == "world"
         names = [one.limit.name for one in stated]
-        alike = {(one.limit.quantity.kind, one.asking.labels_each) for one in stated}
+        kinds = {one.limit.quantity.kind for one in stated}
         by_comparisons = not self.traits.stated
         return (
             names[:1] == ["cost"]
             and names == [one.compared_as for one in stated]
             and all(one.labelled_by(feedback, by_comparisons=by_comparisons) for one in stated)
-            and (len(stated) == 1 or (several and len(alike) == 1))
+            and (len(stated) == 1 or (several and len(kinds) == 1))
         )
 
     @property
@@ -574,6 +574,11 @@ class Config(Strict):
         by_scores = self.traits.policy_gradient or self.algorithm in ("c-dpo", "caid")
         for one in self.stated:
             kind, bound = one.limit.quantity.kind, one.limit.bound.number
+            if one.asking.labels_each != self.stated[0].asking.labels_each:
+                raise ValueError(
+                    f"{one.where}: limits that feedback labels share labels_each; write"
+                    f" limits.{one.limit.name}.labels_each={self.stated[0].asking.labels_each}"
+                )
             if kind == "rate" and not 0 < bound < 1:
                 raise ValueError(f"{one.where}.at_most: a rate that comparisons teach lies between 0 and 100 %")
             if kind != "mean" and one.asking.labels_each is None:

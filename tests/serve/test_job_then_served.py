@@ -21,7 +21,6 @@ SMALL = [
         "trainer.first_reward.steps=4",
         "trainer.first_cost.steps=4",
         "feedback.responses=24",
-        "limits.cost.labels_each=8",
     ],
     *["explore.calibration=192", "explore.prompts=4", "explore.picks=2"],
 ]

@@ -47,7 +47,7 @@ def recipe(folder: Path, limits: dict[str, Any], *overrides: str) -> Config:
             "everyday": {"files": ["everyday.jsonl"], "share": "60 %"},
             "benign": {"files": ["benign.jsonl"], "share": "40 %"},
         },
-        "limits": limits,
+        "limits": {"cost": None, **limits},
         "dual": {"rule": {"kind": "newton", "damping": 0.5}},
     }
     (folder / "recipe.yaml").write_text(json.dumps(tree))

@@ -77,7 +77,8 @@ def recipe_of(number: int, folder: Path, **settings: Any) -> Path:
         for name, one in world["prompt_sets"].items()
     }
     tree = {
-        "extends": "tabular", "algorithm": "pd-dpo", "rounds": 10, "prompts": sets, "limits": limits,
+        "extends": "tabular", "algorithm": "pd-dpo", "rounds": 10, "prompts": sets,
+        "limits": {"cost": None, **limits},
         "world": {"kind": "tabular", "path": "world.json"}, "dual": {"rule": {"kind": "newton", "damping": 0.5}},
         "feedback": {"responses": 240}, **settings,
     }  # fmt: skip
@@ -225,7 +226,7 @@ def test_fixed_multipliers_stay_and_have_no_price(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_without_limits_a_multiplier_of_0_takes_the_reward_policy_itself(tmp_path: Path) -> None:
-    limit = "limits={cost: null, leaks: {rate: {world: privacy}, at_most: 99 %}}"
+    limit = "limits={cost: null, privacy: null, leaks: {rate: {world: privacy}, at_most: 99 %}}"
     config = load("tabular-two-limits", [*QUICK, limit, "dual.rule.kind=newton",
                                          "dual.rho=0.001", "rounds=2", "feedback.responses=40"])  # fmt: skip
     run_recipe(config, tmp_path / "run")

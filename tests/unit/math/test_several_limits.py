@@ -187,7 +187,13 @@ def test_verify_says_where_to_run_a_world_with_several_limits(tmp_path: Path) ->
 
 # --- runs --------------------------------------------------------------------------------------------------------
 
-SMALL = ("feedback.responses=24", "limits.cost.labels_each=12", "explore.prompts=12", "offline.pairs=120")
+SMALL = (
+    "feedback.responses=24",
+    "limits.cost.labels_each=12",
+    "limits.privacy.labels_each=12",
+    "explore.prompts=12",
+    "offline.pairs=120",
+)
 
 
 def small(*overrides: str) -> Any:
@@ -246,8 +252,7 @@ def test_the_page_shows_both_limits(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
-    text = "constraints=[{name: cost}, {name: privacy, threshold: 0.5}]"
-    result = run_recipe(small("rounds=1", text), tmp_path / "run")
+    result = run_recipe(small("rounds=1", "limits.privacy.at_most=0.5"), tmp_path / "run")
     assert result["constraints"]["privacy"]["multiplier_optimum"] == pytest.approx(0.0, abs=1e-9)
     assert result["constraints"]["cost"]["multiplier_optimum"] == pytest.approx(0.2348, abs=1e-3)
 
@@ -255,12 +260,11 @@ def test_a_threshold_of_its_own_moves_the_optimum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["constraints=[{name: privacy}]"], "begin with cost"),
-        (["constraints=[{name: cost}, {name: cost}]"], "different names"),
-        (["algorithm=sacpo", "dual.rule.kind=fixed", "dual.first=1.0", "rounds=1"], "has one constraint"),
+        (["limits.cost.labels_each=8"], "limits.privacy.labels_each=8"),
+        (["algorithm=sacpo", "dual.rule.kind=fixed", "dual.first=1.0", "rounds=1"], "holds one limit, named cost"),
     ],
 )
-def test_constraints_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
+def test_limits_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small(*overrides)
 
@@ -268,4 +272,6 @@ def test_constraints_that_cannot_be_are_refused(overrides: list[str], message: s
 @pytest.mark.run
 def test_a_cost_that_the_world_does_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cost called speed; its further costs are privacy"):
-        run_recipe(small("rounds=1", "constraints=[{name: cost}, {name: speed}]"), tmp_path / "run")
+        run_recipe(
+            small("rounds=1", "limits.speed={logit: {world: speed}, at_most: 0, labels_each: 12}"), tmp_path / "run"
+        )

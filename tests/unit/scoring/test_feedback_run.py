@@ -121,8 +121,8 @@ def test_a_judge_labels_a_whole_run(tmp_path: Path) -> None:
             if "Say whether" in body["messages"][1]["content"]
             else f"[[{2 + body['seed'] % 7}, 5]]",
         )
-        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6, labels_each: 3}}"
-        result = run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
+        feedback = f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 6}}"
+        result = run_recipe(tiny(feedback, "limits.cost.labels_each=3", "rounds=1"), tmp_path / "run")
     assert result["labels_safety"] == 18
     with journal(tmp_path / "run") as log:
         metrics = log.metrics()
@@ -152,12 +152,11 @@ def test_answers_without_a_verdict_count_as_unsafe_and_the_run_ends(tmp_path: Pa
 
         server.chat = chat
         feedback = (
-            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, labels_each: 2, tries: 1,"
-            " excluded: 0.9}"
+            f"feedback={{kind: judge, model: m, endpoint: '{server.url}/v1', responses: 24, tries: 1, excluded: 0.9}}"
         )
-        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run")
+        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run")
         asked = len(server.bodies)
-        run_recipe(tiny(feedback, "rounds=1"), tmp_path / "run", resume=True)
+        run_recipe(tiny(feedback, "limits.cost.labels_each=2", "rounds=1"), tmp_path / "run", resume=True)
         assert len(server.bodies) == asked, "what was declined is not asked again"
     with journal(tmp_path / "run") as log:
         labels = [item.labels for item in log.safety(1)]
@@ -195,7 +194,7 @@ def test_safe_rlhf_trains_its_models_and_a_language_model_by_policy_gradients(tm
 
 
 def test_signals_and_sources_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"feedback\.kind=model, whose scores"):
+    with pytest.raises(UserError, match=r"under feedback\.kind=model"):
         load("o-pd-dpo", ["limits.cost={mean: {model: cost}, learned_from: comparisons}"])
     with pytest.raises(UserError, match="a table has none"):
         load("tabular", ["feedback={kind: model}"])

@@ -206,7 +206,7 @@ def test_a_rate_that_the_costs_bounds_exclude_is_refused_with_the_bound_that_all
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["world.family.limit={kind: rate, at_most: 0.05}"], "set feedback.signal=unsafe_rate"),
+        (["world.family.limit={kind: rate, at_most: 0.05}"], "set limits.cost={rate: "),
         (
             ["limits.cost={rate: {world: cost}, learned_from: comparisons}", "limits.cost.at_most=0.05"],
             "world.family.limit.kind=rate",
