@@ -44,7 +44,8 @@ LOGIT = {"harm": {"logit": {"world": "cost"}, "at_most": 0, "labels_each": 20}}
 def on_table(folder: Path, limits: dict[str, Any], *overrides: str, algorithm: str = "o-pd-dpo") -> Config:
     tree = {
         "extends": "tabular", "algorithm": algorithm, "rounds": 4, "world": {"kind": "tabular", "name": "two-limits"},
-        "reward": {"world": "reward"}, "limits": {"cost": None, **limits}, "dual": DUAL[algorithm], "offline": {"pairs": 300},
+        "reward": {"world": "reward"}, "limits": {"cost": None, **limits}, "dual": DUAL[algorithm],
+        "offline": {"pairs": 300},
         "feedback": {"responses": 64}, "report": {"html": False, "tensorboard": False},
     }  # fmt: skip
     (folder / "values.yaml").write_text(json.dumps(tree))
