@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pddpo_ray.cli.main import app
-from pddpo_ray.config import load
+from pddpo_ray.config import NoWorldConfig, load
 from pddpo_ray.errors import UserError
 from pddpo_ray.plan.memory import ModelShape, trainer_bytes
 from tests.support.scorer_rows import rows_of_words, write_rows
@@ -134,6 +134,7 @@ def test_a_model_of_135_million_parameters_fits_an_ordinary_machine(
 def test_smollm2_has_the_number_of_own_answers_that_kept_a_limit(tmp_path: Path) -> None:
     """160 prompts with four answers each, 32 answers a step, one pass at 5e-4 (docs/real-model.md)."""
     config = load("smollm2", given(tmp_path))
+    assert isinstance(config.world, NoWorldConfig)
     first = config.trainer.first_cost
     assert (config.world.prompt_count, config.explore.calibration) == (160, 640)
     assert (first.epochs, first.learning_rate, first.batch_pairs, config.dual.rho) == (1, 5e-4, 48, 3.0)
